@@ -257,7 +257,7 @@ class Slurm(Scheduler):
                 # `uts`: seconds since 1970, which no time zone moves.
                 start = f"starttime=uts{begin:.0f}" if begin else "starttime=now"
                 for part in step.parts or self._parts(job):
-                    self._run(["scontrol", "update", f"jobid={part}", start])
+                    self._start(part, start)
             case EndStep(job=job, node=node):
                 self._end_steps(job, node)
             case Reboot(node=node, reason=reason):
@@ -274,6 +274,13 @@ class Slurm(Scheduler):
                 self._run(site_command(self._reset_command, node))
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+
+    def _start(self, part: str, start: str) -> None:
+        try:
+            self._run(["scontrol", "update", f"jobid={part}", start])
+        except SchedulerError as error:
+            if "no longer pending" not in str(error):  # it runs already
+                raise
 
     def _place(self, step: PlaceHold) -> None:
         flags = "ignore_jobs,overlap" if step.overlaps else "ignore_jobs"

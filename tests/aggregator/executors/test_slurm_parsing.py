@@ -17,6 +17,7 @@ from gangline.aggregator.executors.model import (
     EndStep,
     ScheduledJob,
     SchedulerError,
+    StartNow,
 )
 from gangline.aggregator.executors.slurm import (
     Slurm,
@@ -186,6 +187,27 @@ def test_drains_of_a_version_that_lets_them_end() -> None:
         assert Slurm(run).apply(steps) == {}
         assert sent[-1][:3] == ["scontrol", "update", "nodename=gpu1,gpu2"]
         assert ("resumeafter=60" in sent[-1]) == ends
+
+
+def test_a_start_that_comes_late_is_no_error() -> None:
+    """The job ran already, and its advisory was left alone for five seconds. Each part gets the second in which it may start."""
+    sent: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        sent.append(list(command))
+        if len(sent) == 2:
+            raise SchedulerError("scontrol update jobid=8: Job is no longer pending execution")
+        if len(sent) > 2:
+            raise SchedulerError("scontrol update jobid=9: Invalid job id specified")
+        return ""
+
+    assert Slurm(run).apply([StartNow("a1", "", "7", 1_800_000_001.0, ("7", "8"))]) == {}
+    assert [command[2:] for command in sent] == [
+        ["jobid=7", "starttime=uts1800000001"],
+        ["jobid=8", "starttime=uts1800000001"],
+    ]
+    (error,) = Slurm(run).apply([StartNow("a1", "", "9", 0.0, ("9",))]).values()
+    assert "Invalid job id" in error and sent[-1][3] == "starttime=now"
 
 
 def test_only_steps_on_the_node_are_ended() -> None:
