@@ -3,13 +3,15 @@
 - From PROPOSED to the last command answered, and until the job runs elsewhere. Peer: the same commands by a script that knows node and
   job beforehand (hold, requeue, `StartTime=now` in the next second), which is the floor.
 - A controller of 10,000 nodes without their slurmd: a start that brings 100 marks into line, and 100 advisories at one time.
-- What slurmctld spends on the executor's reading, from the kernel's account of its CPU, against the same time without an executor.
+- What slurmctld spends on the executor's reading, by its own account: the time of all RPCs that `sdiag` counts while nobody but the
+  executor asks anything.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 import sys
 import tempfile
 import threading
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import grpc
 
-from bench.measure import Result, cpu_seconds, percentile
+from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor
@@ -195,14 +197,12 @@ def _large() -> list[Result]:
         (folder / "ledger").mkdir()
         cluster = stack.enter_context(running_cluster(folder / "slurm", 1, LARGE))
         advice = stack.enter_context(serving_advice(replace(LIMITS, hold_seconds=7200.0)))
-        pid = cluster.daemons["slurmctld"].pid
-        quiet = _cpu_share(pid)
         slurm = TimedSlurm(cluster)
         with executing(
             advice, slurm, folder / "ledger", marks_max=1000, report_unavailable=False
         ) as executor:
             _until(lambda: executor.counters.turns > 2, "it turns")
-            reading = _cpu_share(pid)
+            share, count = _rpc_share(cluster)
             for at in range(ADVISORIES):
                 advice.fault(f"host{at}", Action.AVOID, tell=False)
             begin = time.perf_counter()
@@ -224,14 +224,25 @@ def _large() -> list[Result]:
             f"start and bring {ADVISORIES} marks into line, {LARGE_NODES} nodes", start, "s", "target", 2.0, "the first turn",
         ),
         Result(
-            f"slurmctld's CPU for the executor, {LARGE_NODES} nodes", 100 * (reading - quiet), "%", "target", 2.0,
-            f"{100 * reading:.2f} % of a core with it, {100 * quiet:.2f} % without, {QUIET_SECONDS:g} s each",
+            f"slurmctld's time in RPCs of the executor, {LARGE_NODES} nodes", 100 * share, "%", "target", 2.0,
+            f"{count} RPCs in {QUIET_SECONDS:g} s, by sdiag",
         ),
     ]  # fmt: skip
 
 
-def _cpu_share(pid: int) -> float:
-    """Return the share of a core that a process takes for a while."""
-    before, begin = cpu_seconds(pid), time.perf_counter()
+def _rpc_share(cluster: SlurmCluster) -> tuple[float, int]:
+    """Return the share of a while that slurmctld spends in RPCs, and their number."""
+    cluster.command("sdiag", "--reset")
+    begin = time.perf_counter()
     time.sleep(QUIET_SECONDS)
-    return (cpu_seconds(pid) - before) / (time.perf_counter() - begin)
+    text = cluster.command("sdiag")
+    seconds = time.perf_counter() - begin
+    return share_of_rpcs(text, seconds)
+
+
+def share_of_rpcs(text: str, seconds: float) -> tuple[float, int]:
+    """Return the same of the output of `sdiag`, which counts microseconds by user."""
+    users = text.partition("statistics by user")[2].partition("\n\n")[0]
+    rows = re.findall(r"count:([0-9]+)\s+ave_time:[0-9]+\s+total_time:([0-9]+)", users)
+    microseconds = sum(int(total) for _, total in rows)
+    return microseconds / 1e6 / seconds, sum(int(count) for count, _ in rows)

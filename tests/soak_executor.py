@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryState
-from gangline.aggregator.executors.model import ScheduledJob
+from gangline.aggregator.executors.model import ScheduledJob, SchedulerError
 from gangline.aggregator.executors.slurm import Slurm, run_command
 from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
 from tests.processes import GUARD_SECONDS
@@ -34,6 +34,8 @@ HOLD_SECONDS = 30.0
 ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
 #: A reservation that has ended is purged by slurmctld within so long.
 PURGED_SECONDS = 5.0
+#: slurmctld has saved its jobs and nodes after so long. A change that it had not saved is lost when it is killed, whatever an executor does.
+SAVED_SECONDS = 6.0
 BAR_CHARACTERS = 40
 FOREIGN_REASON = "bad fan"
 
@@ -93,7 +95,7 @@ class SoakGround:
             try:
                 if condition():
                     return True
-            except AssertionError:  # slurmctld is away
+            except (AssertionError, SchedulerError):  # slurmctld is away
                 pass
             time.sleep(0.05)
         state = {
@@ -141,7 +143,7 @@ class SoakGround:
             cluster.command("scancel", job)
         self.until(lambda: self._is_done(node), f"{action.name} of {node} is done")
         if action is Action.EVICT_NOW:
-            self.until(lambda: self.slurm.read_jobs()[job].is_running, f"job {job} runs again")
+            self.until(lambda: self._runs(job), f"job {job} runs again")
         self._check(job, node, foreign, action)
         self.advice.heal(node)
         if source.random() < 0.3:
@@ -188,6 +190,10 @@ class SoakGround:
             problems.append(f"marks on {extra}")
         self.report.violations += [f"round {self.report.rounds}: {one}" for one in problems]
 
+    def _runs(self, job: str) -> bool:
+        found = self.slurm.read_jobs().get(job)
+        return found is not None and found.is_running
+
     def _lost_count(self, job: ScheduledJob) -> int:
         """Return 1 where a killed controller forgot that it had requeued *job*."""
         return int(self._was_killed and not job.restarts)
@@ -203,7 +209,7 @@ class SoakGround:
 
     def _kill_controller(self) -> None:
         """slurmctld dies and comes back with what it had saved."""
-        time.sleep(2.5)  # it saves its jobs every two seconds
+        time.sleep(SAVED_SECONDS)
         self.cluster.restart_controller()
         self.report.controller_kills += 1
         self._was_killed = True

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,8 @@ class SchedulerSite(ABC):
 
     title: str
     scheduler: Scheduler
+    #: Nodes have weights, which `undo` knows from the ledger.
+    has_weights = False
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
@@ -87,6 +89,7 @@ class SlurmSite(SchedulerSite):
     """Slurm by its commands."""
 
     title = "Slurm"
+    has_weights = True
 
     def __init__(self, config: ExecutorConfig) -> None:
         super().__init__(config)
@@ -234,7 +237,17 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
 
 def _undo(site: SchedulerSite) -> int:
-    done, failed = undo_all(site.scheduler)
+    with ExitStack() as stack:
+        ledger: ExecutorLedger | None = None
+        if site.has_weights:
+            try:
+                ledger = site.read_ledger()
+                if ledger.weights:
+                    stack.enter_context(locked(Path(site.config.ledger)))
+            except LedgerError as error:  # all else is known without it
+                print(f"gangline executor: weights are left as they are: {error}", file=sys.stderr)
+                ledger = None
+        done, failed = undo_all(site.scheduler, ledger)
     for line in done:
         print(f"undone: {line}")
     for line in failed:

@@ -6,15 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import advisory_pb2 as wire
-from ...contract.wire import outcome_pb2, score_pb2
+from ...contract.wire import outcome_pb2, recovery_pb2, score_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceStub
+from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .model import ADVISORY_NAME, NODE_NAME, Advice
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 MESSAGE_BYTES_MAX = 64 << 20
 #: A call that takes longer is given up.
 CALL_SECONDS = 5.0
+#: Scores and names of nodes, which are a hint, are waited for no longer.
+SCORES_SECONDS = 1.0
 #: The aggregator sends a bookmark each 15 s: after so long without any event the picture is not current.
 SILENCE_SECONDS_MAX = 45.0
 #: After a lost connection it is tried again after so long, then after twice as long each time.
@@ -54,6 +59,36 @@ class ClientError(Exception):
         self.is_temporary = is_temporary
 
 
+@dataclass(frozen=True, slots=True)
+class NodeDictionary:
+    """Hosts by index, of one version."""
+
+    version: int
+    names: tuple[str, ...]
+
+
+class PendingPlan:
+    """An answer that may not be here yet."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def is_done(self) -> bool:
+        """Say whether `result` returns at once."""
+        return bool(self._call.done())
+
+    def result(self) -> recovery_pb2.PlanRecoveryResponse:
+        """Return the answer. Raises ClientError."""
+        try:
+            reply: recovery_pb2.PlanRecoveryResponse = self._call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            call: Any = error
+            name = call.code().name if isinstance(error, grpc.RpcError) else "CANCELLED"
+            details = call.details() if isinstance(error, grpc.RpcError) else "given up"
+            raise ClientError(f"{name}: {details}", True) from error
+        return reply
+
+
 class AggregatorClient:
     """`start`, then read `advice` whenever *wake* was called. Calls may come from one other thread."""
 
@@ -67,6 +102,8 @@ class AggregatorClient:
         """*actor*: how answers name us; *node_of_host*: the scheduler's name of a host, "" for none."""
         self._stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
         self._outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._recoveries: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
         self.actor, self._wake, self._node_of_host = actor, wake, node_of_host
         self._lock = threading.Lock()
         self._known: dict[str, tuple[wire.Advisory, float]] = {}
@@ -78,6 +115,7 @@ class AggregatorClient:
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected yet"
         self._call: Any = None
+        self._dictionary: NodeDictionary | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch-advisories", daemon=True)
 
@@ -128,6 +166,7 @@ class AggregatorClient:
             _name(score_pb2.ReasonCode, message.reason), message.reason_text[:200], message.owner, message.fencing_token,
             self._local(message.expire_time), self._local(message.lease_expire_time), message.workload,
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
+            self._local(message.propose_time),
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:
@@ -251,9 +290,46 @@ class AggregatorClient:
             self._outcomes.ReportOutcomes, outcome_pb2.ReportOutcomesRequest(outcomes=outcomes)
         )
 
-    def _ask(self, method: Callable[..., Any], request: Any) -> Any:
+    # ---- scores and plans
+
+    def node_dictionary(self) -> NodeDictionary:
+        """Return the hosts by their indexes. Raises ClientError."""
+        reply = self._ask(
+            self._scores.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest(), SCORES_SECONDS
+        )
+        return NodeDictionary(reply.version, tuple(reply.names))
+
+    def buckets(self) -> dict[str, int] | None:
+        """Return the bucket of each host's score, 0 the best; None while the aggregator's picture is degraded. Raises ClientError."""
+        reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
+        if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
+            self._dictionary = self.node_dictionary()
+        names = self._dictionary.names
+        if max(reply.node_index, default=-1) >= len(names):  # hosts are new
+            self._dictionary = self.node_dictionary()
+            names = self._dictionary.names
+        if len(reply.bucket) != len(reply.node_index):
+            raise ClientError("the aggregator's answer has columns of several lengths", False)
+        if reply.degraded:
+            return None
+        pairs = zip(reply.node_index, reply.bucket, strict=True)
+        return {names[index]: bucket for index, bucket in pairs if index < len(names)}
+
+    def plan_recovery(
+        self, request: recovery_pb2.PlanRecoveryRequest, seconds_max: float
+    ) -> PendingPlan:
+        """Ask how a gang goes on; the answer is waited for elsewhere."""
+        return PendingPlan(self._recoveries.PlanRecovery.future(request, timeout=seconds_max))
+
+    def report_recovery(self, request: recovery_pb2.ReportRecoveryRequest) -> None:
+        """Say how a recovery went. Raises ClientError."""
+        self._ask(self._recoveries.ReportRecovery, request)
+
+    def _ask(
+        self, method: Callable[..., Any], request: Any, seconds_max: float = CALL_SECONDS
+    ) -> Any:
         try:
-            return method(request, timeout=CALL_SECONDS)
+            return method(request, timeout=seconds_max)
         except grpc.RpcError as error:
             call: Any = error
             raise ClientError(

@@ -78,7 +78,7 @@ GIVE_UP_SECONDS = 300.0
 START_AGAIN_SECONDS = 0.3
 #: While a job is being requeued the scheduler is read this often.
 QUICK_SECONDS = 0.02
-#: Clocks of this machine and the controller's differ by less.
+#: Behind the second in which a requeued job may start, the scheduler is read again after so long.
 SECOND_MARGIN_SECONDS = 0.05
 #: A job that completes for so long is killed again.
 KILLED_AGAIN_SECONDS = 5.0
@@ -418,23 +418,24 @@ def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
             continue
         # Of a job that was just completing the wish may have been overwritten.
         is_due = situation.now - progress.started > START_AGAIN_SECONDS
-        if (
-            job.waits_for_begin_time
-            and is_due
-            and situation.now >= earliest_start(situation.capabilities, progress)
-        ):
-            steps.append(StartNow(entry.advisory, f"job {name} was requeued by us", name))
+        if job.waits_for_begin_time and is_due:
+            # Sent before its second comes: the scheduler's first pass in that second starts the job, and needs no command of ours.
+            earliest = earliest_start(situation.capabilities, progress)
+            begin = earliest if earliest > situation.now else 0.0
+            steps.append(
+                StartNow(entry.advisory, f"job {name} was requeued by us", name, begin, job.parts)
+            )
     return steps
 
 
 def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
-    """Return when a requeued job may start again."""
+    """Return the second in which a requeued job may start again; 0: at once."""
     if not capabilities.restart_next_second:
         return 0.0
     # A job that takes long to complete is killed again, with a later time.
     soon = progress.waiting - progress.requeued < KILLED_AGAIN_SECONDS
     killed = progress.requeued if soon and progress.requeued else progress.waiting
-    return math.floor(killed) + 1 + SECOND_MARGIN_SECONDS
+    return math.floor(killed) + 1.0
 
 
 def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
@@ -670,7 +671,9 @@ def next_poll_seconds(
             since = progress.requeued or entry.accepted
             if progress.state not in (REQUEUE, START) or now - since > QUICK_SECONDS_MAX:
                 continue
-            wait = earliest_start(capabilities, progress) - now if progress.waiting else 0.0
+            wait = 0.0
+            if progress.started:
+                wait = earliest_start(capabilities, progress) + SECOND_MARGIN_SECONDS - now
             pauses.append(max(wait, QUICK_SECONDS))
     return min(pauses)
 

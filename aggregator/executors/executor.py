@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import core, reports
+from ..mirror_format import hostlist
+from . import core, reports, weights
 from .client import AggregatorClient, ClientError
 from .ledger import ExecutorLedger, LedgerError
 from .model import (
@@ -30,9 +31,13 @@ from .model import (
     Scheduler,
     SchedulerError,
     SchedulerState,
+    SetWeight,
+    StartNow,
     Step,
     together,
 )
+from .recovery import RECOVERY_POLL_SECONDS
+from .recovery_follower import RecoveryFollower
 from .settings import ExecutorConfig, NodeNames
 
 log = logging.getLogger(__name__)
@@ -82,7 +87,12 @@ class Executor:
         self._capabilities: Capabilities | None = None
         self._state = SchedulerState()
         self._all_nodes_at = -1e9
-        self._reported = reports.Reported()
+        self._reported = reports.Reported(unavailable=reports.earlier_reports(ledger.reported))
+        self._recoveries = RecoveryFollower(client, names, config.cluster)
+        self._buckets: dict[str, int] = {}
+        self._buckets_at = -1e9
+        #: What weights were last set for.
+        self._weighed: object = None
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
@@ -109,6 +119,10 @@ class Executor:
                 self._scheduler.remove_expired()
             self._read()
             self._act()
+            self._recoveries.collect()
+            if not self._shadow:
+                self._set_weights()
+            self._recoveries.finish(self._state, self._wall())
             self._report()
             self.counters.turns += 1
         except SchedulerError as error:
@@ -117,9 +131,10 @@ class Executor:
         except LedgerError as error:
             self._complain("nothing is done without the ledger", str(error))
             return PAUSE_SECONDS
-        return core.next_poll_seconds(
-            self._ledger, self._capabilities, self._wall(), self._config.poll_seconds
-        )
+        pause = self._config.poll_seconds
+        if self._recoveries.is_urgent(self._wall()):
+            pause = min(pause, RECOVERY_POLL_SECONDS)
+        return core.next_poll_seconds(self._ledger, self._capabilities, self._wall(), pause)
 
     # ---- read
 
@@ -148,6 +163,7 @@ class Executor:
 
     def _act(self) -> None:
         for _ in range(ROUNDS_MAX):
+            self._recoveries.collect()
             situation = self._situation()
             if core.reconcile(self._ledger, situation):
                 self._ledger.save()
@@ -161,6 +177,38 @@ class Executor:
             if any(isinstance(step, SCHEDULER_STEPS) for step in steps):
                 self._read()
 
+    def _set_weights(self) -> None:
+        """Have nodes bear the weights of their buckets, and of plans; without either setting, what they had before."""
+        live, now = self._client.is_live(), self._monotonic()
+        if (
+            self._config.weights
+            and live
+            and now - self._buckets_at >= self._config.weights_poll_seconds
+        ):
+            self._buckets_at = now
+            try:
+                found = self._client.buckets()
+            except ClientError as error:
+                self._complain("nodes keep their weights", str(error))
+                return
+            if found is not None:
+                self._buckets = {self._names.node_of(host): one for host, one in found.items()}
+        preferred = self._recoveries.planned_nodes() if self._config.follow_plan else frozenset()
+        known = (self._buckets_at, preferred, self._all_nodes_at)
+        if (self._config.weights and not self._buckets) or known == self._weighed:
+            return
+        self._weighed = known
+        nodes = self._state.nodes
+        steps = weights.weight_steps(nodes, self._buckets, preferred, self._ledger)
+        changed = weights.forget_restored(nodes, self._ledger)
+        steps = [step for step in steps if self._is_due(step)]
+        if steps:
+            self._carry_out(self._situation(), list(steps))
+            fresh = self._scheduler.read_nodes({name for step in steps for name in step.nodes})
+            self._state = replace(self._state, nodes={**nodes, **fresh})
+        elif changed:
+            self._ledger.save()
+
     def _is_due(self, step: Step) -> bool:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
@@ -169,9 +217,15 @@ class Executor:
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
             core.record_intent(command, self._ledger, situation)
+            if isinstance(command, SetWeight):
+                weights.record_weight_intent(command, self._state.nodes, self._ledger)
+            if isinstance(command, Requeue):
+                advice = situation.advice.get(command.advisory)
+                self._recoveries.begin(command, advice, situation.scheduler)
             log.info("%s: %s", describe(command), command.why)
         if commands:
-            self._ledger.save()
+            if not all(isinstance(command, StartNow) for command in commands):
+                self._ledger.save()
             errors = self._scheduler.apply(commands)
             now = self._wall()
             for command in commands:
@@ -183,6 +237,8 @@ class Executor:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
         core.record_result(step, error, self._ledger, now)
+        if isinstance(step, Requeue):
+            self._recoveries.note(step, error, now)
         if error:
             self.counters.failures += 1
             if not isinstance(step, Requeue | EndStep):  # these are not tried again
@@ -227,7 +283,8 @@ class Executor:
                 case Accept() | RenewLease() if advice is not None:
                     return self._client.answer(advice, "ACCEPTED", lease_seconds=lease)
                 case Answer(state=state, why=note) if advice is not None:
-                    return self._client.answer(advice, state, note)
+                    plans = self._recoveries.plan_texts(step.advisory)
+                    return self._client.answer(advice, state, "; ".join([note, *plans]))
                 case GiveBack(node=node):
                     self._client.report_unavailable({}, 0, [self._names.host_of(node)])
                 case _:
@@ -285,13 +342,23 @@ class Executor:
                 fresh, back = reports.unavailable_updates(
                     self._reported, state, self._ledger, now, names.host_of
                 )
+                self._remember_reported(fresh)
                 if fresh or back:
                     self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
                     reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
             if self._config.report_outcomes:
                 self._report_outcomes(now)
+                self._recoveries.send()
+            self._recoveries.refresh(self._monotonic())
         except ClientError as error:
             self._complain("a report was not taken", str(error))
+
+    def _remember_reported(self, fresh: Iterable[str]) -> None:
+        """Store which nodes are about to be reported as out: after a kill the next process reports those that are back."""
+        names = {self._names.node_of(host) for host in fresh} | self._reported.unavailable.keys()
+        if names != self._ledger.reported:
+            self._ledger.reported = frozenset(names)
+            self._ledger.save()
 
     def _report_outcomes(self, now: float) -> None:
         reported = self._reported
@@ -324,20 +391,47 @@ class Executor:
 def describe(step: Step) -> str:
     """Return *step* in a few words."""
     fields = [
-        f"{name}={value:.0f}" if isinstance(value, float) else f"{name}={value}"
+        f"{name}={value:.0f}"
+        if isinstance(value, float)
+        else f"{name}={hostlist(value) if isinstance(value, tuple) else value}"
         for name in type(step).__dataclass_fields__
-        if name not in ("advisory", "why") and (value := getattr(step, name)) not in ("", False)
+        if name not in ("advisory", "why", "parts")
+        and (value := getattr(step, name)) not in ("", False)
     ]
     return " ".join([type(step).__name__, *fields])
 
 
-def undo_all(scheduler: Scheduler) -> tuple[list[str], list[str]]:
+def undo_all(
+    scheduler: Scheduler, ledger: ExecutorLedger | None = None
+) -> tuple[list[str], list[str]]:
     """Take away everything that executors set, known by name and reason; return (what was done, what failed).
 
-    Needs neither aggregator nor ledger. A drain is ended only where the node's reason is still ours.
+    Needs no aggregator, and *ledger* only for weights: what a node's weight was before is there. A drain is ended only where the
+    node's reason is still ours.
     """
     state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
     steps = core.undo_steps(state)
     errors = scheduler.apply(steps) if steps else {}
     done = [describe(step) for step in steps if step not in errors]
-    return done, [f"{describe(step)}: {error}" for step, error in errors.items()]
+    failed = [f"{describe(step)}: {error}" for step, error in errors.items()]
+    if ledger is not None and ledger.weights:
+        try:
+            done += _restore_weights(scheduler, state, ledger)
+        except (LedgerError, SchedulerError) as error:
+            failed.append(f"weights: {error}")
+    return done, failed
+
+
+def _restore_weights(
+    scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
+) -> list[str]:
+    """Give nodes the weights that they had. Raises LedgerError, SchedulerError."""
+    steps = weights.restore_steps(state.nodes, ledger)
+    for step in steps:
+        weights.record_weight_intent(step, state.nodes, ledger)
+    ledger.save()
+    if errors := scheduler.apply(steps):
+        raise SchedulerError("; ".join(errors.values()))
+    weights.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
+    ledger.save()
+    return [describe(step) for step in steps]

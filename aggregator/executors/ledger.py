@@ -17,6 +17,8 @@ from typing import Any
 FORMAT = 1
 #: A larger file is no ledger; entries beyond are refused.
 FILE_BYTES_MAX, ENTRIES_MAX = 16 << 20, 20_000
+#: Nodes that are remembered as reported; of more, those that come back while no executor runs stay out until the report ends.
+REPORTED_MAX = 2000
 
 #: `mark` of an entry: what was set. NONE: nothing, the advisory needs no mark.
 HOLD, DRAIN, DOWN, NONE = "hold", "drain", "down", ""
@@ -82,6 +84,15 @@ class Entry:
         return self.phase in (SETTING, SET) and self.mark != NONE
 
 
+@dataclass(slots=True)
+class WeightChange:
+    """A node's weight: what it was before ours, what it was given last, and what it had until then."""
+
+    before: int
+    given: int
+    earlier: int
+
+
 class ExecutorLedger:
     """Entries by advisory. `save` after each change, before the command that it is about."""
 
@@ -96,6 +107,10 @@ class ExecutorLedger:
         self.entries: dict[str, Entry] = {}
         #: The highest fencing token seen of any advisory: an older one is never acted on.
         self.tokens: dict[str, int] = {}
+        #: Nodes that the aggregator was told are out: the next process reports which of them are back.
+        self.reported: frozenset[str] = frozenset()
+        #: Nodes whose weight is not what it was.
+        self.weights: dict[str, WeightChange] = {}
         text = self.read_text()
         if text is not None:
             self._parse(text)
@@ -134,6 +149,10 @@ class ExecutorLedger:
             "format": FORMAT,
             "entries": [asdict(entry) for entry in self.entries.values()],
             "tokens": self.tokens,
+            "reported": sorted(self.reported)[:REPORTED_MAX],
+            "weights": {
+                name: [one.before, one.given, one.earlier] for name, one in self.weights.items()
+            },
         }
         self.write_text(json.dumps(document))
 
@@ -179,6 +198,11 @@ class ExecutorLedger:
                 )
             self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
             self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
+            self.reported = frozenset(map(str, document.get("reported", ())))
+            self.weights = {
+                str(name): WeightChange(*map(int, change))
+                for name, change in document.get("weights", {}).items()
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"{self.place}: no ledger: {error!r}; {_MOVE}") from error
 

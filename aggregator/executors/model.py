@@ -62,6 +62,8 @@ class Node:
     down: str = ""
     #: Set by an executor: `reason` begins with REASON_PREFIX and the node is drained or down.
     is_managed: bool = False
+    #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class ScheduledJob:
     restarts_itself: bool = False
     #: It waits only because it was requeued: it may start now.
     waits_for_begin_time: bool = False
+    #: The scheduler's numbers of its parts.
+    parts: tuple[str, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -155,6 +159,7 @@ class Advice:
     lease_until: float = 0.0
     workload: str = ""
     checkpoint_seconds: float = 0.0
+    proposed: float = 0.0
 
     @property
     def hold_name(self) -> str:
@@ -259,6 +264,10 @@ class StartNow(Step):
     """Lift the delay that a requeue puts on *job*."""
 
     job: str
+    #: Not before this second of the scheduler's clock; 0: now.
+    begin: float = 0.0
+    #: Of the job, by the scheduler's numbers; empty: not known.
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +293,14 @@ class ResetGpus(Step):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetWeight(Step):
+    """Give *nodes* this weight."""
+
+    nodes: tuple[str, ...]
+    weight: int
+
+
 #: Steps that change the scheduler: the ledger is written before each.
 SCHEDULER_STEPS = (
     PlaceHold,
@@ -296,6 +313,7 @@ SCHEDULER_STEPS = (
     EndStep,
     Reboot,
     ResetGpus,
+    SetWeight,
 )
 
 

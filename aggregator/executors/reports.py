@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ HostOf = Callable[[str], str]
 
 @dataclass(slots=True)
 class Reported:
-    """What the aggregator was told, by this process. Lost with it: everything is told again after a start."""
+    """What the aggregator was told. After a start all is told again, and of `unavailable` the names come from the ledger."""
 
     gangs: dict[str, tuple[object, float]] = field(default_factory=dict)
     unavailable: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -35,6 +36,11 @@ class Reported:
     evicted: dict[tuple[str, int], str] = field(default_factory=dict)
     outcomes: list[outcome_pb2.Outcome] = field(default_factory=list)
     dropped_count: int = 0
+
+
+def earlier_reports(nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
+    """Return `Reported.unavailable` for nodes that an earlier process reported: those still out are told again, the others returned."""
+    return {node: ("", -math.inf) for node in nodes}
 
 
 def gang_updates(

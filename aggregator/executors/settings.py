@@ -46,6 +46,11 @@ def _check_hold(mark: str) -> None:
         )
 
 
+def _check_no_weights(value: bool) -> None:
+    if value:
+        raise ValueError("false: nodes of Kubernetes have no weights")
+
+
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     if REBOOT in actions:
@@ -100,6 +105,17 @@ class ExecutorConfig:
         True, description="tell the aggregator which nodes others took out"
     )
     report_outcomes: bool = setting(True, description="tell the aggregator how jobs ended")
+    weights: bool = setting(
+        False,
+        description="nodes get the weight that they have plus the bucket of their score, 0 to 3, so that the scheduler takes healthier ones first",
+    )  # fmt: skip
+    weights_poll_seconds: float = setting(
+        60.0, low=1.0, high=3600.0, description="scores are read this often for `weights`"
+    )
+    follow_plan: bool = setting(
+        False,
+        description="until a requeued job runs again, the nodes that the aggregator plans for it have a lower weight",
+    )  # fmt: skip
     node_map: str = setting(
         "",
         description="file with a line `NODE HOST` for each node that agents call by another name",
@@ -147,6 +163,12 @@ class KubernetesConfig(ExecutorConfig):
         (*HOLDING_ACTIONS, RETURN),
         check=_check_kubernetes_actions,
         description="advisories that are carried out; RESET_GPU is off unless it is named here",
+    )
+    weights: bool = setting(
+        False, check=_check_no_weights, description="not in Kubernetes, whose nodes have no weights"
+    )
+    follow_plan: bool = setting(
+        False, check=_check_no_weights, description="not in Kubernetes, whose nodes have no weights"
     )
     namespace: str = setting(
         "gangline", check=_check_object_name, description="namespace of the ConfigMap and the Lease"

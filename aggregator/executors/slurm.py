@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..mirror_format import hostlist
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
@@ -32,6 +33,7 @@ from .model import (
     ScheduledJob,
     Scheduler,
     SchedulerError,
+    SetWeight,
     StartNow,
     Step,
     together,
@@ -71,6 +73,8 @@ COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", r
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: Comments are kept of so many jobs.
 COMMENTS_MAX = 100_000
+
+WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
 Run = Callable[[Sequence[str]], str]
 
@@ -249,9 +253,11 @@ class Slurm(Scheduler):
                 self._remove(hold)
             case Requeue(job=job):
                 self._run(["scontrol", "requeue", job])
-            case StartNow(job=job):
-                for part in self._parts(job):
-                    self._run(["scontrol", "update", f"jobid={part}", "starttime=now"])
+            case StartNow(job=job, begin=begin):
+                # `uts`: seconds since 1970, which no time zone moves.
+                start = f"starttime=uts{begin:.0f}" if begin else "starttime=now"
+                for part in step.parts or self._parts(job):
+                    self._start(part, start)
             case EndStep(job=job, node=node):
                 self._end_steps(job, node)
             case Reboot(node=node, reason=reason):
@@ -260,12 +266,21 @@ class Slurm(Scheduler):
                 self._run(
                     ["scontrol", "reboot", "asap", "nextstate=resume", f"reason={reason}", node]
                 )
+            case SetWeight(nodes=nodes, weight=weight):
+                self._run(["scontrol", "update", f"nodename={hostlist(nodes)}", f"weight={weight}"])
             case ResetGpus(node=node):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
                 self._run(site_command(self._reset_command, node))
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+
+    def _start(self, part: str, start: str) -> None:
+        try:
+            self._run(["scontrol", "update", f"jobid={part}", start])
+        except SchedulerError as error:
+            if "no longer pending" not in str(error):  # it runs already
+                raise
 
     def _place(self, step: PlaceHold) -> None:
         flags = "ignore_jobs,overlap" if step.overlaps else "ignore_jobs"
@@ -341,7 +356,11 @@ def parse_nodes(text: str) -> dict[str, Node]:
             r" Reason=(.*?)(?: \[([^\[\]@]*)@[^\[\]]*\])?(?: (?:Comment|Extra)=.*)?$", line
         )
         reason, author = (found.group(1), found.group(2) or "") if found else ("", "")
-        nodes[name] = node_of(name, state, reason, author)
+        # In front of the reason, in which anybody may write anything.
+        weight = WEIGHT.search(line.partition(" Reason=")[0])
+        nodes[name] = replace(
+            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None
+        )
     return nodes
 
 
@@ -397,7 +416,7 @@ def parse_jobs(
             name, state, frozenset(expanded[listed]), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
             # By the time, not by the reason, which comes a moment later.
-            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now,
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,),
         )  # fmt: skip
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs
@@ -426,6 +445,7 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         # While one part completes, Slurm will still put the delay on it.
         waits_for_begin_time=first.state == second.state == "PENDING"
         and (first.waits_for_begin_time or second.waits_for_begin_time),
+        parts=(*first.parts, *second.parts),
     )
 
 

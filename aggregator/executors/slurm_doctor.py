@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
 from .model import Capabilities, SchedulerError
@@ -17,6 +19,10 @@ SCHEDULER_PARAMETERS = {
     "bf_interval": (30, 1, "heterogeneous jobs and jobs behind others wait up to {value} s for a backfill pass"),
 }  # fmt: skip
 MIN_JOB_AGE_SECONDS = 60
+#: Where Slurm's commands look for their configuration unless SLURM_CONF names another file. The second: without files (configless).
+CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+#: The first command gets so long: without a configuration Slurm asks DNS for a controller, which may take long.
+FIRST_SECONDS = 3.0
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -92,10 +98,30 @@ def rights_finding(run: Run, node: str) -> DoctorFinding:
     return DoctorFinding(OK, "reservations can be made and deleted")
 
 
-def findings(scheduler: Slurm, attempt: bool) -> Iterable[DoctorFinding]:
+def missing_config(environment: Mapping[str, str]) -> str:
+    """Return why Slurm's commands find no configuration here; "" if there is a file."""
+    if named := environment.get("SLURM_CONF"):
+        return "" if Path(named).is_file() else f"SLURM_CONF={named}: there is no such file"
+    if any(Path(file).is_file() for file in CONFIG_FILES):
+        return ""
+    return f"there is no {CONFIG_FILES[0]}: run this where Slurm's commands work, or set SLURM_CONF"
+
+
+def findings(
+    scheduler: Slurm, attempt: bool, environment: Mapping[str, str] = os.environ
+) -> Iterable[DoctorFinding]:
     """Yield what is found in the Slurm of this machine; with *attempt*, also whether reservations may be made."""
+    missing = missing_config(environment)
+    if missing and "SLURM_CONF" in environment:
+        yield DoctorFinding(MISSING, missing)
+        return
     try:
-        config = parse_config(run_command(["scontrol", "show", "config"]))
+        text = run_command(["scontrol", "show", "config"], FIRST_SECONDS)
+    except SchedulerError as error:
+        yield DoctorFinding(MISSING, f"{missing} ({error})" if missing else str(error))
+        return
+    try:
+        config = parse_config(text)
         yield from config_findings(config, scheduler.capabilities(), getpass.getuser())
         nodes = scheduler.read_nodes()
         yield DoctorFinding(OK, f"{len(nodes)} nodes")

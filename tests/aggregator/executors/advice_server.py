@@ -53,11 +53,16 @@ class LockedTables(Tables):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def in_transaction(self, work: Any, *, ahead: bool = False) -> Any:
         with self._lock:
             return super().in_transaction(work, ahead=ahead)
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        with self._lock, super().reading() as connection:
+            yield connection
 
 
 class AdviceServer:

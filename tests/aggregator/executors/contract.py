@@ -14,11 +14,12 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
 from gangline.aggregator.executors import core
-from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
+from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient, NodeDictionary
 from gangline.aggregator.executors.executor import Executor, undo_all
 from gangline.aggregator.executors.ledger import ExecutorLedger
 from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
+from gangline.contract.wire import recovery_pb2
 from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
 from tests.processes import GUARD_SECONDS
 
@@ -49,6 +50,14 @@ class Site(ABC):
 
     @abstractmethod
     def cancel(self, job: str) -> None: ...
+
+    @abstractmethod
+    def set_weight(self, node: str, weight: int) -> None:
+        """A person gives a node a weight."""
+
+    def weights(self) -> dict[str, int | None]:
+        """Return the weight of each node."""
+        return {node.name: node.weight for node in self.scheduler.read_nodes().values()}
 
     def ours(self) -> dict[str, frozenset[str]]:
         """Return the holds of executors, and the nodes drained by them."""
@@ -121,6 +130,45 @@ class Rig:
         assert self.executor is not None
         for _ in range(count):
             self.executor.turn()
+
+
+class PlanAnswer:
+    """A plan that is here at once."""
+
+    def __init__(self, reply: recovery_pb2.PlanRecoveryResponse) -> None:
+        self._reply = reply
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> recovery_pb2.PlanRecoveryResponse:
+        return self._reply
+
+
+class Plans:
+    """Answers with a plan that has the last host in the place of the failed one."""
+
+    def __init__(self, hosts: tuple[str, ...]) -> None:
+        self.hosts = hosts
+        self.requests: list[recovery_pb2.PlanRecoveryRequest] = []
+        self.reports: list[recovery_pb2.ReportRecoveryRequest] = []
+
+    def serve(self, client: AggregatorClient | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert client is not None
+        dictionary = NodeDictionary(1, self.hosts)
+        monkeypatch.setattr(client, "node_dictionary", lambda: dictionary)
+        monkeypatch.setattr(client, "plan_recovery", self._plan)
+        monkeypatch.setattr(client, "report_recovery", self.reports.append)
+
+    def _plan(self, request: recovery_pb2.PlanRecoveryRequest, seconds_max: float) -> PlanAnswer:
+        assert 0 < seconds_max <= 1
+        self.requests.append(request)
+        last, (failed,) = len(self.hosts) - 1, request.failed_node_index
+        nodes = [last if at == failed else at for at in request.current_node_index]
+        reply = recovery_pb2.PlanRecoveryResponse(decision_id="d1", dictionary_version=1)
+        option = reply.options.add(kind=recovery_pb2.RECOVERY_FREE_NODE, node_index=nodes)
+        option.replacements.add(failed_node_index=failed, by_node_index=last)
+        return PlanAnswer(reply)
 
 
 class ExecutorContract:
@@ -282,6 +330,73 @@ class ExecutorContract:
         rig.until(lambda: rig.client is not None and rig.client.is_live(), "it is back")
         rig.turn()
         assert executor.counters.steps.get("PlaceHold") == before.get("PlaceHold")
+
+    def test_what_came_back_while_no_executor_ran_is_reported(self, rig: Rig) -> None:
+        """The process that reported it out was killed: the node stayed out until the report ended, ten minutes later."""
+        rig.start()
+        node = rig.site.node(6)
+        rig.site.drain(node, "bad fan")
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.executor = None
+        rig.site.resume(node)
+        rig.start()
+        rig.until(lambda: not rig.advice.unavailable(), "its return is reported")
+
+    def test_weights_follow_buckets_and_come_back(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A hint that refuses no job; what stood there before comes back, and a person's own weight counts."""
+        before = rig.site.weights()
+        if None in before.values():
+            pytest.skip("this scheduler has no weights")
+        executor = rig.start(weights=True, weights_poll_seconds=1.0)
+        nodes = [rig.site.node(number) for number in range(1, 9)]
+        buckets = {node: at % 4 for at, node in enumerate(nodes)}
+        monkeypatch.setattr(rig.client, "buckets", lambda: dict(buckets))
+        expected = {node: before[node] + bucket for node, bucket in buckets.items()}  # type: ignore[operator]
+        rig.until(lambda: rig.site.weights() == expected, "weights by bucket")
+        assert executor.counters.steps["SetWeight"] == 3  # one command for each bucket but the best
+        rig.site.set_weight(nodes[3], 50)
+        rig.until(lambda: rig.site.weights()[nodes[3]] == 53, "a person's weight counts")
+        rig.start()  # without the setting, after a kill
+        rig.until(lambda: rig.site.weights() == {**before, nodes[3]: 50}, "what was before")
+        rig.until(lambda: not rig.ledger.weights, "nothing is left of it")
+        rig.site.set_weight(nodes[3], 1)
+        rig.start(weights=True, weights_poll_seconds=1.0)
+        monkeypatch.setattr(rig.client, "buckets", lambda: dict(buckets))
+        rig.until(lambda: rig.site.weights() == expected, "weights by bucket again")
+        with rig.advice.away():
+            _, failed = undo_all(rig.site.scheduler, rig.ledger)
+        assert not failed and rig.site.weights() == before and not rig.ledger.weights
+
+    def test_a_plan_is_followed_and_its_recovery_reported(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The planned node is preferred until the job runs; how long it took calibrates later plans."""
+        before = rig.site.weights()
+        rig.start(follow_plan=True)
+        hosts = tuple(rig.site.node(number) for number in range(1, 9))
+        plans = Plans(hosts)
+        plans.serve(rig.client, monkeypatch)
+        job = rig.site.submit(3)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        old = rig.site.scheduler.read_jobs()[job].nodes
+        node = min(old)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: plans.reports, "the recovery is reported")
+        (asked,) = plans.requests
+        assert [hosts[at] for at in asked.failed_node_index] == [node]
+        assert {hosts[at] for at in asked.current_node_index} == old
+        assert rig.site.scheduler.read_jobs()[job].is_running
+        (report,) = plans.reports
+        assert report.success and report.decision_id == "d1" and report.workload == job
+        times = (report.detect_time, report.decide_time, report.act_time)
+        seconds = [one.ToNanoseconds() for one in times]
+        assert seconds == sorted(seconds) and seconds[0] > 0
+        found = rig.advice.of(node)
+        assert found is not None and f"plan FREE_NODE ({hosts[-1]} for {node})" in found.state_words
+        rig.until(lambda: rig.site.weights() == before, "weights are as they were")
 
     def test_undo_takes_everything_away_without_the_aggregator(self, rig: Rig) -> None:
         """The one line for three in the morning; a foreign drain stands."""

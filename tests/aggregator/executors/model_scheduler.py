@@ -22,6 +22,7 @@ from gangline.aggregator.executors.model import (
     ScheduledJob,
     Scheduler,
     SchedulerError,
+    SetWeight,
     StartNow,
     Step,
 )
@@ -40,7 +41,7 @@ class ModelScheduler(Scheduler):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._wall, self._drain_ends = wall, drain_ends
-        self.nodes = {name: Node(name, "IDLE") for name in nodes}
+        self.nodes = {name: Node(name, "IDLE", weight=1) for name in nodes}
         self.jobs: dict[str, tuple[ScheduledJob, int]] = {}
         self.holds: dict[str, NodeHold] = {}
         self.commands: list[Step] = []
@@ -100,6 +101,9 @@ class ModelScheduler(Scheduler):
             case StartNow(job=job):
                 found, count = self.jobs[job]
                 self.jobs[job] = replace(found, waits_for_begin_time=False), count
+            case SetWeight(nodes=nodes, weight=weight):
+                for name in nodes:
+                    self.nodes[name] = replace(self.nodes[name], weight=weight)
             case EndStep() | Reboot() | ResetGpus():
                 pass
             case _:
@@ -125,7 +129,7 @@ class ModelScheduler(Scheduler):
             self.resume(node)
         for name, (job, count) in self.jobs.items():
             if job.state == "PENDING" and not job.waits_for_begin_time:
-                free = sorted(self._free())
+                free = sorted(self._free(), key=lambda one: (self.nodes[one].weight or 0, one))
                 if len(free) >= count:
                     self.jobs[name] = (
                         replace(job, state="RUNNING", nodes=frozenset(free[:count]), started=now), count,
@@ -151,11 +155,16 @@ class ModelScheduler(Scheduler):
     def drain(self, node: str, reason: str, state: str = "DRAIN") -> None:
         ours = reason.startswith("gangline:v1;")
         out = "" if ours and state == "DOWN" else f"{state}: {reason}"
-        self.nodes[node] = Node(node, state, reason, True, out, "", ours)
+        self.nodes[node] = Node(
+            node, state, reason, True, out, "", ours, weight=self.nodes[node].weight
+        )
 
     def resume(self, node: str) -> None:
-        self.nodes[node] = Node(node, "IDLE")
+        self.nodes[node] = Node(node, "IDLE", weight=self.nodes[node].weight)
         self._drain_until.pop(node, None)
+
+    def set_weight(self, node: str, weight: int) -> None:
+        self.nodes[node] = replace(self.nodes[node], weight=weight)
 
     def end(self, name: str) -> None:
         job, count = self.jobs[name]

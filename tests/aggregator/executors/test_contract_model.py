@@ -45,6 +45,9 @@ class ModelSite(Site):
     def cancel(self, job: str) -> None:
         self._model.end(job)
 
+    def set_weight(self, node: str, weight: int) -> None:
+        self._model.set_weight(node, weight)
+
 
 class TestModel(ExecutorContract):
     @pytest.fixture(params=[False, True], ids=["drains stay", "drains end"])

@@ -58,6 +58,9 @@ class SlurmSite(Site):
     def cancel(self, job: str) -> None:
         self.cluster.command("scancel", job)
 
+    def set_weight(self, node: str, weight: int) -> None:
+        self.cluster.command("scontrol", "update", f"nodename={node}", f"weight={weight}")
+
     def clean(self) -> None:
         """Have an empty cluster again."""
         self.cluster.command("scancel", "--user", self.cluster.user)

@@ -12,6 +12,7 @@ from gangline.aggregator.executors.ledger import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
     HOLD,
+    REPORTED_MAX,
     Entry,
     ExecutorLedger,
     JobProgress,
@@ -34,6 +35,16 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     ledger.save()
     again = ExecutorLedger(tmp_path / "ledger.json")
     assert again.entries == ledger.entries and again.tokens == {"a1": 7}
+
+
+def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
+    """Of a cluster that is down as a whole the ledger stays small; an older ledger has none."""
+    ledger = ExecutorLedger(tmp_path / "ledger.json")
+    ledger.reported = frozenset(f"n{at}" for at in range(REPORTED_MAX + 1))
+    ledger.save()
+    assert len(ExecutorLedger(tmp_path / "ledger.json").reported) == REPORTED_MAX
+    (tmp_path / "ledger.json").write_text('{"format": 1, "entries": [], "tokens": {}}')
+    assert not ExecutorLedger(tmp_path / "ledger.json").reported
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.executors.doctor import MISSING, DoctorFinding
 from gangline.aggregator.executors.model import (
     Capabilities,
     Drain,
     EndStep,
     ScheduledJob,
     SchedulerError,
+    StartNow,
 )
 from gangline.aggregator.executors.slurm import (
     Slurm,
@@ -25,7 +28,12 @@ from gangline.aggregator.executors.slurm import (
     parse_reservations,
     site_command,
 )
-from gangline.aggregator.executors.slurm_doctor import config_findings, parse_config
+from gangline.aggregator.executors.slurm_doctor import (
+    config_findings,
+    findings,
+    missing_config,
+    parse_config,
+)
 
 NODE = "NodeName=gpu1 Arch=x86_64 OS=Linux 6.1 #1 SMP  RealMemory=100 Boards=1 State={state} ThreadsPerCore=1 Partitions=main{reason}\n"
 
@@ -181,6 +189,27 @@ def test_drains_of_a_version_that_lets_them_end() -> None:
         assert ("resumeafter=60" in sent[-1]) == ends
 
 
+def test_a_start_that_comes_late_is_no_error() -> None:
+    """The job ran already, and its advisory was left alone for five seconds. Each part gets the second in which it may start."""
+    sent: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        sent.append(list(command))
+        if len(sent) == 2:
+            raise SchedulerError("scontrol update jobid=8: Job is no longer pending execution")
+        if len(sent) > 2:
+            raise SchedulerError("scontrol update jobid=9: Invalid job id specified")
+        return ""
+
+    assert Slurm(run).apply([StartNow("a1", "", "7", 1_800_000_001.0, ("7", "8"))]) == {}
+    assert [command[2:] for command in sent] == [
+        ["jobid=7", "starttime=uts1800000001"],
+        ["jobid=8", "starttime=uts1800000001"],
+    ]
+    (error,) = Slurm(run).apply([StartNow("a1", "", "9", 0.0, ("9",))]).values()
+    assert "Invalid job id" in error and sent[-1][3] == "starttime=now"
+
+
 def test_only_steps_on_the_node_are_ended() -> None:
     """Killed between the command and its note, an executor ended the step that had just been started again elsewhere."""
     sent: list[list[str]] = []
@@ -201,6 +230,21 @@ def test_a_site_command_is_no_shell() -> None:
     assert site_command("ssh {node} nvidia-smi -r", "gpu1") == ["ssh", "gpu1", "nvidia-smi", "-r"]
     with pytest.raises(SchedulerError, match="no command is configured"):
         site_command("", "gpu1")
+
+
+def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) -> None:
+    """Each command waited ten seconds for a controller that DNS did not know."""
+    environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+
+    def run(command: object) -> str:
+        raise AssertionError(command)
+
+    (found,) = findings(Slurm(run), True, environment)
+    assert found == DoctorFinding(
+        MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
+    )
+    (tmp_path / "slurm.conf").touch()
+    assert not missing_config(environment)
 
 
 def test_the_doctor_names_what_costs_time() -> None:

@@ -1,0 +1,182 @@
+"""How a gang goes on after its job was requeued: what is asked of the aggregator's plans, and what it is told of how long it took. No I/O.
+
+The scheduler chooses the nodes; a plan is advice. It is waited for no longer than the job waits anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...contract.wire import recovery_pb2
+from .model import ScheduledJob, SchedulerState
+
+#: A plan that takes longer is given up.
+PLAN_SECONDS = 0.5
+#: A job that does not run after so long has no recovery that could be measured.
+RECOVERY_SECONDS_MAX = 900.0
+#: Until a requeued job runs its state is read this often, for at most so long.
+RECOVERY_POLL_SECONDS, RECOVERY_POLLED_SECONDS = 0.2, 10.0
+#: Recoveries that are followed, and reports that wait while the aggregator is away.
+RECOVERIES_MAX = 1000
+CHECKPOINT_SECONDS_MIN, CHECKPOINT_SECONDS_MAX = 1.0, 7 * 86_400.0
+GPUS_PER_NODE_MAX = 255
+
+#: Kinds that a requeue can follow: the job starts again, on these nodes.
+FOLLOWED = (
+    recovery_pb2.RECOVERY_HOT_SPARE,
+    recovery_pb2.RECOVERY_FREE_NODE,
+    recovery_pb2.RECOVERY_RESTART_ELSEWHERE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRecovery:
+    """The aggregator's plan. Names are the scheduler's."""
+
+    #: Of the cheapest way: `FREE_NODE`, `SHRINK`, ...
+    kind: str
+    decision: str
+    gpu_hours: float
+    #: (node, its replacement).
+    replacements: tuple[tuple[str, str], ...]
+    #: Nodes on which the job would run by the cheapest way that a requeue can follow.
+    nodes: frozenset[str]
+    #: Why a restart will fail again; "" where nothing says so.
+    futile: str = ""
+
+    def text(self) -> str:
+        """Return it in a few words."""
+        moves = ", ".join(f"{by} for {node}" for node, by in self.replacements[:4])
+        more = f" and {len(self.replacements) - 4} more" if len(self.replacements) > 4 else ""
+        futile = f"; a restart is futile: {self.futile}" if self.futile else ""
+        return f"plan {self.kind}{f' ({moves}{more})' if moves else ''}, {self.gpu_hours:.3g} GPU-hours{futile}"[
+            :200
+        ]
+
+
+@dataclass(slots=True)
+class FollowedRecovery:
+    """A job that was requeued off *node*, until it runs again. Times are of this machine."""
+
+    advisory: str
+    job: ScheduledJob
+    node: str
+    detected: float
+    decided: float = 0.0
+    plan: PlannedRecovery | None = None
+
+
+def plan_request(
+    job: ScheduledJob,
+    node: str,
+    indexes: Mapping[str, int],
+    version: int,
+    host_of: Callable[[str], str],
+    free: Collection[str],
+) -> recovery_pb2.PlanRecoveryRequest | None:
+    """Return what to ask when *job* loses *node*; *free*: nodes that the scheduler could give it. None: the aggregator does not know its nodes."""
+    members = sorted(job.nodes)
+    hosts = [host_of(one) for one in members]
+    if node not in job.nodes or any(host not in indexes for host in hosts):
+        return None
+    request = recovery_pb2.PlanRecoveryRequest(
+        dictionary_version=version,
+        current_node_index=[indexes[host] for host in hosts],
+        failed_node_index=[indexes[host_of(node)]],
+        incident=job.name[:128],
+    )
+    each, rest = divmod(job.gpus, len(members))
+    if not rest and each <= GPUS_PER_NODE_MAX:
+        request.gang.gpus_per_node = each
+    # Without a workload: the service refuses the name of a job whose run it has not seen for long enough.
+    if CHECKPOINT_SECONDS_MIN <= job.checkpoint_seconds <= CHECKPOINT_SECONDS_MAX:
+        request.gang.checkpoint_interval.FromMilliseconds(int(1000 * job.checkpoint_seconds))
+    # Its own nodes are free again once it has left them.
+    candidates = {indexes[host] for one in {*free, *members} if (host := host_of(one)) in indexes}
+    bitmap = bytearray(max(indexes.values(), default=0) // 8 + 1)
+    for index in candidates - {indexes[host_of(node)]}:
+        bitmap[index // 8] |= 1 << index % 8
+    request.candidates.node_bitmap = bytes(bitmap)
+    return request
+
+
+def free_nodes(state: SchedulerState) -> list[str]:
+    """Return the nodes that a job could be given now."""
+    held = {name for hold in state.holds.values() for name in hold.nodes}
+    return [
+        node.name
+        for node in state.nodes.values()
+        if node.state.startswith("IDLE")
+        and node.is_responding
+        and not node.out
+        and not node.down
+        and node.name not in held
+    ]
+
+
+def read_plan(
+    reply: recovery_pb2.PlanRecoveryResponse,
+    names: Sequence[str],
+    node_of: Callable[[str], str],
+) -> PlannedRecovery | None:
+    """Return the plan of *reply*; None where it has no way, or names nodes that nobody knows."""
+
+    def name_of(index: int) -> str:
+        return node_of(names[index]) if index < len(names) else ""
+
+    if not reply.options:
+        return None
+    best = reply.options[0]
+    kinds = recovery_pb2.RecoveryKind
+    kind = kinds.Name(best.kind) if best.kind in kinds.values() else f"RECOVERY_{best.kind}"
+    follow = next((one for one in reply.options if one.kind in FOLLOWED), None)
+    nodes = frozenset(name_of(index) for index in follow.node_index) if follow else frozenset()
+    return PlannedRecovery(
+        kind.removeprefix("RECOVERY_"), reply.decision_id, best.price.total_gpu_hours.value,
+        tuple((name_of(one.failed_node_index), name_of(one.by_node_index)) for one in best.replacements),
+        nodes if "" not in nodes else frozenset(),
+        reply.futile_reason[:100] if reply.restart_is_futile else "",
+    )  # fmt: skip
+
+
+def report_of(
+    one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
+) -> recovery_pb2.ReportRecoveryRequest | None:
+    """Return the report of a recovery that is over, None while it goes on. *ahead*: of the aggregator's clock."""
+    job = state.jobs.get(one.job.name)
+    runs = (
+        job is not None
+        and job.is_running
+        and (job.restarts > one.job.restarts or one.node not in job.nodes)
+    )
+    has_ended = job is None or bool(job.ended)
+    if not runs and not has_ended and now - one.decided < RECOVERY_SECONDS_MAX:
+        return None
+    request = recovery_pb2.ReportRecoveryRequest(
+        incident=f"{cluster}-{one.job.name}-{one.job.submitted:.0f}-{one.job.restarts}"[:128],
+        decision_id=one.plan.decision[:128] if one.plan else "",
+        kind=_kind(one, job) if job is not None and runs else recovery_pb2.RECOVERY_KIND_UNSPECIFIED,
+        success=runs,
+        restarted_processes=True,
+        workload=one.job.name[:256],
+        note="" if runs else "it had ended when it was seen next" if has_ended else "it waits for nodes",
+    )  # fmt: skip
+    # Clocks of two machines: a time is never before the one ahead of it.
+    at = max(0.0, one.detected)
+    for field, when in (
+        ("detect_time", at),
+        ("decide_time", one.decided),
+        ("act_time", now if runs else 0.0),
+    ):
+        if when:
+            at = max(at, when)
+            getattr(request, field).FromMilliseconds(int(1000 * (at + ahead)))
+    return request
+
+
+def _kind(one: FollowedRecovery, job: ScheduledJob) -> recovery_pb2.RecoveryKind:
+    """Return what the scheduler did: the healthy nodes stayed, or not."""
+    if job.nodes >= one.job.nodes - {one.node}:
+        return recovery_pb2.RECOVERY_FREE_NODE
+    return recovery_pb2.RECOVERY_RESTART_ELSEWHERE

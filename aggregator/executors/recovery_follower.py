@@ -1,0 +1,154 @@
+"""Follows jobs that were requeued until they run again: asks for a plan meanwhile, and reports how long each part took.
+
+Nothing here is needed for the job to run again: without a plan in time, and without an aggregator, the scheduler chooses. What a killed
+executor was following is not reported.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ...contract.wire import recovery_pb2
+from .client import AggregatorClient, ClientError, NodeDictionary, PendingPlan
+from .model import Advice, Requeue, SchedulerState
+from .recovery import (
+    PLAN_SECONDS,
+    RECOVERIES_MAX,
+    RECOVERY_POLLED_SECONDS,
+    FollowedRecovery,
+    free_nodes,
+    plan_request,
+    read_plan,
+    report_of,
+)
+from .settings import NodeNames
+
+log = logging.getLogger(__name__)
+
+#: The names of hosts are read again after so long; where that failed, too.
+DICTIONARY_SECONDS = 60.0
+
+
+class RecoveryFollower:
+    """Belongs to the executor's thread."""
+
+    def __init__(self, client: AggregatorClient, names: NodeNames, cluster: str) -> None:
+        self._client, self._names, self._cluster = client, names, cluster
+        self._dictionary: NodeDictionary | None = None
+        self._indexes: dict[str, int] = {}
+        self._read_at = float("-inf")
+        self._is_silent = False
+        #: By (advisory, job).
+        self._followed: dict[tuple[str, str], FollowedRecovery] = {}
+        self._pending: dict[tuple[str, str], PendingPlan] = {}
+        #: What plans say, the oldest first.
+        self._texts: dict[tuple[str, str], str] = {}
+        self._reports: list[recovery_pb2.ReportRecoveryRequest] = []
+
+    def refresh(self, monotonic: float) -> None:
+        """Read the names of hosts now and then, so that a plan can be asked for at once."""
+        if monotonic - self._read_at < DICTIONARY_SECONDS:
+            return
+        self._read_at = monotonic
+        try:
+            found = self._client.node_dictionary()
+        except ClientError as error:
+            if not self._is_silent:
+                log.info("without the names of hosts no plan is asked for: %s", error)
+            self._is_silent = True
+            return
+        self._is_silent = False
+        if found != self._dictionary:
+            self._dictionary = found
+            self._indexes = {name: index for index, name in enumerate(found.names)}
+
+    def begin(self, requeue: Requeue, advice: Advice | None, state: SchedulerState) -> None:
+        """A job is about to be requeued: ask for a plan."""
+        job = state.jobs.get(requeue.job)
+        if job is None or advice is None or len(self._followed) >= RECOVERIES_MAX:
+            return
+        key = requeue.advisory, requeue.job
+        self._followed[key] = FollowedRecovery(
+            requeue.advisory, job, advice.node, max(0.0, advice.proposed)
+        )
+        if self._dictionary is None or not self._client.is_live():
+            return
+        request = plan_request(
+            job, advice.node, self._indexes, self._dictionary.version, self._names.host_of, free_nodes(state)
+        )  # fmt: skip
+        if request is None:
+            log.info(
+                "job %s: no plan, the scheduler chooses: the aggregator does not know all its nodes",
+                job.name,
+            )
+        else:
+            self._pending[key] = self._client.plan_recovery(request, PLAN_SECONDS)
+
+    def note(self, requeue: Requeue, error: str, now: float) -> None:
+        """The scheduler answered."""
+        key = requeue.advisory, requeue.job
+        if error:
+            self._followed.pop(key, None)
+            self._pending.pop(key, None)
+        elif key in self._followed:
+            self._followed[key].decided = now
+
+    def collect(self) -> None:
+        """Take plans that are here."""
+        for key, pending in list(self._pending.items()):
+            if not pending.is_done():
+                continue
+            del self._pending[key]
+            try:
+                reply = pending.result()
+            except ClientError as error:
+                log.info("job %s: no plan, the scheduler chooses: %s", key[1], error)
+                self._read_at = float("-inf")  # the names may be of another epoch
+                continue
+            dictionary, one = self._dictionary, self._followed.get(key)
+            if one is None or dictionary is None:
+                continue
+            if reply.dictionary_version == dictionary.version or not reply.dictionary_version:
+                one.plan = read_plan(reply, dictionary.names, self._names.node_of)
+            if one.plan is not None:
+                log.info("job %s: %s (decision %s)", key[1], one.plan.text(), one.plan.decision)
+                self._texts[key] = f"job {key[1]}: {one.plan.text()}"
+                if len(self._texts) > RECOVERIES_MAX:
+                    del self._texts[next(iter(self._texts))]
+
+    def planned_nodes(self) -> frozenset[str]:
+        """Return the nodes on which plans have jobs run that do not run yet."""
+        plans = (one.plan for one in self._followed.values())
+        return frozenset(name for plan in plans if plan is not None for name in plan.nodes)
+
+    def plan_texts(self, advisory: str) -> list[str]:
+        """Return the plans that were made for the jobs of an advisory."""
+        return [text for (name, _), text in self._texts.items() if name == advisory]
+
+    def is_urgent(self, now: float) -> bool:
+        """Say whether a job is about to run again."""
+        return any(now - one.decided < RECOVERY_POLLED_SECONDS for one in self._followed.values())
+
+    def finish(self, state: SchedulerState, now: float) -> None:
+        """Write reports of recoveries that are over."""
+        for key, one in list(self._followed.items()):
+            if not one.decided:
+                continue
+            report = report_of(one, state, now, self._cluster, self._client.ahead_seconds)
+            if report is None:
+                continue
+            del self._followed[key]
+            self._pending.pop(key, None)
+            if len(self._reports) < RECOVERIES_MAX:
+                self._reports.append(report)
+
+    def send(self) -> None:
+        """Report what is over. Raises ClientError; what is refused is dropped."""
+        while self._reports:
+            try:
+                self._client.report_recovery(self._reports[0])
+            except ClientError as error:
+                if not error.is_temporary:
+                    del self._reports[0]
+                raise
+            del self._reports[0]

@@ -1,0 +1,53 @@
+"""`gangline executor slurm undo --all` at three in the morning: the ledger may be damaged, locked or gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.commands.executor import LEDGER_FILE, SlurmSite, _undo
+from gangline.aggregator.executors.ledger import ExecutorLedger, WeightChange, locked
+from gangline.aggregator.executors.model import NodeHold
+from gangline.aggregator.executors.settings import ExecutorConfig
+from tests.aggregator.executors.model_scheduler import ModelScheduler
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> SlurmSite:
+    one: Any = SlurmSite(ExecutorConfig(ledger=str(tmp_path)))
+    model = ModelScheduler(["n1", "n2"])
+    model.holds["gangline_a1"] = NodeHold("gangline_a1", frozenset({"n1"}))
+    model.set_weight("n2", 4)
+    one.scheduler = model
+    ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
+    ledger.weights["n2"] = WeightChange(1, 4, 1)
+    ledger.save()
+    return one  # type: ignore[no-any-return]
+
+
+def weight(site: SlurmSite) -> int | None:
+    return site.scheduler.read_nodes()["n2"].weight
+
+
+def test_marks_and_weights_go(site: SlurmSite, tmp_path: Path) -> None:
+    """What the weight was is in the ledger, which then has nothing left of it."""
+    assert _undo(site) == 0
+    assert not site.scheduler.read_holds() and weight(site) == 1
+    assert not ExecutorLedger(tmp_path / LEDGER_FILE).weights
+
+
+@pytest.mark.parametrize("case", ["damaged", "locked"])
+def test_without_the_ledger_marks_go_all_the_same(
+    site: SlurmSite, tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights, which refuse no job, are left as they are, and the command says why."""
+    if case == "damaged":
+        (tmp_path / LEDGER_FILE).write_text("{")
+        assert _undo(site) == 0
+    else:
+        with locked(tmp_path):
+            assert _undo(site) == 0
+    assert not site.scheduler.read_holds() and weight(site) == 4
+    assert "weights are left as they are" in capsys.readouterr().err
