@@ -325,7 +325,8 @@ class _DemonstrationRun:
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         declared = self._before_night(is_new=is_new) if options.scenario == NIGHT else ()
         children.start(_aggregator(options, declared))
-        with ScoreClient(ConnectionOptions(options.listen, token_file=token_file)) as client:
+        connection = ConnectionOptions(options.listen, token_file=token_file)
+        with ScoreClient(connection, in_loop=True) as client:
             _wait_answering(client, children, self._stop)
             if is_new:
                 mark_started(options.data)
