@@ -418,8 +418,16 @@ class ScoreClient:
 
     def names(self) -> list[str]:
         """Return the names of all hosts."""
-        reply = self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
-        return list(reply.names)
+        return list(self._dictionary().names)
+
+    def scores_address(self) -> str:
+        """Return where schedulers ask for scores and plans in a loop; "": where we ask."""
+        port = self._dictionary().scores_port
+        host, _, own = self.connection_options.aggregator.rpartition(":")
+        return f"{host}:{port}" if port not in (0, int(own)) else ""
+
+    def _dictionary(self) -> score_pb2.NodeDictionary:
+        return self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
 
     def _call(self, method: Callable[..., T], request: object) -> T:
         try:
