@@ -133,7 +133,8 @@ def _beside(
 
 
 def _beside_rows(channel: grpc.Channel, requests: dict[str, bytes]) -> list[Result]:
-    scores, plan = _call(channel, SCORES), channel.unary_unary(PLAN)
+    scores = _call(channel, SCORES)
+    plan: Any = channel.unary_unary(PLAN)
     for _ in range(WARM_UP_CALLS):
         scores(b"")
     peer, results = "the same without plans", list[Result]()

@@ -427,7 +427,10 @@ class ScoreClient:
         return f"{host}:{port}" if port not in (0, int(own)) else ""
 
     def _dictionary(self) -> score_pb2.NodeDictionary:
-        return self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
+        reply: score_pb2.NodeDictionary = self._call(
+            self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest()
+        )
+        return reply
 
     def _call(self, method: Callable[..., T], request: object) -> T:
         try:
