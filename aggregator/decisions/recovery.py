@@ -54,7 +54,6 @@ from .sampled_hours import (
     OTHER,
     POINTS,
     RESUME,
-    SECOND,
     SPEED,
     TOPOLOGY,
     SampledSum,
@@ -360,7 +359,9 @@ class _Answer:
         )
         lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
         restart = (
-            lender.nodes.size * self.gpus_per_node * drawn(self.lost.per_interruption_hours, INTERRUPTION)
+            lender.nodes.size
+            * self.gpus_per_node
+            * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         )
         words = f"{taken.size} nodes for {hours:g} h; how much of it that job would have used nobody said"
         parts = [
