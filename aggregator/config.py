@@ -12,15 +12,23 @@ from .principal import check_name_patterns, check_trust_domain
 # ----------------------------------------------------------------------
 # What `address:port` a server may listen on, by its settings.
 
+#: `listen_scores`: the port after that of `listen`; nowhere.
+SCORES_AUTO, SCORES_OFF = "auto", "off"
+PORT_MAX = 65535
+
 #: What is wanted of an address.
 _ADDRESS_PORT = "address:port, such as"
 
 
-def parse_listen(text: str, *, beyond_loopback: bool, name: str = "listen") -> tuple[str, int]:
-    """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
+def parse_listen(
+    text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
+) -> tuple[str, int]:
+    """Return (address, port) of `address:port`. Raises SettingsError with what would be right; *otherwise*: what else would."""
     address, port = _address_port(text)
     if not port:
-        raise SettingsError(f"{name} = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
+        raise SettingsError(
+            f"{name} = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600{otherwise}"
+        )
     if not is_loopback(address) and not beyond_loopback:
         raise SettingsError(
             f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
@@ -33,7 +41,7 @@ def parse_listen(text: str, *, beyond_loopback: bool, name: str = "listen") -> t
 def _address_port(text: str) -> tuple[str, str]:
     """Return the address and the port of *text*, an empty port when that is none."""
     address, _, port = text.rpartition(":") if ":" in text else ("", "", "")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX
     return address, port if digits else ""
 
 
@@ -429,11 +437,12 @@ class AggregatorConfig:
         description="an outcome that schedulers reported counts half after so many days; none counts after 400",
     )
 
-    # scores: a process of its own for whoever asks for them often
+    # scores and plans: a process of its own for whoever asks for them in a loop
     listen_scores: str = setting(
-        "",
-        description="address:port where a process of its own answers ScoreService, beside `listen`, which answers it too: "
-        "judging and ingest do not hold it up; with TLS as on `listen`; empty: none",
+        SCORES_AUTO,
+        description="address:port where the score process answers ScoreService, PlacementService and RecoveryService, which "
+        "`listen` answers too: judging and ingest do not delay it; with TLS as on `listen`; auto: the port after that of `listen`; "
+        "off or empty: no such process",
     )
 
 

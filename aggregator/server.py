@@ -28,7 +28,14 @@ from .advisories.workloads import ScheduledGangs, WorkloadLookup
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
 from .clock_jump import ClockJumpDetector
-from .config import AggregatorConfig, declared_path, parse_listen
+from .config import (
+    PORT_MAX,
+    SCORES_AUTO,
+    SCORES_OFF,
+    AggregatorConfig,
+    declared_path,
+    parse_listen,
+)
 from .declared_reload import DeclaredReloader
 from .fleet.fleet import Fleet
 from .hazard.models import ModelRegistry
@@ -91,6 +98,15 @@ from .store.store import Store
 # would be right.
 
 
+log = logging.getLogger(__name__)
+
+#: What is logged where `listen_scores = "auto"` finds no port.
+NO_SCORES = "scores and plans are answered on `listen` alone, where they wait for judging:"
+SCORES_REMEDY = (
+    "To choose the port, set listen_scores to ADDRESS:PORT; to do without, set it to off"
+)
+
+
 class StartError(Exception):
     """The service cannot start; the words say why and what to do."""
 
@@ -112,15 +128,37 @@ def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
 
 
 def scores_endpoint(config: AggregatorConfig) -> Endpoint | None:
-    """Return where a process of its own is to answer for scores; None: nowhere. Raises SettingsError."""
-    if not config.listen_scores:
+    """Return where the score process is to answer; None: nowhere. Raises SettingsError.
+
+    With `auto` no other program is expected there: where it cannot listen, the rest starts without it, with a warning.
+    """
+    option = "--set listen_scores="
+    if config.listen_scores in ("", SCORES_OFF):
         return None
-    return _listen_endpoint(config, "listen_scores", "--set listen_scores=")
+    if config.listen_scores != SCORES_AUTO:
+        return _listen_endpoint(
+            config, "listen_scores", option, f", or {SCORES_AUTO}, or {SCORES_OFF}"
+        )
+    address, port, _ = _listen_endpoint(config, "listen", option)
+    if port == PORT_MAX:
+        log.warning("%s there is no port after %d: %s", NO_SCORES, port, SCORES_REMEDY)
+        return None
+    endpoint = Endpoint(address, port + 1 if port else 0, option)
+    try:
+        check_endpoint_free(endpoint)
+    except StartError as error:
+        log.warning("%s %s. %s", NO_SCORES, error, SCORES_REMEDY)
+        return None
+    return endpoint
 
 
-def _listen_endpoint(config: AggregatorConfig, name: str, option: str) -> Endpoint:
+def _listen_endpoint(
+    config: AggregatorConfig, name: str, option: str, otherwise: str = ""
+) -> Endpoint:
     beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
-    return Endpoint(*parse_listen(getattr(config, name), beyond_loopback=beyond, name=name), option)
+    text = getattr(config, name)
+    found = parse_listen(text, beyond_loopback=beyond, name=name, otherwise=otherwise)
+    return Endpoint(*found, option)
 
 
 def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
@@ -177,8 +215,6 @@ def _probe(address: str, port: int) -> None:
         probe.listen(1)
 
 
-log = logging.getLogger(__name__)
-
 #: Calls still running this long after we are told to stop are ended.
 GRACE_SECONDS = 3.0
 #: `close` takes about so long, and the store at least so much of it.
@@ -221,10 +257,11 @@ class Aggregator:
         """Open the store and serve. Raises SettingsError, StoreError or StartError, with words; then nothing is left."""
         config = self._config
         self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
-        endpoints, scores = listen_endpoints(config), scores_endpoint(config)
-        for endpoint in (*endpoints, *([scores] if scores else ())):
+        endpoints = listen_endpoints(config)
+        for endpoint in endpoints:
             check_endpoint_free(endpoint)  # before anything is written
-        if scores is not None:
+        if (scores := scores_endpoint(config)) is not None:
+            check_endpoint_free(scores)
             self.scores = ScoreProcess(config, scores[:2], self.access_control, self._calls)
         if warning := descriptors.open_files_warning(
             descriptors.raise_open_files_limit()[0], config.hosts_max
@@ -313,7 +350,7 @@ class Aggregator:
         reservations.record_choices()
         self._services = {
             TELEMETRY: self._telemetry,
-            SCORE: ScoreService(self.snapshot_holder),
+            SCORE: ScoreService(self.snapshot_holder, self._scores_port),
             PLACEMENT: placement,
             RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
             RESERVATION: reservations,
@@ -374,7 +411,16 @@ class Aggregator:
         try:
             await scores.start()
         except (ScoreProcessError, OSError) as error:
-            raise StartError(f"listen_scores = {self._config.listen_scores!r}: {error}") from error
+            raise StartError(
+                f"listen_scores = {self._config.listen_scores!r}: {error}. {SCORES_REMEDY}"
+            ) from error
+        log.info("scores and plans are also answered on %s:%d", scores.address, scores.port)
+
+    def _scores_port(self) -> int:
+        """Return the port of the score process where callers of `listen` reach it at the same address, else 0."""
+        if self.scores is None or self.scores.address != self._config.listen.rpartition(":")[0]:
+            return 0
+        return self.scores.port
 
     def _make_monitoring(self, metrics: socket.socket | None) -> None:
         """Make what looks at ourselves."""

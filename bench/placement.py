@@ -3,7 +3,9 @@
 The server is that of `score_nodes`: an aggregator whose scores and plans a process of its own answers, with declared racks,
 leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate, so that both meet the same machine. All
 idle; then with 10,000 hosts judged each second beside rows of GPUs that are ingested. Further: eight options, a gang that
-does not fit with its changes priced, the price of nodes that the caller chose, and a gang of 512 that lost three members.
+does not fit with its changes priced, the price of nodes that the caller chose, and a gang of 512 that lost three members. Last,
+ScoreNodes on the same port while another caller sends 20 plans a second, and while one sends plans that weigh groups one
+after another: those run in a thread, and must not hold the loop that answers.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ GANG_NODES = 512
 IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
 OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX, RECOVERY_SECONDS_MAX = 0.015, 0.002, 0.002
 SIZES, SIZES_SECONDS_MAX = 29, 0.005
+SCORES = "/gangline.v1.ScoreService/ScoreNodes"
+PLANS_PER_SECOND, BESIDE_RATIO, BESIDE_SECONDS = 20.0, 1.1, 8.0
 
 
 def _requests() -> dict[str, bytes]:
@@ -46,7 +50,10 @@ def _requests() -> dict[str, bytes]:
     elastic.sizes.min_nodes, elastic.sizes.max_nodes, elastic.sizes.multiple_of = 512, NODES, 128
     for nodes, throughput in ((512, 512.0), (1024, 1000.0), (2048, 1900.0)):
         elastic.throughputs.add(nodes=nodes, throughput=throughput)
+    grouped = wire.GangRequirements(nodes=NODES, gpus_per_node=8)
+    grouped.groups.tensor, grouped.groups.pipeline = 8, 8
     return {
+        "grouped": wire.PlanPlacementRequest(gang=grouped, candidates=everyone).SerializeToString(),
         "sizes": wire.PlanPlacementRequest(gang=elastic, candidates=everyone).SerializeToString(),
         "one": wire.PlanPlacementRequest(gang=whole, candidates=everyone).SerializeToString(),
         "eight": wire.PlanPlacementRequest(gang=whole, candidates=everyone, options_max=8).SerializeToString(),
@@ -106,6 +113,49 @@ def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Re
     return Result(name, percentile(found, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
 
 
+def _beside(
+    scores: Call, plan: Any, request: bytes | None, per_second: float
+) -> tuple[list[float], list[float]]:
+    """Return what calls of *scores* took, and plans that another caller sent meanwhile, at most one at a time."""
+    found, plans, pending = list[float](), list[float](), None
+    end, due = time.monotonic() + BESIDE_SECONDS, 0.0
+    while (now := time.monotonic()) < end:
+        if request is not None and now >= due and (pending is None or pending.done()):
+            due, begin = now + 1.0 / per_second, time.perf_counter()
+            pending = plan.future(request)
+            pending.add_done_callback(
+                lambda _, begin=begin: plans.append(time.perf_counter() - begin)
+            )
+        found.append(_seconds(scores, b""))
+    if pending is not None:
+        pending.result()
+    return found, plans
+
+
+def _beside_rows(channel: grpc.Channel, requests: dict[str, bytes]) -> list[Result]:
+    scores = _call(channel, SCORES)
+    plan: Any = channel.unary_unary(PLAN)
+    for _ in range(WARM_UP_CALLS):
+        scores(b"")
+    peer, results = "the same without plans", list[Result]()
+    for what, kind, per_second in (
+        (f"{PLANS_PER_SECOND:g} plans/s of {NODES} nodes", "one", PLANS_PER_SECOND),
+        ("plans with groups, one after another", "grouped", 1e9),
+    ):
+        quiet, _ = _beside(scores, plan, None, per_second)
+        busy, plans = _beside(scores, plan, requests[kind], per_second)
+        notes = (
+            f"{len(plans)} plans beside {len(busy)} calls, a plan p50 {percentile(plans, 0.5) * 1e3:.1f} ms, p99 "
+            f"{percentile(plans, 0.99) * 1e3:.1f} ms; p50 of the calls {percentile(busy, 0.5) / percentile(quiet, 0.5):.2f} times; "
+            f"wanted: at most {BESIDE_RATIO:g}"
+        )
+        results.append(
+            Result(f"ScoreNodes p99 with {what} beside", percentile(busy, 0.99) * 1e6, "us", peer,
+                   percentile(quiet, 0.99) * 1e6, notes)
+        )  # fmt: skip
+    return results
+
+
 def run(seed: int) -> list[Result]:
     """Return p50 and p99 of a plan, idle and loaded, and of the other calls idle."""
     requests, results = _requests(), list[Result]()
@@ -149,6 +199,7 @@ def run(seed: int) -> list[Result]:
             _other("PlanRecovery, p99", recover, lost, RECOVERY_SECONDS_MAX,
                    f"3 of {GANG_NODES} members failed, {HOSTS} nodes, {len(recovered.options)} ways"),
         ]  # fmt: skip
+        results += _beside_rows(channel, requests)
         stdin.write("judge\n")
         stdin.flush()
         load = ("--address", f"127.0.0.1:{found['whole']}", "--seed", str(seed),

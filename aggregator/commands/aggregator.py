@@ -100,7 +100,7 @@ async def _serve(config: AggregatorConfig) -> int:
 def _print_listening(config: AggregatorConfig, aggregator: Aggregator) -> None:
     address = config.listen.rpartition(":")[0]
     scores = (
-        f", scores also on {aggregator.scores.address}:{aggregator.scores.port}"
+        f", scores and plans also on {aggregator.scores.address}:{aggregator.scores.port}"
         if aggregator.scores
         else ""
     )
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline aggregator",
         description="Run the service: takes readings from agents, stores them, judges hosts.",
-        epilog="Without options it listens on 127.0.0.1:7600 and stores under ./var/aggregator.",
+        epilog="Without options it listens on 127.0.0.1:7600, answers scores and plans also on 127.0.0.1:7601, and stores under ./var/aggregator.",
     )
     parser.add_argument("--data", metavar="DIR", help="folder of the store")
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="where to listen; port 0: any")

@@ -31,6 +31,7 @@ from ...contract.tls import (
 from ...contract.wire import score_pb2
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from ..config import is_loopback
+from .score_port import ScorePort
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
@@ -175,6 +176,17 @@ def open_channel(
             connection_options.aggregator, credentials, options=[*options, *channel_options]
         )
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
+
+
+def score_port(
+    connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
+) -> ScorePort:
+    """Return what asks the score process in a loop, and *channel* where that does not answer."""
+
+    def connect(address: str) -> grpc.Channel:
+        return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
+
+    return ScorePort(connection_options.aggregator, channel, connect)
 
 
 def open_aio_channel(
@@ -332,39 +344,58 @@ T = TypeVar("T")
 
 
 class ScoreClient:
-    """Score calls over one channel, each with a deadline. Raises CommandError with words."""
+    """Score calls, each with a deadline. Raises CommandError with words."""
 
     def __init__(
-        self, target: str | ConnectionOptions, deadline_seconds: float = DEADLINE_SECONDS
+        self,
+        target: str | ConnectionOptions,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        *,
+        in_loop: bool = False,
     ) -> None:
-        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it."""
+        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it.
+
+        *in_loop*: for who asks for `hosts` again and again: the score process answers where there is one.
+        """
         self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
         #: For calls of other services.
         self.channel = open_channel(self.connection_options, options)
         self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._score_port: ScorePort | None = None
+        if in_loop:
+            self._score_port = score_port(self.connection_options, self.channel, options)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._score_port is not None:
+            self._score_port.close()
         self.channel.close()
 
     def hosts(self, hours: float | None = None, *, full: bool = False) -> ScoreListing:
         """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
         view = score_pb2.FULL if full else score_pb2.BASIC
-        scores: list[score_pb2.NodeScore] = []
-        token = ""
-        while True:
-            request = score_pb2.ListNodeScoresRequest(
-                page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
-            )
-            reply = self._call(self._stub.ListNodeScores, request)
-            scores += reply.node_scores
-            token = reply.next_page_token
-            if not token:
-                return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
+
+        def listed(stub: Any) -> ScoreListing:
+            scores: list[score_pb2.NodeScore] = []
+            token = ""
+            while True:
+                request = score_pb2.ListNodeScoresRequest(
+                    page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
+                )
+                reply = stub.ListNodeScores(request, timeout=self._deadline_seconds)
+                scores += reply.node_scores
+                token = reply.next_page_token
+                if not token:
+                    return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
+
+        try:
+            return self._score_port.ask(listed) if self._score_port else listed(self._stub)
+        except grpc.RpcError as error:
+            raise command_error(error, self.connection_options) from error
 
     def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
         """Return one host in full. Raises CommandError(NOT_FOUND)."""
@@ -387,8 +418,19 @@ class ScoreClient:
 
     def names(self) -> list[str]:
         """Return the names of all hosts."""
-        reply = self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
-        return list(reply.names)
+        return list(self._dictionary().names)
+
+    def scores_address(self) -> str:
+        """Return where schedulers ask for scores and plans in a loop; "": where we ask."""
+        port = self._dictionary().scores_port
+        host, _, own = self.connection_options.aggregator.rpartition(":")
+        return f"{host}:{port}" if port not in (0, int(own)) else ""
+
+    def _dictionary(self) -> score_pb2.NodeDictionary:
+        reply: score_pb2.NodeDictionary = self._call(
+            self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest()
+        )
+        return reply
 
     def _call(self, method: Callable[..., T], request: object) -> T:
         try:

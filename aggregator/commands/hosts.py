@@ -204,7 +204,7 @@ def watch_main(arguments: list[str]) -> int:
 
 def _run_watch(options: argparse.Namespace) -> int:
     stop = threading.Event()
-    with ScoreClient(read_connection_options(options)) as client:
+    with ScoreClient(read_connection_options(options), in_loop=not options.once) as client:
         listing, message = client.hosts(), ""
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         if in_place:

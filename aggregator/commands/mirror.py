@@ -19,7 +19,6 @@ from typing import Any, Self
 import grpc
 
 from ...contract.wire import score_pb2
-from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .. import mirror_file
 from ..mirror_file import MirrorFileError
 from ..mirror_format import (
@@ -46,6 +45,7 @@ from .connection import (
     guarded,
     open_channel,
     read_connection_options,
+    score_port,
 )
 
 SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
@@ -123,11 +123,11 @@ class MirrorSource:
         self._connection_options = connection_options
         self._with_slurm, self._feature, self._clock = with_slurm, feature, clock
         self._slurm_text = slurm_text or scontrol_text
-        self._channel = open_channel(
-            connection_options,
-            [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)],
-        )
-        self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        channel_options = [
+            ("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)
+        ]  # fmt: skip
+        self._channel = open_channel(connection_options, channel_options)
+        self._score_port = score_port(connection_options, self._channel, channel_options)
         self._names_of, self._names = 0, list[str]()
         self._slurm: SlurmNodes | None = None
         self._slurm_at = float("-inf")
@@ -136,14 +136,14 @@ class MirrorSource:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._score_port.close()
         self._channel.close()
 
     def content(self) -> bytes:
         """Return the file of now. Raises CommandError."""
         slurm = self._slurm_nodes() if self._with_slurm else None
         try:
-            reply = self._stub.ScoreNodes(score_pb2.ScoreNodesRequest(), timeout=DEADLINE_SECONDS)
-            self._follow_dictionary(reply)
+            reply = self._score_port.ask(self._scores)
         except grpc.RpcError as error:
             raise command_error(error, self._connection_options) from error
         now = self._clock()
@@ -167,12 +167,20 @@ class MirrorSource:
         except MirrorError as error:
             raise CommandError(str(error), FAILED) from error
 
-    def _follow_dictionary(self, reply: score_pb2.ScoreNodesResponse) -> None:
+    def _scores(self, stub: Any) -> score_pb2.ScoreNodesResponse:
+        """Return the scores of now, and know the names of their nodes. Raises grpc.RpcError, CommandError."""
+        reply: score_pb2.ScoreNodesResponse = stub.ScoreNodes(
+            score_pb2.ScoreNodesRequest(), timeout=DEADLINE_SECONDS
+        )
+        self._follow_dictionary(stub, reply)
+        return reply
+
+    def _follow_dictionary(self, stub: Any, reply: score_pb2.ScoreNodesResponse) -> None:
         """Know the names of all nodes of *reply*."""
         highest = max(reply.node_index, default=-1)
         if reply.dictionary_version == self._names_of and highest < len(self._names):
             return
-        dictionary = self._stub.GetNodeDictionary(
+        dictionary = stub.GetNodeDictionary(
             score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
         )
         if dictionary.version != reply.dictionary_version or highest >= len(dictionary.names):

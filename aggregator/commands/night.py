@@ -78,6 +78,18 @@ until = {until:%Y-%m-%d}
 who = "bob"
 why = "modules are on order"
 rollout = 0.2
+[[cost]]
+racks = ["r1"]
+price_per_gpu_hour = 2.5
+[[cost]]
+racks = ["r2"]
+price_per_gpu_hour = 1.2
+spot = true
+preemptions_per_hour = 0.004
+[[tenant]]
+name = "vision"
+gpu_hours_per_delay_hour = 40
+gpu_hours_per_currency_unit = 0.4
 [thresholds]
 "host.cpu_steal_ratio" = 0.2
 [[place]]

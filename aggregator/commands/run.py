@@ -325,7 +325,8 @@ class _DemonstrationRun:
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         declared = self._before_night(is_new=is_new) if options.scenario == NIGHT else ()
         children.start(_aggregator(options, declared))
-        with ScoreClient(ConnectionOptions(options.listen, token_file=token_file)) as client:
+        connection = ConnectionOptions(options.listen, token_file=token_file)
+        with ScoreClient(connection, in_loop=True) as client:
             _wait_answering(client, children, self._stop)
             if is_new:
                 mark_started(options.data)
@@ -360,12 +361,13 @@ class _DemonstrationRun:
 
     def _watch(self, client: ScoreClient) -> int:
         terminal = sys.stdout.isatty()
+        schedulers = self._schedulers(client)
         listing = ScoreListing([], 0, "")
         truth, is_night_reported = TruthLog(), self._options.scenario != NIGHT
         while not self._stop.wait(POLL_SECONDS):
             self._children.check()
             self._run_token.refresh()
-            message = f"jobs: {self._command('job')}; Ctrl-C ends everything"
+            message = f"jobs: {self._command('job')}{schedulers}; Ctrl-C ends everything"
             try:
                 listing = client.hosts()
                 is_night_reported = is_night_reported or self._report_night(client, listing)
@@ -388,6 +390,16 @@ class _DemonstrationRun:
             )
         print("ending ...", flush=True)
         return OK
+
+    def _schedulers(self, client: ScoreClient) -> str:
+        """Return where a scheduler asks this aggregator; nobody knows as long as it does not answer."""
+        try:
+            address = client.scores_address()
+        except CommandError:
+            return ""
+        return f"; listening on {self._options.listen}" + (
+            f", for schedulers on {address}" if address else ""
+        )
 
     def _once(self, client: ScoreClient) -> int:
         """Wait for the complete table, print it, return 0; what is missing at the end is the reason."""

@@ -7,7 +7,8 @@ Prices of sizes are compared over the same hours and against the GPUs of the lar
 
 so that a gang grows for as long as the work of one more GPU is worth more than that GPU left free. Not each size is searched
 where only the best plan is asked for: a bound of each (the fastest nodes, the least hazards and the fewest domains, each on
-its own) says which of them cannot be better.
+its own) says which of them cannot be better. With tensor, pipeline and data groups each size has groups of its own; of these no
+traffic need cross, so that the bound leaves crossing out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from .scaling import ElasticSizes
 
 #: Work that takes longer is not told in hours.
 WORK_HOURS_MAX = 1e6
+#: Of a gang with groups so many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
+GROUPED_SIZES = 4
 #: Sums in another order differ in their last digits.
 _ROUNDING = 1e-11
 
@@ -167,6 +170,8 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
     if pool.arena_count > 1 and at.size:
         largest = int(np.bincount(pool.arenas[pool.arenas >= 0], minlength=1).max())
     fits = sizes <= largest
+    if terms.needs.has_groups:
+        fits &= [terms.needs.groups_make_up(nodes * terms.gpus) for nodes in sizes.tolist()]
     if not fits.any():
         return bounds
     some = sizes[fits]
@@ -177,6 +182,8 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
     share, costs = terms.lost(2).communication.value, terms.lost(2).crossing
     for row, tier in enumerate(PRICED_TIERS):
         crossing, rate = share * costs[row].value, terms.needs.preferences.get(tier, 0.0)
+        if terms.needs.has_groups:
+            crossing = 0.0
         if not (crossing or rate) or not table.domain_counts[row]:
             continue
         counts = np.bincount(table.tier_ids[row][at] + 1, minlength=1)
@@ -229,6 +236,11 @@ def plan_sizes(
     least = float(money.min(initial=inf)) if money.any() else 0.0
     bounds = size_bounds(table, pool, terms)
     bounds += least * np.array(terms.elastic.allowed)
+    if needs.has_groups:
+        return _plan_grouped(
+            table, candidates, needs, terms, bounds, communication,
+            options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, every_size=every_size,
+        )  # fmt: skip
     sizes = terms.elastic.allowed
     values = np.full(len(sizes), nan)
     found: list[_Found] = []
@@ -273,6 +285,69 @@ def plan_sizes(
     return ElasticPlan(
         sorted(answers, key=lambda one: one.price.total.value),
         tuple(SizePrice(*one) for one in zip(sizes, bounds.tolist(), values.tolist(), strict=True)),
+    )
+
+
+def _plan_grouped(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    terms: _SizeTerms,
+    bounds: Floats,
+    communication: Quantity | None,
+    *,
+    options_max: int,
+    steps_max: int,
+    subsets_max: float,
+    every_size: bool,
+) -> ElasticPlan:
+    """Return what `plan_sizes` does, for a gang with groups: of each size one set of nodes, then more of the cheapest sizes."""
+    sizes = terms.elastic.allowed
+    found: dict[int, list[PlacementChoice]] = {}
+
+    def searched(nodes: int, count: int, sets: int) -> list[PlacementChoice]:
+        choices = planner.plan(
+            table, candidates, replace(needs, nodes=nodes, elastic=None), communication,
+            options_max=count, steps_max=steps_max, subsets_max=subsets_max, grouped_options=sets,
+        )  # fmt: skip
+        return [
+            replace(each, price=sized_price(each.price, terms.elastic, nodes, terms.gpus, needs.hours))
+            for each in choices
+        ]  # fmt: skip
+
+    def cost(nodes: int) -> float:
+        return min((one.price.total.value for one in found[nodes]), default=inf)
+
+    def worth(place: int) -> bool:
+        best = min(map(cost, found), default=inf)
+        return isfinite(bounds[place]) and (
+            bounds[place] < best or options_max > 1 or every_size
+        )  # fmt: skip
+
+    for place in sorted(range(len(sizes)), key=lambda one: (bounds[one], sizes[one])):
+        if worth(place):
+            found[sizes[place]] = searched(sizes[place], 1, 1)
+    for nodes in sorted(found, key=lambda one: (cost(one), one))[
+        : GROUPED_SIZES if steps_max else 0
+    ]:
+        if worth(sizes.index(nodes)):
+            found[nodes] += searched(nodes, options_max, planner.GROUPED_OPTIONS)
+    least = float(bounds.min(initial=inf))
+    answers = sorted(
+        (one for each in found.values() for one in each),
+        key=lambda one: (one.price.total.value, one.nodes.size),
+    )
+    options = [
+        replace(one, gap_gpu_hours=max(0.0, one.price.total.value - least))
+        for one in planner.undominated(table, answers)[:options_max]
+    ]
+    values = [
+        cost(nodes) if nodes in found else nan if isfinite(bound) else inf
+        for nodes, bound in zip(sizes, bounds.tolist(), strict=True)
+    ]
+    return ElasticPlan(
+        options,
+        tuple(SizePrice(*one) for one in zip(sizes, bounds.tolist(), values, strict=True)),
     )
 
 

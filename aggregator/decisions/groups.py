@@ -81,12 +81,8 @@ class GroupSpans:
 def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupLayout | None:
     """Return the groups of a gang of so many nodes. None: none are asked for, or they do not make it up."""
     tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
-    data, gpus = max(needs.data_parallel, 1), nodes * gpus_per_node
-    if (
-        needs.elastic is not None
-        or tensor * pipeline * data == 1
-        or gpus % (tensor * pipeline * data)
-    ):
+    gpus = nodes * gpus_per_node
+    if not needs.has_groups or not needs.groups_make_up(gpus):
         return None
     return GroupLayout(tensor, pipeline, gpus // (tensor * pipeline), gpus_per_node)
 
@@ -302,9 +298,9 @@ def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int
 
 def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:
     """Return *needs* for a gang of so many GPUs: groups that do not make it up are no longer asked for."""
-    tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
-    if gpus % (tensor * pipeline):
-        return replace(needs, tensor_parallel=0, pipeline_parallel=0, data_parallel=0)
-    if gpus % (tensor * pipeline * max(needs.data_parallel, 1)):
-        return replace(needs, data_parallel=0)
-    return needs
+    if needs.groups_make_up(gpus):
+        return needs
+    fewer = replace(needs, data_parallel=0)
+    if fewer.groups_make_up(gpus):
+        return fewer
+    return replace(fewer, tensor_parallel=0, pipeline_parallel=0)

@@ -428,8 +428,12 @@ def plan(
     options_max: int = 1,
     steps_max: int = STEPS_MAX,
     subsets_max: float = SUBSETS_MAX,
+    grouped_options: int = GROUPED_OPTIONS,
 ) -> list[PlacementChoice]:
-    """Return up to *options_max* answers, the cheapest first; none where nothing fits."""
+    """Return up to *options_max* answers, the cheapest first; none where nothing fits.
+
+    *grouped_options*: sets of nodes of which the groups of a gang choose; 1: only the one that is best for even traffic.
+    """
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
@@ -437,7 +441,7 @@ def plan(
     layout = layout_of(needs, needs.nodes, gpus_of(table, needs))
     if layout is not None:
         answers = _grouped_answers(
-            table, candidates, needs, lost, layout, max(options_max, GROUPED_OPTIONS), steps_max, subsets_max
+            table, candidates, needs, lost, layout, max(options_max, grouped_options), steps_max, subsets_max
         )  # fmt: skip
         return undominated(table, answers)[:options_max]
     bound, found, measures = _searched(
@@ -496,7 +500,7 @@ def _grouped_answers(
     bound, _, _ = _searched(table, candidates, pool, needs, free, -1, 0, 0.0)
     costs = np.array([one.value for one in lost.crossing])
     answers: list[PlacementChoice] = []
-    wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 else []
+    wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 and options_max > 1 else []
     for count, tier in [(1, None), *wholes]:
         changed = needs
         if tier is not None:

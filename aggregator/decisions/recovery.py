@@ -49,11 +49,11 @@ from .sampled_hours import (
     ACT,
     DECIDE,
     DETECT,
+    INTERRUPTION,
     LOST_WORK,
     OTHER,
     POINTS,
     RESUME,
-    SECOND,
     SPEED,
     TOPOLOGY,
     SampledSum,
@@ -313,7 +313,7 @@ class _Answer:
             return None
         again = RECURRENCE_KNOWN if self.incident.failures_at_step else RECURRENCE
         recurs = np.where(points()[:, OTHER] < again, 1.0, 0.0)
-        hours = recurs * self.gpus * drawn(self.lost.per_interruption_hours, OTHER)
+        hours = recurs * self.gpus * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         words = f"with probability {again:g} (assumed)"
         part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, words)
         return self._option(
@@ -359,7 +359,9 @@ class _Answer:
         )
         lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
         restart = (
-            lender.nodes.size * self.gpus_per_node * drawn(self.lost.per_interruption_hours, OTHER)
+            lender.nodes.size
+            * self.gpus_per_node
+            * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         )
         words = f"{taken.size} nodes for {hours:g} h; how much of it that job would have used nobody said"
         parts = [
@@ -603,7 +605,7 @@ class _Answer:
                 total.add_fixed(one)
         hazard = float(members.hazard.sum()) + float(members.preemption.sum())
         mean = (hazard + lost.shared_hazard.value) * hours
-        failures = second_failures(mean) * drawn(lost.per_interruption_hours, SECOND) * gpus
+        failures = second_failures(mean) * drawn(lost.per_interruption_hours, INTERRUPTION) * gpus
         words = f"{mean:.3g} expected over {hours:g} h"
         total.add("second failures", failures, QuantitySource.ASSUMED, words)
         return found

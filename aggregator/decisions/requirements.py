@@ -126,6 +126,16 @@ class GangRequirements:
         return nodes in self.elastic.allowed if self.elastic else nodes == self.nodes
 
     @property
+    def has_groups(self) -> bool:
+        """Whether tensor, pipeline or data groups of more than one GPU are asked for."""
+        return max(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) > 1
+
+    def groups_make_up(self, gpus: int) -> bool:
+        """Say whether whole groups are so many GPUs; of a data group there may be more members than asked for."""
+        tensor, pipeline = max(self.tensor_parallel, 1), max(self.pipeline_parallel, 1)
+        return gpus % (tensor * pipeline * max(self.data_parallel, 1)) == 0
+
+    @property
     def nodes_max(self) -> int:
         """The largest size that is asked for."""
         return self.elastic.allowed[-1] if self.elastic else self.nodes

@@ -81,7 +81,11 @@ def plan_resize(
     communication: Quantity | None = None,
     gain_min: float = 0.0,
 ) -> ResizePlan:
-    """Return the choices for the gang on *current*, whose `needs.hours` are left at its size of now. *gain_min*: in GPU-hours; 0: by share."""
+    """Return the choices for the gang on *current*, whose `needs.hours` are left at its size of now. *gain_min*: in GPU-hours; 0: by share.
+
+    *current* is in rank order: where groups are asked for, staying is priced in that order, and each change in the order that
+    is best for its own groups. Of each size one set of nodes is tried for them.
+    """
     sizes = needs.elastic
     assert sizes is not None
     size, gpus = current.size, planner.gpus_of(table, needs)
@@ -97,10 +101,9 @@ def plan_resize(
     stay = ResizeChoice(now, nothing, nothing, 0.0, zero, zero)
     choices: list[ResizeChoice] = []
     for nodes in sizes.allowed:
-        # Staying is priced as one of several sizes, of which groups are not weighed: so are the changes.
-        one = replace(
-            needs, nodes=nodes, elastic=None, tensor_parallel=0, pipeline_parallel=0, data_parallel=0
-        )  # fmt: skip
+        if not needs.groups_make_up(nodes * gpus):
+            continue
+        one = replace(needs, nodes=nodes, elastic=None)
         for choice in _placements(table, candidates, one, current, communication):
             if choice.nodes.size == size and np.isin(choice.nodes, current).all():
                 continue
@@ -131,12 +134,12 @@ def _placements(
     free = candidates.nodes.copy()
     free[current] = True
     both = replace(candidates, nodes=free)
-    found = planner.plan(table, both, needs, communication, options_max=1)
+    found = planner.plan(table, both, needs, communication, grouped_options=1)
     if needs.nodes <= current.size:
         own = np.zeros(len(table), dtype=bool)
         own[current] = True
         found += planner.plan(
-            table, replace(candidates, nodes=own), needs, communication, options_max=1
+            table, replace(candidates, nodes=own), needs, communication, grouped_options=1
         )
     elif found:
         # All members stay, and the best of those that would join do.
@@ -145,7 +148,14 @@ def _placements(
         joins = joins[np.argsort(table.hazard[joins], kind="stable")]
         nodes = np.concatenate((stays, joins[: needs.nodes - stays.size]))
         if nodes.size == needs.nodes and not planner.violations(table, needs, nodes):
-            found.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
+            if needs.has_groups:  # in the order that is best for them
+                chosen = np.zeros(len(table), dtype=bool)
+                chosen[nodes] = True
+                found += planner.plan(
+                    table, replace(candidates, nodes=chosen), needs, communication, grouped_options=1
+                )  # fmt: skip
+            else:
+                found.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
     return found
 
 
@@ -167,8 +177,10 @@ def _resize_choice(
     # The job's end is later by as long as it stands; what ends it earlier is in the prices.
     costs = useful + needs.delay_rate
     value = saved * left - costs * stop.value
-    # The members' own numbers are the same on both sides; how the throughput scales and how long the gang stands are not.
-    unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
+    # The members' own numbers are the same on both sides; how long the gang stands is not, nor of another size how it scales.
+    unsure = 0.0
+    if choice.nodes.size != current.size:
+        unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
     gain = Quantity(
         value,
         value - unsure - costs * (stop.upper - stop.value),

@@ -19,23 +19,27 @@ from .quantity import Quantity, QuantitySource, weakest
 
 #: Points, and what each has a dimension for.
 POINTS = 512
-DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER, TOPOLOGY, SPEED = range(10)
-DIMENSIONS = 10
+DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER, TOPOLOGY, SPEED, INTERRUPTION = (
+    range(11)
+)
+DIMENSIONS = 11
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 
 @cache
 def points() -> Floats:
-    """Return points in the unit cube of 10 dimensions, evenly spread: multiples of powers of a root, modulo 1."""
-    dimensions, root = DIMENSIONS, 2.0
+    """Return points in the unit cube of 11 dimensions, evenly spread: multiples of powers of a root, modulo 1; the last
+    coordinate is that of van der Corput, so that each of eleven alone is even."""
+    dimensions, root = DIMENSIONS - 1, 2.0
     for _ in range(60):  # root ** (dimensions + 1) == root + 1
         root = (1.0 + root) ** (1.0 / (dimensions + 1))
     steps = np.array([root ** -(at + 1.0) for at in range(dimensions)])
-    evenly: Floats = np.asarray(
-        (0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0, dtype=np.float64
-    )
-    return evenly
+    evenly = (0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0
+    bits = POINTS.bit_length() - 1
+    reversed_bits = [int(f"{at:0{bits}b}"[::-1], 2) for at in range(POINTS)]
+    last = (np.array(reversed_bits, dtype=np.float64) + 0.5) / POINTS
+    return np.asarray(np.column_stack((evenly, last)), dtype=np.float64)
 
 
 @cache

@@ -189,6 +189,8 @@ class ElasticSizes:
     free_gpu_value: float = 0.0
     #: The size at which the job takes its length; 0: the largest.
     length_nodes: int = 0
+    #: Sizes that were asked for and are left out, as groups do not make them up.
+    left_out: tuple[int, ...] = ()
 
     @cached_property
     def _estimates(self) -> dict[int, Quantity]:

@@ -57,10 +57,21 @@ KINDS = (
         "SELECT name, before_value FROM declared_thresholds WHERE rollout < 1",
         1,
     ),
-    # No table has these: they are compared with files only.
-    RowKind("cost", "", 2),
-    RowKind("tenant", "", 2),
+    RowKind(
+        "cost",
+        "SELECT hosts, field, value FROM (UNPIVOT declared_costs ON price_per_gpu_hour, preemptions_per_hour "
+        "INTO NAME field VALUE value)",
+        2,
+    ),
+    RowKind(
+        "tenant",
+        "SELECT tenant, field, value FROM (UNPIVOT declared_tenants ON COLUMNS(* EXCLUDE tenant) "
+        "INTO NAME field VALUE value)",
+        2,
+    ),
 )
+#: Stores of before version 21 have no table of these.
+LATER_KINDS = frozenset({"cost", "tenant"})
 Rows = Mapping[str, set[Row]]
 
 
@@ -103,11 +114,18 @@ def declared_rows(declared: Declared) -> Rows:
 
 
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
-    """Return the number of the version that is in force in a store, and what it declares. Raises duckdb.Error."""
+    """Return the number of the version that is in force in a store, and what it declares; of an older store without LATER_KINDS.
+
+    Raises duckdb.Error.
+    """
     found = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
-    rows = {
-        kind.name: set(connection.execute(kind.query).fetchall()) for kind in KINDS if kind.query
-    }
+    rows = dict[str, set[Row]]()
+    for kind in KINDS:
+        try:
+            rows[kind.name] = set(connection.execute(kind.query).fetchall())
+        except duckdb.CatalogException:
+            if kind.name not in LATER_KINDS:
+                raise
     return int(found[0] or 0) if found else 0, rows
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from math import isnan
 from typing import Any, NamedTuple
 
 import duckdb
 
 from ..store.rows import table, time_us
 from .loader import DeclaredFile
-from .model import ITEMS, PLACE_FIELDS, TEXTS, THRESHOLDS, Declared, HostPlacement, PlaceSource
+from .model import (
+    ITEMS,
+    PLACE_FIELDS,
+    TEXTS,
+    THRESHOLDS,
+    Declared,
+    ExchangeRates,
+    HostPlacement,
+    PlaceSource,
+)
 
 #: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
@@ -23,6 +34,8 @@ _THRESHOLDS = (
     "name:str value:float default_value:float low:float high:float unit:str tells:str rollout:float "
     "before_value:float"
 )
+_COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float said_at:str"
+_TENANTS = " ".join(["tenant:str", *(f"{one.name}:float" for one in fields(ExchangeRates))])
 _PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
 
 
@@ -69,6 +82,8 @@ def put_version(
     _replace(connection, "declared_overrides", _OVERRIDES, overrides(declared))
     _replace(connection, "declared_expected", _EXPECTED, expectations(declared))
     _replace(connection, "declared_thresholds", _THRESHOLDS, thresholds(declared))
+    _replace(connection, "declared_costs", _COSTS, costs(declared))
+    _replace(connection, "declared_tenants", _TENANTS, tenants(declared))
 
 
 def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> None:
@@ -102,8 +117,8 @@ def reported_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Pl
         field_value = tuple(value.split()) if field == "rails" else value
         found.setdefault((host, source), {})[field] = field_value
     sources: dict[str, tuple[PlaceSource, ...]] = {}
-    for (host, source), fields in found.items():
-        sources[host] = (*sources.get(host, ()), PlaceSource(source, "", HostPlacement(**fields)))
+    for (host, source), place in found.items():
+        sources[host] = (*sources.get(host, ()), PlaceSource(source, "", HostPlacement(**place)))
     return sources
 
 
@@ -169,6 +184,29 @@ def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
         )
         for row in THRESHOLDS.values()
     ]
+
+
+def costs(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_costs`."""
+    return [
+        (
+            one.selection.description, _known(one.price_per_gpu_hour),
+            _known(one.preemptions_per_hour), str(one.where),
+        )
+        for one in declared.node_costs
+    ]  # fmt: skip
+
+
+def tenants(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_tenants`."""
+    return [
+        (name, *(_known(getattr(rates, one.name)) for one in fields(rates)))
+        for name, rates in declared.tenants.items()
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
 
 
 def places(declared: Declared) -> list[tuple[Any, ...]]:

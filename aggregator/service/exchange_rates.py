@@ -57,7 +57,4 @@ def notes_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> list[
         notes.append(
             "gpu_hours_per_currency_unit has no effect: price_per_gpu_hour is declared of no node"
         )
-    groups = gang.groups
-    if gang.HasField("sizes") and max(groups.tensor, groups.pipeline, groups.data) > 1:
-        notes.append("groups are not weighed: a gang of several sizes has others at each of them")
     return notes

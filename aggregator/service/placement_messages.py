@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, isnan, nan, prod
 from typing import Any
 
@@ -104,17 +105,49 @@ def requirements_of(
 
 
 def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> None:
-    """Raise InvalidArgument where the groups do not make up a gang of so many nodes. Of several sizes each has its own."""
+    """Raise InvalidArgument where the groups do not make up a gang of so many nodes."""
+    if not needs.groups_make_up(nodes * gpus_per_node):
+        raise InvalidArgument(
+            "gang.groups",
+            f"{_groups_text(needs)}, expected a divisor of the gang's {nodes * gpus_per_node} GPUs "
+            f"({nodes} nodes of {gpus_per_node})",
+        )
+
+
+def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequirements:
+    """Return *needs* with those of its sizes that the groups make up. Raises InvalidArgument where none is."""
+    elastic = needs.elastic
+    if elastic is None or not needs.has_groups:
+        return needs
+    allowed = tuple(
+        nodes for nodes in elastic.allowed if needs.groups_make_up(nodes * gpus_per_node)
+    )
+    if not allowed:
+        raise InvalidArgument(
+            "gang.groups",
+            f"{_groups_text(needs)}, expected a divisor of the GPUs of at least one of the gang's sizes: "
+            f"{elastic.allowed[0]} to {elastic.allowed[-1]} nodes of {gpus_per_node}",
+        )
+    left_out = tuple(sorted({*elastic.allowed} - {*allowed}))
+    return replace(
+        needs, nodes=allowed[-1], elastic=replace(elastic, allowed=allowed, left_out=left_out)
+    )
+
+
+def size_notes(needs: GangRequirements) -> list[str]:
+    """Return which of the sizes that were asked for are left out, and why."""
+    left_out = needs.elastic.left_out if needs.elastic else ()
+    if not left_out:
+        return []
+    some = ", ".join(map(str, left_out[:8])) + (", ..." if left_out[8:] else "")
+    return [f"sizes left out, which the groups do not make up: {some}"]
+
+
+def _groups_text(needs: GangRequirements) -> str:
     sizes = [
         max(one, 1) for one in (needs.tensor_parallel, needs.pipeline_parallel, needs.data_parallel)
     ]
-    size, gpus = prod(sizes), nodes * gpus_per_node
-    if needs.elastic is None and gpus % size:
-        raise InvalidArgument(
-            "gang.groups",
-            f"{' x '.join(map(str, sizes))} (tensor x pipeline x data) = {size} GPUs, expected a divisor of the gang's {gpus} GPUs "
-            f"({nodes} nodes of {gpus_per_node})",
-        )
+    return f"{' x '.join(map(str, sizes))} (tensor x pipeline x data) = {prod(sizes)} GPUs"
 
 
 def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dict[str, Any]:

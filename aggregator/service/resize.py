@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from ...contract.wire import placement_pb2
 from ..counter_deltas import Indexes
 from ..decisions.node_table import NodeTable
-from ..decisions.planner import Candidates
+from ..decisions.planner import Candidates, gpus_of
 from ..decisions.quantity import Quantity
 from ..decisions.requirements import GangRequirements
 from ..decisions.resize import ResizeChoice, ResizePlan, ResizeTimes, plan_resize
@@ -32,6 +33,12 @@ class ResizeQuestion:
     needs: GangRequirements
     current: Indexes
     times: ResizeTimes
+
+    def in_groups(self, table: NodeTable) -> Self:
+        """Return it with those sizes that the groups make up. Raises InvalidArgument."""
+        gpus = gpus_of(table, self.needs)
+        messages.check_groups(self.needs, self.current.size, gpus)
+        return replace(self, needs=messages.grouped_sizes(self.needs, gpus))
 
     def plan(self, table: NodeTable, communication: Quantity | None) -> ResizePlan:
         """Return the ways."""

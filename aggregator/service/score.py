@@ -265,14 +265,15 @@ class ScoreService(ScoreServiceServicer):
     A reply made of bytes is one that was serialised before; `errors.Errors` lets it pass as it is.
     """
 
-    def __init__(self, source: SnapshotSource) -> None:
-        self._source = source
+    def __init__(self, source: SnapshotSource, scores_port: Callable[[], int] = lambda: 0) -> None:
+        """*scores_port*: returns where callers that ask in a loop should ask; 0: here."""
+        self._source, self._scores_port = source, scores_port
         self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
         #: Of the last snapshot that was asked for: answers about all nodes, by horizon and whether with GPUs.
         self._replies_of: Judgement | None = None
         self._replies: dict[tuple[float, bool], bytes] = {}
-        #: Names, whether with those of GPUs: of how many nodes and GPUs of which epoch, and as bytes.
-        self._dictionaries: dict[bool, tuple[tuple[int, int, int], bytes]] = {}
+        #: Names, whether with those of GPUs: of which epoch, how many nodes and GPUs, with which port; and as bytes.
+        self._dictionaries: dict[bool, tuple[tuple[int, int, int, int], bytes]] = {}
         self._watchers = ScoreWatchers(self._snapshot)
 
     async def GetNodeScore(
@@ -373,10 +374,14 @@ class ScoreService(ScoreServiceServicer):
     ) -> bytes:
         """Return all names; the position is the node index. Made once until there is another. Raises ServiceUnavailable."""
         snapshot = self._snapshot()
-        key = snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus)
+        key = (
+            snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus), self._scores_port()
+        )  # fmt: skip
         made = self._dictionaries.get(request.gpus)
         if made is None or made[0] != key:
-            reply = score_pb2.NodeDictionary(version=key[0], names=snapshot.names)
+            reply = score_pb2.NodeDictionary(
+                version=key[0], names=snapshot.names, scores_port=key[3]
+            )
             if request.gpus:
                 reply.gpus.extend(snapshot.gpus.names[at] for at in range(key[2]))
             made = self._dictionaries[request.gpus] = key, reply.SerializeToString()

@@ -81,10 +81,11 @@ class ScoreServer:
         """Serve until the control socket ends. Raises RuntimeError when it cannot listen."""
         config, at = self._settings.config, self._settings
         server = make_server(config, self._access_control, self._calls)
+        port = 0
         serve_on(
             server,
             {
-                SCORE: ScoreService(self),
+                SCORE: ScoreService(self, lambda: port),
                 PLACEMENT: self._placement,
                 RECOVERY: RecoveryService(self._placement),
             },

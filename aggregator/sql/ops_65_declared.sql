@@ -29,6 +29,18 @@ FROM main.declared_thresholds ORDER BY name;
 COMMENT ON VIEW ops.thresholds IS
     'numbers that rules decide by, and between what they may be declared: SELECT name, value, low, high FROM ops.thresholds';
 
+CREATE OR REPLACE VIEW ops.costs AS
+SELECT hosts, price_per_gpu_hour, preemptions_per_hour > 0 AS is_spot, preemptions_per_hour, said_at
+FROM main.declared_costs ORDER BY said_at, hosts;
+COMMENT ON VIEW ops.costs IS
+    'what a GPU-hour of hosts costs, and which hosts are spot; NULL: this entry says nothing of it: SELECT hosts, price_per_gpu_hour, is_spot, preemptions_per_hour FROM ops.costs';
+
+CREATE OR REPLACE VIEW ops.tenants AS
+SELECT tenant, gpu_hours_per_delay_hour, gpu_hours_per_currency_unit, gpu_hours_per_stranded_gpu_hour
+FROM main.declared_tenants ORDER BY tenant;
+COMMENT ON VIEW ops.tenants IS
+    'exchange rates of tenants: by what plans turn their delay, money and stranded GPUs into GPU-hours; NULL: not declared: FROM ops.tenants';
+
 CREATE OR REPLACE VIEW ops.expected AS
 SELECT name, model, hosts, item, value, tells, said_at FROM main.declared_expected ORDER BY said_at, name, item;
 COMMENT ON VIEW ops.expected IS

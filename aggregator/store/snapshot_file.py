@@ -88,6 +88,8 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("declared_overrides"),
     TableCopy("declared_expected"),
     TableCopy("declared_thresholds"),
+    TableCopy("declared_costs"),
+    TableCopy("declared_tenants"),
     TableCopy("scores", 1_000_000, "time", SCORES_SECONDS + BEFORE_SECONDS),
     TableCopy("evidence", 1_000_000, "time", SCORES_SECONDS),
     TableCopy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),

@@ -356,9 +356,11 @@ best of the ways offered, by {DRAWS} draws, less 1; the oracle knows the site, t
 that stops all processes, where there is one. Calibration: shares of incidents that cost at most p50, and p90.
 Durations are the planner's assumptions, whatever the site. Command: `python -m bench.quality.placement_recovery --seed N`."""
 REASON = """\
-**p90 is too high**: of what a way costs, crossing tiers is a quarter, and what the planner assumes of that is less sure than it is in this world.
-p50 and p90 first left out how unsure topology and speed are: on seed 1, 29 % and 74 % of the incidents were below them. Of four ways to draw these, tried on seeds 1 and 2 of this same made-up world, the one closest to 90 % is in use:
-calibration here is in part fitted to this world, and says little of a real one."""
+**Why calibration is missed where it is**: of what a way costs, crossing tiers is a quarter, and what the planner assumes of that is less sure than it is in this world, so that p90 is high.
+Incidents of one site err alike: of 120 sites of seeds 4, 5 and 6 between 41 and 48 % were at most p50, and 93 to 96 % at most p90.
+p50 and p90 first left out how unsure topology and speed are: on seed 1, 29 % and 74 % of the incidents were below them. Of four ways to draw these, tried on seeds 1 and 2 of this same made-up world, the one closest to 90 % is in use.
+Later one mistake was mended, on seeds 4 to 6: how often a gang fails again and what each failure costs were drawn by one coordinate, so that many failures were dear ones; apart, p90 went down by 0.9 points on average and regret from 1.1 to 0.8 %.
+Calibration here is in part fitted to this world, and says little of a real one."""
 
 
 def recovery_section(seed: int) -> str:
@@ -393,7 +395,7 @@ def recovery_section(seed: int) -> str:
     if lanl_repairs() is None:
         repairs = "repairs are Weibull (the recording of outages is not here)"
     parts = ["## Simulated: recovery", TEXT.format(repairs=repairs), table(heads, cells), summary]
-    if below[1] > COVER_WANTED[1] + COVER_SLACK:
+    if misses:
         parts.append(REASON)
     return "\n\n".join(parts)
 

@@ -353,14 +353,16 @@ class GetNodeDictionaryRequest(_message.Message):
     def __init__(self, known_version: _Optional[int] = ..., gpus: _Optional[bool] = ...) -> None: ...
 
 class NodeDictionary(_message.Message):
-    __slots__ = ("version", "names", "gpus")
+    __slots__ = ("version", "names", "gpus", "scores_port")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_PORT_FIELD_NUMBER: _ClassVar[int]
     version: int
     names: _containers.RepeatedScalarFieldContainer[str]
     gpus: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+    scores_port: int
+    def __init__(self, version: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[str]] = ..., scores_port: _Optional[int] = ...) -> None: ...
 
 class WatchNodeScoresRequest(_message.Message):
     __slots__ = ("bookmark",)

@@ -163,6 +163,7 @@ class Lab:
     def config(self, **changes: Any) -> AggregatorConfig:
         values = {
             "listen": "127.0.0.1:0",
+            "listen_scores": "off",
             "data": self.folder,
             "commit_seconds": 0.02,
             "judge_seconds": 0.1,

@@ -17,6 +17,7 @@ class Process:
     ) -> None:
         command = [sys.executable, *program, "aggregator", "--data", str(with_store(folder))]
         command += ["--listen", "127.0.0.1:0", "--set", "ops_seconds=0"]
+        command += ["--set", "listen_scores=off"]
         self.child = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
         assert self.child.stdout is not None
         said = self.child.stdout.readline()

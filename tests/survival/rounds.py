@@ -87,6 +87,7 @@ class World:
             "ops_seconds=1",
             "judge_seconds=0.2",
             "history_seconds=0.1",
+            "listen_scores=off",  # it stores nothing
         ]
         settings.append(
             "disk_free_share_min=0"

@@ -162,17 +162,17 @@ def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]
 
 
 def test_new_nodes_and_a_new_epoch_are_learned(scores: tuple[Scores, str]) -> None:
-    """Names are asked for when there is one that is not known."""
+    """Names are asked for when there is one that is not known; and once to learn where to ask in a loop."""
     service, address = scores
     with MirrorSource(ConnectionOptions(address), False, "") as source:
         source.content()
         source.content()
-        assert service.dictionaries == 1
+        assert service.dictionaries == 2
         service.names.append("gpu4")
         assert [each.name for each in parse(source.content()).nodes][3] == "gpu4"
         service.version, service.names = 2, ["new1", "new2"]
         assert [each.name for each in parse(source.content()).nodes] == ["new1", "new2"]
-        assert service.dictionaries == 3
+        assert service.dictionaries == 4
 
 
 def test_nobody_answers(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

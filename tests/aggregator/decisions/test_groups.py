@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions import elastic, planner
 from gangline.aggregator.decisions.groups import GroupLayout, group_spans, layout_of, regrouped
 from gangline.aggregator.decisions.requirements import PRICED_TIERS, GangRequirements, Tier
+from gangline.aggregator.decisions.resize import ResizeTimes, plan_resize
+from gangline.aggregator.decisions.scaling import ElasticSizes, scaling_curve
 from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.service.placement import PlacementService
 from gangline.contract.wire import placement_pb2 as wire
 from tests.aggregator.decisions.fleets import Node, snapshot_of, table_of, violations
+from tests.aggregator.decisions.test_elastic import elastic_gangs, of_size
 from tests.aggregator.decisions.test_exchange_rates import Source
 from tests.aggregator.decisions.test_planner import fleets, gangs, planned
 
@@ -272,8 +276,130 @@ def test_a_change_that_helps_can_be_sent_again() -> None:
         assert asked(nodes, sent).options
 
 
-def test_several_sizes_have_several_groups() -> None:
-    """What is not weighed is said."""
-    gang = wire.GangRequirements(groups=wire.ParallelGroups(tensor=8))
-    gang.sizes.allowed_nodes.extend([2, 4])
-    assert "groups are not weighed" in asked(leaves(4), gang).notes[0]
+# ----------------------------------------------------------------------
+# Gangs of several sizes.
+
+
+@pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
+@given(
+    nodes=fleets(8), needs=elastic_gangs(), sizes=st.sampled_from([(8, 2), (2, 2), (4, 4), (16, 1)]), data=st.data(),
+)  # fmt: skip
+def test_sizes_with_groups_hold_and_are_the_best_of_all(
+    nodes: list[Node],
+    needs: GangRequirements,
+    sizes: tuple[int, int],
+    data: st.DataObject,
+    subsets_max: float,
+) -> None:
+    """A gang of 6 or 8 nodes in pipelines of 4: 6 was chosen, in an order and at a price that knew no groups."""
+    needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
+    table, candidates = table_of(nodes)
+    gpus = planner.gpus_of(table, needs)
+    assert needs.elastic is not None
+    fitting = [each for each in needs.elastic.allowed if each * gpus % (sizes[0] * sizes[1]) == 0]
+    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, subsets_max=subsets_max)
+    singles = {
+        each: planner.plan(table, candidates, of_size(needs, each), subsets_max=subsets_max)
+        for each in fitting
+    }
+    assert bool(plan.options) == any(singles.values())
+    for option in plan.options:
+        size = option.nodes.size
+        assert size in fitting and option.groups is not None
+        assert violations(nodes, option.nodes.tolist(), of_size(needs, size)) == []
+        parts = sum(part.gpu_hours.value for part in option.price.parts)
+        assert option.price.total.value == pytest.approx(parts)
+        same = elastic.evaluate_nodes(table, candidates, needs, option.nodes)
+        assert same.price.total.value == pytest.approx(option.price.total.value)
+    if not plan.options:
+        return
+    best = plan.options[0].price.total.value
+    prices = {
+        size: elastic.sized_price(some[0].price, needs.elastic, size, gpus, needs.hours).total.value
+        for size, some in singles.items()
+        if some
+    }
+    assert (
+        best <= min(prices.values()) * (1 + 1e-9) + 1e-9
+    )  # of four sizes each is searched in full
+    size = data.draw(st.sampled_from(sorted(prices)))
+    other = np.array(data.draw(st.permutations(singles[size][0].nodes.tolist())))
+    if not violations(nodes, other.tolist(), of_size(needs, size)):
+        cost = elastic.evaluate_nodes(table, candidates, needs, other).price.total.value
+        assert cost >= (best - plan.options[0].gap_gpu_hours) * (1 - 1e-9) - 1e-9
+
+
+def test_each_size_has_its_own_groups() -> None:
+    """4 or 8 nodes, two stages: at 8 pipelines are within leaves, and what data groups cross is in the price."""
+    curve = scaling_curve(((4, 4.0), (8, 7.9)))
+    needs = grouped(8, 8, 2, 0, elastic=ElasticSizes((4, 6, 8), curve), communication_share=0.2)
+    table, candidates = table_of(leaves(8))
+    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, every_size=True)
+    by_size = {one.nodes.size: one for one in plan.options}
+    large, small = by_size[8].groups, by_size[4].groups
+    assert large is not None and small is not None
+    assert (large.layout.data, small.layout.data) == (4, 2)
+    assert sum(one.crossing[LEAF] for one in small.kinds) == 0
+    crossing = {one.kind: one.crossing[LEAF] for one in large.kinds}
+    assert (crossing["pipeline"], crossing["data"]) == (0, 16)
+    assert "8 tensor x 2 pipeline x 4 data groups" in by_size[8].price.topology.evidence
+
+
+def test_sizes_that_groups_do_not_make_up_are_left_out() -> None:
+    """Said in the answer; where none is left, in the error."""
+    gang = wire.GangRequirements(groups=wire.ParallelGroups(tensor=8, pipeline=2))
+    gang.sizes.allowed_nodes.extend([2, 3, 4])
+    reply = asked(leaves(4), gang)
+    assert [one.nodes for one in reply.sizes] == [2, 4]
+    assert "sizes left out, which the groups do not make up: 3" in reply.notes
+    assert reply.options[0].groups
+    gang.groups.pipeline = 7
+    with pytest.raises(InvalidArgument, match=r"8 x 7 x 1 .* = 56 GPUs, expected a divisor of .* at least one of .* 2 to 4 nodes of 8"):  # fmt: skip
+        asked(leaves(4), gang)
+
+
+def test_a_gang_is_resized_with_its_groups() -> None:
+    """It runs on half of each leaf, so that each pipeline crosses: to lie within one leaf is worth a move."""
+    table, candidates = table_of(leaves(8))
+    needs = grouped(
+        4, 8, 2, 2, pipeline_traffic=9.0, data_traffic=1.0, hours=500.0, communication_share=0.4, restart_hours=0.1,
+        checkpoint_interval_hours=1.0, checkpoint_write_hours=0.01, elastic=ElasticSizes((3, 4), scaling_curve(((4, 4.0),))),
+    )  # fmt: skip
+    current = np.array([0, 1, 4, 5])
+    plan = plan_resize(table, candidates, needs, current, ResizeTimes(0.05, nan, True))
+    assert {one.choice.nodes.size for one in plan.choices} == {4}  # 3 nodes hold no two stages
+    stay, first = plan.stay.choice, plan.choices[0].choice
+    assert stay.groups is not None and first.groups is not None
+    assert {one.kind: one.crossing[LEAF] for one in stay.groups.kinds}["pipeline"] == 16
+    assert sum(one.crossing[LEAF] for one in first.groups.kinds) == 0
+    assert plan.choices[0] is not plan.stay and first.price.total.value < stay.price.total.value
+
+
+@given(
+    nodes=fleets(), needs=elastic_gangs(), sizes=st.sampled_from([(8, 2), (2, 2), (16, 1)])
+)  # fmt: skip
+def test_resizes_with_groups_come_to_rest(
+    nodes: list[Node], needs: GangRequirements, sizes: tuple[int, int]
+) -> None:
+    """Who follows each answer at once ends: each change has an allowed size that the groups make up, and a lower price."""
+    needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1], hours=48.0)
+    table, candidates = table_of(nodes)
+    gpus = planner.gpus_of(table, needs)
+    begun = planner.plan(table, candidates, of_size(needs, needs.nodes))
+    if not begun or not needs.groups_make_up(needs.nodes * gpus):
+        return
+    current, seen = begun[0].nodes, {tuple(sorted(begun[0].nodes.tolist()))}
+    for _ in range(12):
+        plan = plan_resize(table, candidates, needs, current, ResizeTimes(0.05, nan, True))
+        first = plan.choices[0]
+        if first is plan.stay:
+            return
+        current = first.choice.nodes
+        assert needs.allows(current.size) and needs.groups_make_up(current.size * gpus)
+        assert first.choice.groups is not None
+        assert violations(nodes, current.tolist(), of_size(needs, current.size)) == []
+        assert first.choice.price.total.value < plan.stay.choice.price.total.value
+        key = tuple(sorted(current.tolist()))
+        assert key not in seen
+        seen.add(key)
+    pytest.fail("it never stays")

@@ -14,13 +14,21 @@ import grpc
 import pytest
 
 from gangline import cli
+from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
-from gangline.contract.wire import decision_pb2, placement_pb2, recovery_pb2, reservation_pb2
+from gangline.contract.wire import (
+    decision_pb2,
+    placement_pb2,
+    recovery_pb2,
+    reservation_pb2,
+    score_pb2,
+)
 from gangline.contract.wire.decision_pb2_grpc import DecisionServiceStub
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.conftest import Agent, Lab
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.aggregator.service.test_score_process import answer, running
@@ -57,6 +65,48 @@ async def reporting_hosts(lab: Lab, one: Aggregator, until_end: AsyncExitStack) 
 async def explain(port: int, *arguments: str) -> int:
     command = ["explain", "--aggregator", f"127.0.0.1:{port}", *arguments]
     return await asyncio.to_thread(cli.main, command)
+
+
+@pytest.mark.slow
+def test_by_default_the_port_after_listen_answers_scores_and_plans(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user met the loop that judges: the port for schedulers was off until somebody read of it."""
+
+    async def scenario() -> None:
+        default = AggregatorConfig().listen_scores
+        with caplog.at_level("INFO"):
+            async with lab.aggregator(listen_scores=default) as one, AsyncExitStack() as stack:
+                assert one.scores is not None
+                await reporting_hosts(lab, one, stack)
+                assert f"also answered on 127.0.0.1:{one.scores.port}" in caplog.text
+                channels = [
+                    await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+                    for port in (one.port, one.scores.port)
+                ]
+                for channel in channels:
+                    scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+                    assert (
+                        await scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
+                    ).scores_port == one.scores.port
+                placement: Any = PlacementServiceStub(channels[1])  # type: ignore[no-untyped-call]
+                plan = await placement.PlanPlacement(PLAN)
+                assert plan.options
+                recovery: Any = RecoveryServiceStub(channels[1])  # type: ignore[no-untyped-call]
+                lost = recovery_pb2.PlanRecoveryRequest(
+                    current_node_index=[0, 1], failed_node_index=[1]
+                )
+                assert (await recovery.PlanRecovery(lost)).options
+                # What is stored or reserved has one writer, the aggregator.
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await recovery.ReportRecovery(recovery_pb2.ReportRecoveryRequest())
+                assert "listen" in (refused.value.details() or "")
+                reservation: Any = ReservationServiceStub(channels[1])  # type: ignore[no-untyped-call]
+                with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                    await reservation.Reserve(reservation_pb2.ReserveRequest())
+                assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.aggregator import server
 from gangline.aggregator.auth.access import AccessControl
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.metrics import CallCounters
@@ -25,6 +26,7 @@ from gangline.aggregator.server import StartError
 from gangline.aggregator.service import score_process, shared_snapshot
 from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.service.score_process import ScoreProcess, ScoreProcessError
+from gangline.contract.settings import SettingsError
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.auth.secured import Secured, bearer
@@ -249,6 +251,39 @@ def test_a_port_that_is_taken_is_said_at_the_start(tmp_path: Path, lab: Any) -> 
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         asyncio.run(scenario(other.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("listen", "scores", "expected"),
+    [
+        ("127.0.0.1:7600", "auto", ("127.0.0.1", 7601)),
+        ("127.0.0.1:0", "auto", ("127.0.0.1", 0)),
+        ("127.0.0.1:7600", "127.0.0.2:7700", ("127.0.0.2", 7700)),
+        ("127.0.0.1:7600", "off", None),
+        ("127.0.0.1:7600", "", None),
+        ("127.0.0.1:65535", "auto", None),
+    ],
+)
+def test_where_the_score_process_listens(
+    listen: str, scores: str, expected: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "check_endpoint_free", lambda endpoint: None)
+    found = server.scores_endpoint(AggregatorConfig(listen=listen, listen_scores=scores))
+    assert (found[:2] if found else None) == expected
+
+
+def test_without_a_port_of_its_own_the_aggregator_starts_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An upgrade must start where port 7601 was given to something else: it says so, and what to set."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        before = f"127.0.0.1:{other.getsockname()[1] - 1}"
+        assert server.scores_endpoint(AggregatorConfig(listen=before)) is None
+    assert "answered on `listen` alone" in caplog.text and "listen_scores" in caplog.text
+    with pytest.raises(
+        SettingsError, match=r"listen_scores = '7601': expected .*, or auto, or off"
+    ):
+        server.scores_endpoint(AggregatorConfig(listen_scores="7601"))
 
 
 @pytest.mark.slow
