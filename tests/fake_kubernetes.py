@@ -180,8 +180,13 @@ def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:
         elif isinstance(value, dict):
             merge_patch(thing.setdefault(key, {}), value, by_type)
         elif by_type and key == "conditions":
-            new = {one["type"] for one in value}
-            thing[key] = [*(one for one in thing.get(key, []) if one["type"] not in new), *value]
+            found = {one["type"]: one for one in thing.get(key, [])}
+            for one in value:
+                if one.get("$patch") == "delete":
+                    found.pop(one["type"], None)
+                else:
+                    found[one["type"]] = {**found.get(one["type"], {}), **one}
+            thing[key] = list(found.values())
         else:
             thing[key] = value
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +23,17 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, kubernetes_doctor, slurm_doctor
+from ..executors import doctor, extender_server, kubernetes_doctor, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
+from ..executors.kubernetes_health import NodeHealthPublisher
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.model import Scheduler, SchedulerError
+from ..executors.scores import ScoreReader
 from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
 from ..executors.slurm import Slurm, run_command
 from .connection import (
@@ -47,7 +51,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.json"
-SUBCOMMANDS = ("run", "doctor", "undo", "status")
+#: What runs beside the executor has so long to end: it may be in a call.
+COMPANION_SECONDS_MAX = 15.0
+SUBCOMMANDS = ("run", "doctor", "undo", "status", "extender")
+
+
+#: Runs until the event is set.
+Companion = Callable[[threading.Event], None]
 
 
 class SchedulerSite(ABC):
@@ -77,6 +87,11 @@ class SchedulerSite(ABC):
         folder = Path(self.config.ledger)
         with locked(folder):
             yield ExecutorLedger(folder / LEDGER_FILE)
+
+    def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
+        """Yield what runs beside the executor while it acts, each in a thread of its own until the event is set."""
+        del channel, names
+        return ()
 
     def close(self) -> None:
         """End what the scheduler's connection needs."""
@@ -150,6 +165,13 @@ class KubernetesSite(SchedulerSite):
         finally:
             lease.release()
 
+    def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
+        """Yield the publisher of nodes' health, over a connection of its own: its writes must not delay advice."""
+        if self._settings.publish_health:
+            api = ApiServer(self._access)
+            nodes = self._kubernetes.current_nodes
+            yield NodeHealthPublisher(api, nodes, ScoreReader(channel, names.node_of).read).run
+
     def close(self) -> None:
         """End the watches."""
         self._kubernetes.close()
@@ -178,6 +200,10 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"gangline executor: node_map: {error.filename}: {error.strerror}", file=sys.stderr)
         return USAGE
+    if options.what == "extender":
+        if not isinstance(config, KubernetesConfig):
+            parser.error("the extender is one of Kubernetes: gangline executor kubernetes extender")
+        return _extend(config, names)
     if options.what == "undo" and not options.all:
         parser.error("undo takes away everything that executors set: say so with --all")
     try:
@@ -228,9 +254,46 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
             "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
-        executor.run()
+        with running(() if options.shadow else site.companions(channel, names)):
+            executor.run()
         client.close()
     return OK if signaled.is_set() else FAILED
+
+
+@contextmanager
+def running(companions: Iterable[Companion]) -> Iterator[None]:
+    """Have *companions* run, each in a thread."""
+    with ExitStack() as stack:
+        ended = threading.Event()
+        for companion in companions:
+            thread = threading.Thread(target=companion, args=(ended,), daemon=True)
+            thread.start()
+            stack.callback(thread.join, COMPANION_SECONDS_MAX)
+        stack.callback(ended.set)
+        yield
+
+
+def _extend(config: KubernetesConfig, names: NodeNames) -> int:
+    """Answer a scheduler until a signal ends it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    extender = extender_server.Extender(Path(config.extender_mirror), names.node_of)
+    host, _, port = config.extender_listen.rpartition(":")
+
+    async def run() -> None:
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        await extender_server.serve(
+            extender, host.strip("[]"), int(port), ended,
+            lambda chosen: log.info("extender at http://%s:%d/extender/v1, from %s", host, chosen, config.extender_mirror),
+        )  # fmt: skip
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        print(f"gangline executor: extender_listen = {config.extender_listen}: {os.strerror(error.errno or 0)}", file=sys.stderr)  # fmt: skip
+        return FAILED
+    return OK
 
 
 def _undo(site: SchedulerSite) -> int:
@@ -305,7 +368,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Carries out advisories in Slurm or Kubernetes: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
         "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
-        "without the aggregator. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
+        "without the aggregator; extender: answers a kube-scheduler or Volcano from the mirror file, in a process of its own. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
     )  # fmt: skip
     parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
     parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")

@@ -340,4 +340,6 @@ def undo_all(scheduler: Scheduler) -> tuple[list[str], list[str]]:
     steps = core.undo_steps(state)
     errors = scheduler.apply(steps) if steps else {}
     done = [describe(step) for step in steps if step not in errors]
-    return done, [f"{describe(step)}: {error}" for step, error in errors.items()]
+    failed = [f"{describe(step)}: {error}" for step, error in errors.items()]
+    cleared, uncleared = scheduler.clear_health()
+    return [*done, *cleared], [*failed, *uncleared]

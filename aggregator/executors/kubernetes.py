@@ -13,7 +13,8 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from .kubernetes_api import JSON_PATCH, ApiError, ApiServer
+from .kubernetes_api import JSON_PATCH, STRATEGIC_PATCH, ApiError, ApiServer
+from .kubernetes_health import clear_health
 from .kubernetes_jobs import GangHistory, GangPod, budget_refusal, parse_pod
 from .kubernetes_marks import (
     NODE_HOLDS_MAX,
@@ -116,13 +117,14 @@ class Kubernetes(Scheduler):
             self._capabilities = Capabilities(str(version.get("gitVersion", "")), has_drain=False)
         return self._capabilities
 
-    def _current_nodes(self) -> dict[str, KubernetesNode]:
+    def current_nodes(self) -> dict[str, KubernetesNode]:
+        """Return all nodes as the API server has them."""
         self._nodes.start(LIST_SECONDS_MAX)
         return self._nodes.current()
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name; all if *names* is None."""
-        nodes = self._current_nodes()
+        nodes = self.current_nodes()
         common = usual_keys(nodes.values())
         wanted = nodes if names is None else {name: nodes[name] for name in names if name in nodes}
         return {name: node_of(node, self._usual_taints, common) for name, node in wanted.items()}
@@ -136,7 +138,7 @@ class Kubernetes(Scheduler):
 
     def read_holds(self) -> dict[str, NodeHold]:
         """Return the holds of executors, also those past their end whose taint is still there."""
-        return holds_of(self._current_nodes().values())
+        return holds_of(self.current_nodes().values())
 
     # ---- change
 
@@ -161,6 +163,7 @@ class Kubernetes(Scheduler):
                     raise SchedulerError(f"no node has the hold {hold}")
                 for name in nodes:
                     self._edit(name, lambda holds: _with(holds, hold, self._wall() + seconds))
+                    self._post_event(name, hold, step.why)
             case RemoveHold(hold=hold):
                 for name in self._nodes_of(hold):
                     self._edit(name, lambda holds: _without(holds, hold))
@@ -185,7 +188,7 @@ class Kubernetes(Scheduler):
         self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> None:
         """Change the holds of a node; again from the newest version while somebody else is faster. A node that is gone has none."""
-        node = self._current_nodes().get(name)
+        node = self.current_nodes().get(name)
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
         for attempt in range(ATTEMPTS_MAX):
             try:
@@ -205,36 +208,55 @@ class Kubernetes(Scheduler):
                 raise SchedulerError(f"{name}: no node: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
-        """Say in `kubectl describe node` why: one Event for each hold, which Kubernetes deletes after an hour. A refusal changes nothing."""
+        """Say in `kubectl describe node` why: one Event for each hold, with how often it was set or extended. A refusal changes nothing.
+
+        Kubernetes deletes an Event an hour after its last change.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
+        name = f"{node}.{hold.replace('_', '-')}"
         body = {
             "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "GanglineHold",
-            "metadata": {"name": f"{node}.{hold.replace('_', '-')}", "namespace": EVENT_NAMESPACE},
+            "metadata": {"name": name, "namespace": EVENT_NAMESPACE},
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
             "message": f"{hold}: {why}"[:EVENT_CHARACTERS_MAX], "source": {"component": "gangline-executor"},
             "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
+        events = f"/api/v1/namespaces/{EVENT_NAMESPACE}/events"
         try:
-            self._api.call("POST", f"/api/v1/namespaces/{EVENT_NAMESPACE}/events", body)
+            self._api.call("POST", events, body)
         except ApiError as error:
-            if error.status != 409:  # it is there already
+            if error.status == 409:
+                self._count_event(f"{events}/{urllib.parse.quote(name)}", now)
+            else:
                 log.info("no Event of %s on %s: %s", hold, node, error)
+
+    def _count_event(self, path: str, now: str) -> None:
+        try:
+            found = self._api.call("GET", path).get("count")
+            count = found + 1 if isinstance(found, int) else 2
+            self._api.call("PATCH", path, {"count": count, "lastTimestamp": now}, STRATEGIC_PATCH)
+        except ApiError as error:
+            log.info("an Event was not counted: %s", error)
 
     def remove_expired(self) -> None:
         """Take away holds past their end, for nothing in Kubernetes does: also those of executors that are gone."""
         if self._capabilities is None:
             return
         now = self._wall() - EXPIRED_MARGIN_SECONDS
-        for name, node in self._current_nodes().items():
+        for name, node in self.current_nodes().items():
             if has_expired(node, now):
                 log.info(
                     "%s: what an executor set there is past its end, or has none: taken away", name
                 )
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
 
+    def clear_health(self) -> tuple[list[str], list[str]]:
+        """Take away condition and label of all nodes."""
+        return clear_health(self._api, self.current_nodes().values())
+
     def try_taint(self, name: str) -> None:
         """Have the API server check a taint of ours on a node without setting it. Raises SchedulerError."""
-        node = self._current_nodes()[name]
+        node = self.current_nodes()[name]
         patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
         self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
 

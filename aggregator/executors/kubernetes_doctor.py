@@ -31,7 +31,11 @@ STATE_RIGHTS = (
     ("get", "coordination.k8s.io", "leases", "", "be one of several replicas"),
     ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
 )  # fmt: skip
-EVENT_RIGHT = ("create", "", "events", "", "say in `kubectl describe node` why it was set")
+HEALTH_RIGHT = ("patch", "", "nodes", "status", "write the condition GanglineHealthy")
+EVENT_RIGHTS = tuple(
+    (verb, "", "events", "", "say in `kubectl describe node` why it was set")
+    for verb in ("create", "get", "patch")
+)
 SHOWN_MAX = 5
 
 
@@ -53,7 +57,9 @@ def findings(
 
 
 def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
-    wanted = [*((one, "") for one in RIGHTS), (EVENT_RIGHT, EVENT_NAMESPACE)]
+    wanted = [*((one, "") for one in RIGHTS), *((one, EVENT_NAMESPACE) for one in EVENT_RIGHTS)]
+    if config.publish_health:
+        wanted.append((HEALTH_RIGHT, ""))
     if not config.ledger:
         wanted += [(one, config.namespace) for one in STATE_RIGHTS]
     missing = 0
@@ -65,7 +71,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             "subresource": subresource,
         }
         # The manifests name the one ConfigMap and the one Lease.
-        name = config.state_name if namespace and verb != "create" else ""
+        is_named = namespace and verb != "create" and resource != "events"
+        name = config.state_name if is_named else ""
         body = {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}},

@@ -341,6 +341,10 @@ class Scheduler(ABC):
         """Take away what executors set and what is past its end, where the scheduler does not do so by itself."""
         return
 
+    def clear_health(self) -> tuple[list[str], list[str]]:
+        """Take away what executors publish about nodes' health; return (what was done, what failed)."""
+        return [], []
+
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps* of SCHEDULER_STEPS; return the error of each that failed. A step that is so already is no error."""

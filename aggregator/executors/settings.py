@@ -52,6 +52,12 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
+def _check_listen(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("ADDRESS:PORT, as 127.0.0.1:7611")
+
+
 def _check_object_name(name: str) -> None:
     if not OBJECT_NAME.fullmatch(name):
         raise ValueError("1 to 63 lower-case letters, digits and -")
@@ -175,6 +181,19 @@ class KubernetesConfig(ExecutorConfig):
         USUAL_TAINTS,
         description="keys of taints that stand on nodes in service, with * for any characters: they say what kind of node it is. "
         "A key on more than half of all nodes is usual, too",
+    )
+    publish_health: bool = setting(
+        True,
+        description="write the condition GanglineHealthy and the label gangline.io/bucket (0 best to 3) of each node",
+    )
+    extender_listen: str = setting(
+        "127.0.0.1:7611",
+        check=_check_listen,
+        description="ADDRESS:PORT of `gangline executor kubernetes extender`: plain HTTP, for the scheduler on this machine",
+    )
+    extender_mirror: str = setting(
+        "/run/gangline-mirror/nodes",
+        description="file that the extender answers from, written by `gangline mirror`",
     )
     no_execute: bool = setting(
         False,
