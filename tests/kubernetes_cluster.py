@@ -121,10 +121,7 @@ class RealKubernetes:
 
     def start_scheduler(self, **settings: Any) -> None:
         """Start the scheduler, in place of the one before; *settings*: of its configuration, as `extenders`."""
-        if self._scheduler is not None:
-            os.killpg(self._scheduler.pid, signal.SIGKILL)
-            self._scheduler.wait(GUARD_SECONDS)
-            self._processes.remove(self._scheduler)
+        self.stop_scheduler()
         connection = {"kubeconfig": str(self.kubeconfig(ADMIN_TOKEN)), "qps": 5000, "burst": 5000}
         document = {
             "apiVersion": "kubescheduler.config.k8s.io/v1beta1", "kind": "KubeSchedulerConfiguration",
@@ -135,6 +132,14 @@ class RealKubernetes:
         self._run("kube-scheduler", f"--config={path}", "--port=0", f"--secure-port={free_port()}",
                   f"--cert-dir={self.folder / 'scheduler'}")  # fmt: skip
         self._scheduler = self._processes[-1]
+
+    def stop_scheduler(self) -> None:
+        """Kill the scheduler, if one runs."""
+        if self._scheduler is not None:
+            os.killpg(self._scheduler.pid, signal.SIGKILL)
+            self._scheduler.wait(GUARD_SECONDS)
+            self._processes.remove(self._scheduler)
+            self._scheduler = None
 
     def _is_ready(self) -> bool:
         for process in self._processes:
