@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Result, percentile
-from gangline.aggregator.executors.kubernetes_api import ApiError, ApiServer
+from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiError, ApiServer
 from tests.aggregator.executors.serving_extender import mirror_node, write_mirror
 from tests.aggregator.executors.test_extender_scheduler import configuration
 from tests.kubernetes_cluster import (
@@ -55,7 +55,7 @@ def run(seed: int, nodes: int = NODES) -> list[Result]:
             cluster = Path(folder, "cluster")
             cluster.mkdir()
             with running_kubernetes(cluster) as real:
-                return [*results, scheduler(real, port, nodes)]
+                return [*results, *scheduler(real, port, nodes)]
 
 
 @contextmanager
@@ -144,12 +144,19 @@ def answers(port: int, verb: str) -> Result:
         process.start()
         assert ready.wait(GUARD_SECONDS)
         with socket.create_connection(("127.0.0.1", echo_port), GUARD_SECONDS) as echo:
-            rounds = [(_p99(ours, request, size), _p99(echo, request, size)) for _ in range(ROUNDS)]
+            echo.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            rounds = [_round(ours, echo, request, size) for _ in range(ROUNDS)]
         process.terminate()
         process.join(GUARD_SECONDS)
-    value, floor = sorted(rounds, key=lambda one: one[0] / one[1])[ROUNDS // 2]
-    ratios = sorted(one / two for one, two in rounds)
-    notes = f"{ROUNDS} rounds of {REQUESTS} requests: ratio {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    p99 = sorted(
+        ((percentile(one, 0.99), percentile(two, 0.99)) for one, two in rounds), key=lambda pair: pair[0] / pair[1]
+    )  # fmt: skip
+    value, floor = p99[ROUNDS // 2]
+    middle = statistics.median(percentile(one, 0.5) / percentile(two, 0.5) for one, two in rounds)
+    notes = (
+        f"{ROUNDS} rounds of {REQUESTS} requests, by turns with the echo: ratio of p99 {p99[0][0] / p99[0][1]:.2f} to {p99[-1][0] / p99[-1][1]:.2f}, "
+        f"of medians {middle:.2f}"
+    )
     return Result(f"extender, {verb} of {SHOWN} names, p99", 1e6 * value, "µs", f"an echo of as many bytes ({size})", 1e6 * floor, notes)  # fmt: skip
 
 
@@ -167,22 +174,23 @@ def _first_size(plain: socket.socket, request: bytes) -> int:
     return len(head) + 4 + length
 
 
-def _p99(plain: socket.socket, request: bytes, size: int) -> float:
-    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds = []
+def _round(ours: socket.socket, echo: socket.socket, request: bytes, size: int) -> tuple[list[float], list[float]]:  # fmt: skip
+    """Return the seconds of REQUESTS answers of both, one by one in turn: what else runs here meets both alike."""
+    seconds: tuple[list[float], list[float]] = [], []
     for _ in range(REQUESTS):
-        begin, left = time.perf_counter(), size
-        plain.sendall(request)
-        while left:
-            left -= len(plain.recv(1 << 17))
-        seconds.append(time.perf_counter() - begin)
-    return percentile(seconds, 0.99)
+        for plain, found in zip((ours, echo), seconds, strict=True):
+            begin, left = time.perf_counter(), size
+            plain.sendall(request)
+            while left:
+                left -= len(plain.recv(1 << 17))
+            found.append(time.perf_counter() - begin)
+    return seconds
 
 
 # ---------------------------------------------------------------- the scheduler
 
 
-def scheduler(real: RealKubernetes, port: int, nodes: int) -> Result:
+def scheduler(real: RealKubernetes, port: int, nodes: int) -> list[Result]:
     """Compare the time that the scheduler needs for a pod, with the extender and without, by turns."""
     access = real.access(ADMIN_TOKEN)
     with closing(ApiServer(access)) as api:
@@ -195,22 +203,34 @@ def scheduler(real: RealKubernetes, port: int, nodes: int) -> Result:
             except ApiError:
                 assert time.monotonic() < end
                 time.sleep(0.2)
-        _create(real, [_node(at) for at in range(1, nodes + 1)], "/api/v1/nodes")
-        with_extender, without = [], []
+        _create(access, [_node(at) for at in range(1, nodes + 1)], "/api/v1/nodes")
+        both = configuration(port)
+        ranks = {key: value for key, value in both.items() if key != "filterVerb"}
+        found: dict[str, list[float]] = {"without it": [], "ranks": [], "ranks and filters": []}
         for number in range(ROUNDS):
-            with_extender.append(_schedule(real, api, [configuration(port)], f"e{number}"))
-            without.append(_schedule(real, api, [], f"n{number}"))
+            for name, extenders in zip(found, ([], [ranks], [both]), strict=True):
+                found[name].append(
+                    _schedule(real, api, extenders, f"{name[-2:]}{number}".replace(" ", ""))
+                )
         people.api.close()
-    ours, peer = statistics.median(with_extender), statistics.median(without)
+    return [
+        _compare(name, found[name], found["without it"], nodes)
+        for name in found
+        if name != "without it"
+    ]
+
+
+def _compare(name: str, ours: list[float], peer: list[float], nodes: int) -> Result:
+    value, floor = statistics.median(ours), statistics.median(peer)
     notes = (
-        f"{ROUNDS} rounds of {PODS} pods: {1 / ours:.0f} pods/s with it, {1 / peer:.0f} without: {peer / ours:.2f} of the rate; "
-        f"rounds {min(map(_rate, with_extender)):.0f} to {max(map(_rate, with_extender)):.0f}, and {min(map(_rate, without)):.0f} to {max(map(_rate, without)):.0f}"
+        f"{ROUNDS} rounds of {PODS} pods by turns: {1 / value:.0f} pods/s with it, {1 / floor:.0f} without: {floor / value:.2f} of the rate; "
+        f"rounds {_rates(ours)}, and {_rates(peer)}"
     )
-    return Result(f"kube-scheduler, {nodes} nodes, a pod, with the extender", 1000 * ours, "ms", "without it", 1000 * peer, notes)  # fmt: skip
+    return Result(f"kube-scheduler, {nodes} nodes, a pod, with an extender that {name}", 1000 * value, "ms", "without it", 1000 * floor, notes)  # fmt: skip
 
 
-def _rate(seconds: float) -> float:
-    return 1 / seconds
+def _rates(seconds: list[float]) -> str:
+    return f"{1 / max(seconds):.0f} to {1 / min(seconds):.0f}"
 
 
 def _node(at: int) -> Any:
@@ -226,11 +246,11 @@ def _pod(name: str) -> Any:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def _create(real: RealKubernetes, things: list[Any], path: str) -> None:
+def _create(access: ApiAccess, things: list[Any], path: str) -> None:
     """Create *things*, several at one time."""
 
     def some(first: int) -> None:
-        with closing(ApiServer(real.access(ADMIN_TOKEN))) as api:
+        with closing(ApiServer(access)) as api:
             for thing in things[first::CREATORS]:
                 api.call("POST", path, thing)
 
@@ -241,7 +261,7 @@ def _create(real: RealKubernetes, things: list[Any], path: str) -> None:
 def _schedule(real: RealKubernetes, api: ApiServer, extenders: list[Any], prefix: str) -> float:
     """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound to the last."""
     real.stop_scheduler()
-    _create(real, [_pod(f"{prefix}-{at}") for at in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
+    _create(api.access, [_pod(f"{prefix}-{at}") for at in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
     pods, version = api.list_all("/api/v1/pods")
     watch = api.watch("/api/v1/pods", version)
     real.start_scheduler(extenders=extenders)

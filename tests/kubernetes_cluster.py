@@ -410,6 +410,8 @@ class UsedCluster:
     access: ApiAccess
     people: People
     real: RealKubernetes | None = None
+    #: Of the stand-in: offers a custom resource.
+    define: Callable[[Any], None] | None = None
 
 
 @contextmanager

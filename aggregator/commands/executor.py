@@ -30,6 +30,7 @@ from ..executors.executor import Executor, undo_all
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_health import NodeHealthPublisher
+from ..executors.kubernetes_kueue import KueueController
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.model import Scheduler, SchedulerError
@@ -93,6 +94,10 @@ class SchedulerSite(ABC):
         del channel, names
         return ()
 
+    def undo_companions(self) -> list[str]:
+        """Take away what companions set; return what was done. Raises SchedulerError."""
+        return []
+
     def close(self) -> None:
         """End what the scheduler's connection needs."""
         return
@@ -126,7 +131,7 @@ class KubernetesSite(SchedulerSite):
         self._api = ApiServer(self._access)
         self._kubernetes = Kubernetes(
             self._api, gpu_resources=config.gpu_resources, gang_labels=config.gang_labels, usual_taints=config.usual_taints,
-            no_execute=config.no_execute, reset_command=config.reset_command, release_command=config.release_command,
+            no_execute=config.no_execute, device_taints=config.device_taints, reset_command=config.reset_command, release_command=config.release_command,
         )  # fmt: skip
         self.scheduler = self._kubernetes
 
@@ -171,6 +176,22 @@ class KubernetesSite(SchedulerSite):
             api = ApiServer(self._access)
             nodes = self._kubernetes.current_nodes
             yield NodeHealthPublisher(api, nodes, ScoreReader(channel, names.node_of).read).run
+        if self._settings.kueue:
+            yield self._kueue().run
+
+    def _kueue(self) -> KueueController:
+        kubernetes, settings = self._kubernetes, self._settings
+        return KueueController(
+            ApiServer(self._access), kubernetes.current_nodes, kubernetes.out_of_service, kubernetes.current_pods,
+            gpu_resources=settings.gpu_resources, select_bucket=settings.kueue_select_bucket,
+        )  # fmt: skip
+
+    def undo_companions(self) -> list[str]:
+        """Let what waits for the companions go on."""
+        if not self._settings.kueue:
+            return []
+        with closing(self._kueue()) as controller:
+            return controller.undo()
 
     def close(self) -> None:
         """End the watches."""
@@ -298,6 +319,7 @@ def _extend(config: KubernetesConfig, names: NodeNames) -> int:
 
 def _undo(site: SchedulerSite) -> int:
     done, failed = undo_all(site.scheduler)
+    done += site.undo_companions()
     for line in done:
         print(f"undone: {line}")
     for line in failed:

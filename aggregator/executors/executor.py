@@ -326,7 +326,7 @@ def describe(step: Step) -> str:
     fields = [
         f"{name}={value:.0f}" if isinstance(value, float) else f"{name}={value}"
         for name in type(step).__dataclass_fields__
-        if name not in ("advisory", "why") and (value := getattr(step, name)) not in ("", False)
+        if name not in ("advisory", "why") and (value := getattr(step, name)) not in ("", False, ())
     ]
     return " ".join([type(step).__name__, *fields])
 

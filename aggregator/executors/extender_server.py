@@ -6,6 +6,8 @@ A scheduler waits for each answer, so an answer is one write, and the file is re
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import json
 import logging
 import socket
@@ -41,6 +43,8 @@ CONNECTIONS_MAX = 64
 REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
 #: The file is looked at this often; it is written every 3 s.
 READ_SECONDS = 1.0
+#: Garbage is collected after so many readings, in the thread that reads: a collection within an answer would take longer than the answer.
+READINGS_PER_COLLECTION = 60
 #: A thread that reads the file lets the other one go on after so long.
 SWITCH_SECONDS = 0.0005
 #: The same fault is logged this often.
@@ -286,14 +290,20 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
 async def serve(extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]) -> None:  # fmt: skip
     """Answer on *host*:*port* until *ended*; *ready* is called with the port. Raises OSError where it cannot listen."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.disable()
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(extender.refresh)
     server = await loop.create_server(lambda: ExtenderConnection(extender), host, port, backlog=128)
     ready(server.sockets[0].getsockname()[1])
     try:
-        while not ended.is_set():
-            await asyncio.to_thread(extender.refresh)
+        for readings in itertools.count(1):
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), READ_SECONDS)
+            if ended.is_set():
+                return
+            await asyncio.to_thread(extender.refresh)
+            if readings % READINGS_PER_COLLECTION == 0:
+                await asyncio.to_thread(gc.collect)
     finally:
+        gc.enable()
         server.close()

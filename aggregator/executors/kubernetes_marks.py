@@ -67,6 +67,7 @@ class KubernetesNode:
     health: NodeCondition | None = None
     #: GPUs that pods can have there, by the extended resource.
     gpus: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bucket(self) -> int | None:
@@ -126,6 +127,7 @@ def parse_node(document: Any) -> KubernetesNode:
         str(ready.get("status", "Unknown")), str(ready.get("reason", "no status was reported")),
         (metadata.get("labels") or {}).get(BUCKET_LABEL), own.get(BUCKET_UNTIL_ANNOTATION), _condition(health),
         _counts((document.get("status") or {}).get("allocatable") or {}),
+        {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
     )  # fmt: skip
 
 

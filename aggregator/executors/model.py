@@ -96,6 +96,8 @@ class NodeHold:
     name: str
     nodes: frozenset[str]
     ends: float = 0.0
+    #: Devices of the nodes that it is about; () for the nodes themselves.
+    devices: tuple[str, ...] = ()
 
     @property
     def is_managed(self) -> bool:
@@ -155,6 +157,8 @@ class Advice:
     lease_until: float = 0.0
     workload: str = ""
     checkpoint_seconds: float = 0.0
+    #: GPUs that it is about, by UUID.
+    devices: tuple[str, ...] = ()
 
     @property
     def hold_name(self) -> str:
@@ -212,6 +216,8 @@ class PlaceHold(Step):
     seconds: float
     #: Another hold stands on the node.
     overlaps: bool = False
+    #: GPUs that it is about, by UUID, where that is not the whole node: a scheduler that takes out single GPUs may hold these alone.
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

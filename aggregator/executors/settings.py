@@ -186,6 +186,18 @@ class KubernetesConfig(ExecutorConfig):
         True,
         description="write the condition GanglineHealthy and the label gangline.io/bucket (0 best to 3) of each node",
     )
+    device_taints: bool = setting(
+        False,
+        description="an advisory of one GPU makes a DeviceTaintRule of that GPU in place of the node's taint, where the API server has it",
+    )
+    kueue: bool = setting(
+        False,
+        description="serve admission checks of Kueue whose controllerName is gangline.io/health: a workload waits while only unhealthy nodes are free",
+    )
+    kueue_select_bucket: bool = setting(
+        False,
+        description="with kueue: a workload that fits on nodes of bucket 0 alone is sent there by a nodeSelector",
+    )
     extender_listen: str = setting(
         "127.0.0.1:7611",
         check=_check_listen,
