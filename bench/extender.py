@@ -133,7 +133,9 @@ def answers(port: int, verb: str) -> Result:
     """Compare the p99 of an answer with the echo's, by turns."""
     names = [f"n{10 * at + 1}" for at in range(SHOWN)]
     pod = {"metadata": {"name": "train-0", "namespace": NAMESPACE}, "spec": {"containers": [{"name": "main", "image": "none"}]}}  # fmt: skip
-    body = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
+    body = json.dumps(
+        {"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")
+    ).encode()  # as Go writes it
     path = f"/extender/v1/{verb}"
     request = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body  # fmt: skip
     with socket.create_connection(("127.0.0.1", port), GUARD_SECONDS) as ours:

@@ -6,6 +6,7 @@ A scheduler waits for each answer, so an answer is one write, and the file is re
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import json
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 << 20
 #: Of one request, to its empty line.
 HEAD_BYTES_MAX = 8192
+#: Heads that were parsed are remembered: those of one scheduler differ by their length alone.
+HEADS_MAX = 256
 #: A scheduler has one connection, or a few.
 CONNECTIONS_MAX = 64
 #: From the first byte of a request to its last; between two requests.
@@ -169,7 +172,9 @@ class ExtenderConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         #: Of the request that is being read, once its head is there: (method, path, accept, keep-alive, length of its body).
         self._head: tuple[str, str, str, bool, int] | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless there are too many."""
@@ -187,13 +192,13 @@ class ExtenderConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget it."""
         self._extender.connections -= 1
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; answer each request that is whole."""
-        if not self._buffer:
+        if not self._buffer and self._head is None:
             self._wait(REQUEST_SECONDS_MAX)
         self._buffer += data
         try:
@@ -206,12 +211,18 @@ class ExtenderConnection(asyncio.Protocol):
             self._wait(IDLE_SECONDS_MAX)
 
     def _wait(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire)
+        """Let the connection end unless something happens within *seconds*. One timer is moved when it fires, not at each request."""
+        self._deadline = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline, self._expire)
 
     def _expire(self) -> None:
-        if self._buffer:
+        self._timer = None
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._expire)
+        elif self._buffer or self._head is not None:
             self._refuse(408, f"a request is whole within {REQUEST_SECONDS_MAX:.0f} s")
         elif self._transport is not None:
             self._transport.close()
@@ -269,6 +280,7 @@ class ExtenderConnection(asyncio.Protocol):
         self._send(status, json.dumps({"error": message}).encode(), _JSON, False)
 
 
+@functools.lru_cache(HEADS_MAX)
 def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
     """Return (method, path, accept, keep-alive, length of the body). Raises RequestError."""
     request = parse_request(head)

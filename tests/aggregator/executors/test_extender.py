@@ -91,6 +91,33 @@ def test_whole_nodes_are_answered_as_whole_nodes(served: ServedExtender) -> None
     assert scores == [{"Host": "n1", "Score": 10}, {"Host": "n5", "Score": 0}]
 
 
+GO = b'{"Pod":%s,"Nodes":null,"NodeNames":[%s]}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        GO % (b"{}", b'"n1","n5"'),
+        GO % (b"{}", b""),
+        GO % (b"{}", b'"n5"'),
+        GO % (b"{}", b'"n5","n5","n9"'),
+        GO % (rb'{"a":"\"NodeNames\":[\"x\"]}"}', b'"n1","n5"'),
+        GO % (b'{"NodeNames":["x"]}', b'"n1","n5"'),
+        b'{"NodeNames":["n1"],"Pod":{"NodeNames":["n5"]}}',
+        b' {"NodeNames": ["n1", "n5"]} ',
+        b'{"NodeNames":["n1","n\\u0035"]}',
+    ],
+)
+def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
+    """Names are cut out of the body where it is as Go writes it; the answer must be that of a whole parse."""
+    table = table_of(mirrored(NODES))
+    given = json.loads(body)["NodeNames"]
+    answer = json.loads(filter_answer(body, table))
+    assert answer["NodeNames"] == [name for name in given if name != "n5"]
+    assert set(answer["FailedNodes"]) == {"n5"} & set(given)
+    assert [one["Host"] for one in json.loads(prioritize_answer(body, table))] == given
+
+
 # ---------------------------------------------------------------- Volcano
 
 
@@ -178,7 +205,8 @@ def test_when_most_nodes_are_out_none_is_filtered() -> None:
 
 def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
     """`node_map` translates; a host without a node is nobody's."""
-    table = table_of(mirrored(NODES), {"n5": "ip-10-0-0-5", "n1": ""}.get)  # type: ignore[arg-type]
+    names_of = {"n5": "ip-10-0-0-5", "n1": ""}
+    table = table_of(mirrored(NODES), lambda host: names_of.get(host, host))
     assert set(table.failed) == {"ip-10-0-0-5"} and "n1" not in table.scores
 
 
