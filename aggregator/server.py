@@ -36,14 +36,13 @@ from .ingest.clocks import ClockWriter
 from .ingest.ingest import Ingest
 from .judge_loop import JudgeLoop, SnapshotHolder, restore_from_store
 from .metrics import CallCounters
+from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families
 from .monitoring.metrics import MetricSources
 from .monitoring.monitor import (
-    AggregatorMetricsServer,
     AlarmChanges,
     MonitorThread,
     SelfMonitor,
-    listener,
     record_alarms,
 )
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
@@ -382,6 +381,7 @@ class Aggregator:
             self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
             self.access_control, self.admission_control, self.query.pool,
             lambda: self._telemetry.streams, lambda: self.judge_loop.turn_seconds, self.scores,
+            lambda: self.advisory_engine.machine.state.fuse.position == "open",
         )  # fmt: skip
 
         def resource_usage(now_ns: int) -> ResourceUsage:

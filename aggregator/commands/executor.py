@@ -33,10 +33,12 @@ from ..executors.kubernetes_health import NodeHealthPublisher
 from ..executors.kubernetes_kueue import KueueController
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
+from ..executors.metrics import ExecutorFigures
 from ..executors.model import Scheduler, SchedulerError
 from ..executors.scores import ScoreReader
 from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
 from ..executors.slurm import Slurm, run_command
+from ..metrics_server import MetricsThread
 from .connection import (
     CommandError,
     add_connection_options,
@@ -260,7 +262,9 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    figures = ExecutorFigures(marks_max=config.marks_max, is_shadow=options.shadow)
     with (
+        serving_metrics(config.metrics_listen, figures),
         site.own_ledger(stopped, options.shadow) as ledger,
         open_channel(connection_options, CHANNEL_OPTIONS) as channel,
     ):
@@ -268,9 +272,10 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             return OK
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped, figures=figures,
         )  # fmt: skip
         client.start()
+        figures.has_lease = not options.shadow
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
             "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
@@ -279,6 +284,23 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             executor.run()
         client.close()
     return OK if signaled.is_set() else FAILED
+
+
+@contextmanager
+def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
+    """Serve /metrics at *address*; nothing for "". Raises CommandError where it cannot listen."""
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        server = MetricsThread(host, int(port), figures.render)
+    except OSError as error:
+        raise CommandError(f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED) from error  # fmt: skip
+    try:
+        yield
+    finally:
+        server.close()
 
 
 @contextmanager

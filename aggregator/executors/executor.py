@@ -16,6 +16,7 @@ from functools import partial
 from . import core, reports
 from .client import AggregatorClient, ClientError
 from .ledger import ExecutorLedger, LedgerError
+from .metrics import ExecutorFigures
 from .model import (
     SCHEDULER_STEPS,
     Accept,
@@ -72,8 +73,9 @@ class Executor:
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
         stopped: threading.Event | None = None,
+        figures: ExecutorFigures | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does; *figures*: what /metrics shows."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
@@ -87,6 +89,8 @@ class Executor:
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
         self.counters = Counters()
+        self.figures = figures or ExecutorFigures(wall=wall)
+        self.figures.marks_max, self.figures.is_shadow = config.marks_max, shadow
 
     def stop(self) -> None:
         """End `run` after the step that it is at."""
@@ -111,6 +115,10 @@ class Executor:
             self._act()
             self._report()
             self.counters.turns += 1
+            self.figures.is_connected = self._client.is_live()
+            self.figures.look_at(
+                self._client.advice(), self._state, self._ledger, self._policy.actions
+            )
         except SchedulerError as error:
             self._complain("the scheduler does not answer", str(error))
             return self._config.poll_seconds
@@ -182,6 +190,7 @@ class Executor:
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
+        self.figures.count_action(kind, error)
         core.record_result(step, error, self._ledger, now)
         if error:
             self.counters.failures += 1
@@ -199,6 +208,7 @@ class Executor:
         for step, answer in zip(steps, answers, strict=True):
             if isinstance(answer, ClientError):
                 self.counters.failures += 1
+                self.figures.count_action(type(step).__name__, str(answer))
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
                 self._complain(f"{describe(step)} of {step.advisory}", str(answer))
                 continue
@@ -207,6 +217,7 @@ class Executor:
                     self._accepted(situation, situation.advice[step.advisory], answer)
                 case Answer(state=state, why=note):
                     log.info("%s %s: %s", step.advisory, state, note)
+                    self.figures.count_answer(step.advisory, state)
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state

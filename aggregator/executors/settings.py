@@ -39,6 +39,17 @@ def _check_actor(actor: str) -> None:
         raise ValueError(f"1 to {ACTOR_CHARACTERS_MAX} printable characters")
 
 
+def _check_listen(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("ADDRESS:PORT, as 127.0.0.1:7611")
+
+
+def _check_optional_listen(address: str) -> None:
+    if address:
+        _check_listen(address)
+
+
 def _check_hold(mark: str) -> None:
     if mark != "hold":
         raise ValueError(
@@ -50,12 +61,6 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     if REBOOT in actions:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
-
-
-def _check_listen(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("ADDRESS:PORT, as 127.0.0.1:7611")
 
 
 def _check_object_name(name: str) -> None:
@@ -109,6 +114,11 @@ class ExecutorConfig:
     node_map: str = setting(
         "",
         description="file with a line `NODE HOST` for each node that agents call by another name",
+    )
+    metrics_listen: str = setting(
+        "",
+        check=_check_optional_listen,
+        description="ADDRESS:PORT of /metrics for Prometheus: plain HTTP, no login; empty: off",
     )
     release_command: str = setting(
         "", description="run before a reboot or a reset, as `ssh {node} gangline release`; no shell"

@@ -45,6 +45,7 @@ class MetricSources:
     streams: Callable[[], int]
     judge_seconds: Callable[[], float]
     scores: ScoreProcess | None  # None: nothing listens on `listen_scores`
+    breaker_open: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("running_queries", "operators' questions that have a process now", lambda m: m.sources.query_pool.running_count),
     _gauge("connections", "established TCP connections to the gRPC ports", lambda m: m.usage.connections),
     _gauge("streams", "open telemetry streams", lambda m: m.sources.streams()),
+    _gauge("breaker_open", "1 while the circuit breaker is open: no host is taken out", lambda m: m.sources.breaker_open()),
     _gauge("hosts", "hosts registered, or remembered from before a restart", lambda m: len(m.sources.ingest.sessions)),
     _gauge("hosts_ratio", "of hosts_max", lambda m: len(m.sources.ingest.sessions) / m.sources.config.hosts_max),
     _gauge("silent_hosts", "real hosts not heard for 60 s", lambda m: silent_hosts(m.sources.fleet, m.now_ns)),
