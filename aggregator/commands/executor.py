@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ...cli import FAILED, OK, USAGE
+from ...contract.otlp_logs import OtlpLogExporter
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
@@ -265,6 +266,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
     figures = ExecutorFigures(marks_max=config.marks_max, is_shadow=options.shadow)
     with (
         serving_metrics(config.metrics_listen, figures),
+        exporting(config) as exporter,
         site.own_ledger(stopped, options.shadow) as ledger,
         open_channel(connection_options, CHANNEL_OPTIONS) as channel,
     ):
@@ -272,7 +274,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             return OK
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped, figures=figures,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped, figures=figures, exporter=exporter,
         )  # fmt: skip
         client.start()
         figures.has_lease = not options.shadow
@@ -301,6 +303,21 @@ def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
         yield
     finally:
         server.close()
+
+
+@contextmanager
+def exporting(config: ExecutorConfig) -> Iterator[OtlpLogExporter | None]:
+    """Have the exporter of steps, where one is set. Raises CommandError for headers that are none."""
+    if not config.otlp_logs:
+        yield None
+        return
+    try:
+        exporter = OtlpLogExporter(config.otlp_logs, "gangline-executor", config.actor)
+    except ValueError as error:
+        raise CommandError(str(error), FAILED) from error
+    with closing(exporter):
+        exporter.start()
+        yield exporter
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from . import core, reports
 from .client import AggregatorClient, ClientError
 from .ledger import ExecutorLedger, LedgerError
-from .metrics import ExecutorFigures
+from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
     SCHEDULER_STEPS,
     Accept,
@@ -74,8 +75,10 @@ class Executor:
         wake: threading.Event | None = None,
         stopped: threading.Event | None = None,
         figures: ExecutorFigures | None = None,
+        exporter: OtlpLogExporter | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does; *figures*: what /metrics shows."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does; *figures*: what /metrics shows;
+        *exporter*: takes a record of each step."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
@@ -90,6 +93,7 @@ class Executor:
         self._announced: set[str] = set()
         self.counters = Counters()
         self.figures = figures or ExecutorFigures(wall=wall)
+        self._exporter = exporter
         self.figures.marks_max, self.figures.is_shadow = config.marks_max, shadow
 
     def stop(self) -> None:
@@ -190,13 +194,29 @@ class Executor:
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
-        self.figures.count_action(kind, error)
+        self._count(step, error)
         core.record_result(step, error, self._ledger, now)
         if error:
             self.counters.failures += 1
             if not isinstance(step, Requeue | EndStep):  # these are not tried again
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
+
+    def _count(self, step: Step, error: str) -> None:
+        """Count one step, and export it where that is asked for."""
+        kind = type(step).__name__
+        self.figures.count_action(kind, error)
+        if self._exporter is None or kind in UPKEEP:
+            return
+        attributes = {
+            "gangline.advisory": step.advisory, "gangline.step": kind, "gangline.outcome": FAILED if error else OK,
+            "gangline.cluster": self._config.cluster, "host.name": self._names.host_of(str(getattr(step, "node", ""))),
+            "gangline.workload": str(getattr(step, "job", "")), "gangline.error": error,
+        }  # fmt: skip
+        text = f"{describe(step)}: {step.why}{f': failed: {error}' if error else ''}"
+        severity = ERROR if error else INFO
+        self._exporter.export(OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes))  # fmt: skip
+        self.figures.dropped_log_records = self._exporter.dropped_count
 
     def _tell(self, situation: core.Situation, steps: list[Step]) -> None:
         """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
@@ -208,7 +228,7 @@ class Executor:
         for step, answer in zip(steps, answers, strict=True):
             if isinstance(answer, ClientError):
                 self.counters.failures += 1
-                self.figures.count_action(type(step).__name__, str(answer))
+                self._count(step, str(answer))
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
                 self._complain(f"{describe(step)} of {step.advisory}", str(answer))
                 continue

@@ -48,6 +48,7 @@ class ExecutorFigures:
     #: Answers to the aggregator, by state.
     answers: dict[str, int] = field(default_factory=dict)
     turns: int = 0
+    dropped_log_records: int = 0
     has_lease: bool = False
     is_shadow: bool = False
     is_connected: bool = False
@@ -117,6 +118,7 @@ class ExecutorFigures:
             Family(PREFIX + "actions", "counter", "", "steps carried out in the scheduler and at the aggregator, by kind and outcome", actions),
             Family(PREFIX + "answers", "counter", "", "answers to advisories, by state", answers),
             Family(PREFIX + "turns", "counter", "", "turns of the executor", [("", str(self.turns))]),
+            Family(PREFIX + "dropped_log_records", "counter", "", "log records for otlp_logs dropped, because too many waited or the collector refused them", [("", str(self.dropped_log_records))]),
             _gauge("lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", float(self.has_lease)),
             _gauge("shadow", "1 where it only says what it would do", float(self.is_shadow)),
             _gauge("connected", "1 while advice of the aggregator is complete and current", float(self.is_connected)),

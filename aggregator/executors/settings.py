@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
 from .core import MARKS, ExecutorPolicy
 from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
@@ -119,6 +120,11 @@ class ExecutorConfig:
         "",
         check=_check_optional_listen,
         description="ADDRESS:PORT of /metrics for Prometheus: plain HTTP, no login; empty: off",
+    )
+    otlp_logs: str = setting(
+        "",
+        check=check_url,
+        description="address of an OpenTelemetry collector, as http://127.0.0.1:4318: each step is sent there as a log record; empty: off",
     )
     release_command: str = setting(
         "", description="run before a reboot or a reset, as `ssh {node} gangline release`; no shell"

@@ -46,6 +46,7 @@ class MetricSources:
     judge_seconds: Callable[[], float]
     scores: ScoreProcess | None  # None: nothing listens on `listen_scores`
     breaker_open: Callable[[], bool] = lambda: False
+    dropped_log_records: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ FIGURES: tuple[Figure, ...] = (
     _count("exported_rows", "readings that left the live file for Parquet", lambda m: m.sources.store.history.exported_rows),
     _count("history_busy_seconds", "time that history worked", lambda m: m.sources.store.history.busy_seconds),
     _count("removed_for_room_files", "files of history removed because the disk was almost full", lambda m: m.sources.store.history.removed_for_room_count),
+    _count("dropped_log_records", "log records for otlp_logs dropped, because too many waited or the collector refused them", lambda m: m.sources.dropped_log_records()),
     _count("queries", "questions of operators that were given a process", lambda m: m.sources.query_pool.requested_count),
     _count("died_queries", "of them those whose process died or was killed: for time, for memory", lambda m: m.sources.query_pool.died_count),
     _count("score_processes", "processes started to answer listen_scores", lambda m: m.sources.scores.started_count if m.sources.scores else 0),

@@ -140,9 +140,15 @@ class MonitorThread:
         monitor: SelfMonitor,
         on_changes: Callable[[AlarmChanges], None],
         server: AggregatorMetricsServer | None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        """*on_changes*: takes changes, called in our thread."""
-        self._monitor, self._on_changes, self._server = monitor, on_changes, server
+        """*on_changes*: takes changes, called in our thread, as *look* is with each poll."""
+        self._monitor, self._on_changes, self._server, self._look = (
+            monitor,
+            on_changes,
+            server,
+            look,
+        )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="own-health", daemon=True)
@@ -180,5 +186,6 @@ class MonitorThread:
     def _poll(self) -> None:
         try:
             self._on_changes(self._monitor.poll())
+            self._look()
         except Exception:
             log.exception("a look at ourselves failed; the next is in %g s", POLL_SECONDS)
