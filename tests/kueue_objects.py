@@ -66,7 +66,7 @@ RESOURCE_SLICE: dict[str, Any] = {
 def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, properties: dict[str, Any], *, namespaced: bool = False) -> Any:  # fmt: skip
     """Return a CustomResourceDefinition."""
     schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
-    subresources = {"status": {}} if "status" in properties else {}
+    subresources: dict[str, Any] = {"status": {}} if "status" in properties else {}
     return {
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from google.protobuf import json_format
@@ -58,7 +59,7 @@ class Collector:
         return [one.body.string_value for body in self.bodies for one in decoded(body)]
 
 
-def decoded(body: bytes) -> list[object]:
+def decoded(body: bytes) -> list[Any]:
     request = json_format.Parse(body, ExportLogsServiceRequest())
     return [record for resource in request.resource_logs for scope in resource.scope_logs for record in scope.log_records]  # fmt: skip
 
