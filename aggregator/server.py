@@ -404,16 +404,16 @@ class Aggregator:
         loop = asyncio.get_running_loop()
         server = AggregatorMetricsServer(metrics, self._self_monitor.render) if metrics else None
         self._monitor_thread = MonitorThread(
-            self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server, self._log_look()
+            self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server, self._log_poll()
         )  # fmt: skip
 
-    def _log_look(self) -> Callable[[], None]:
+    def _log_poll(self) -> Callable[[], None]:
         """Return what exports findings and advice, in the thread of the monitor."""
         exporter = self._log_exporter
         if exporter is None:
             return lambda: None
         found = FindingAndAdviceLog(exporter, lambda: self.fleet.findings, self._advisories)
-        return lambda: found.look(self._wall_ns())
+        return lambda: found.poll(self._wall_ns())
 
     def _advisories(self) -> list[Advisory]:
         return (

@@ -91,6 +91,8 @@ class Executor:
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
+        #: The ledger has changes that only a call to the aggregator made.
+        self._is_unsaved = False
         self.counters = Counters()
         self.figures = figures or ExecutorFigures(wall=wall)
         self._exporter = exporter
@@ -120,7 +122,7 @@ class Executor:
             self._report()
             self.counters.turns += 1
             self.figures.is_connected = self._client.is_live()
-            self.figures.look_at(
+            self.figures.observe(
                 self._client.advice(), self._state, self._ledger, self._policy.actions
             )
         except SchedulerError as error:
@@ -159,10 +161,23 @@ class Executor:
     # ---- act
 
     def _act(self) -> None:
+        """Decide and act until nothing is left to do. What calls to the aggregator changed is stored with the next intent, or at the end:
+        an advisory whose acceptance was not stored is known by its owner (`core`)."""
+        try:
+            self._act_in_rounds()
+        finally:
+            if self._is_unsaved:
+                self._save()
+
+    def _save(self) -> None:
+        self._ledger.save()
+        self._is_unsaved = False
+
+    def _act_in_rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
             situation = self._situation()
             if core.reconcile(self._ledger, situation):
-                self._ledger.save()
+                self._save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
             self._announce(situation)
             if self._shadow:
@@ -183,12 +198,12 @@ class Executor:
             core.record_intent(command, self._ledger, situation)
             log.info("%s: %s", describe(command), command.why)
         if commands:
-            self._ledger.save()
+            self._save()
             errors = self._scheduler.apply(commands)
             now = self._wall()
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
-            self._ledger.save()
+            self._save()
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _note(self, step: Step, error: str, now: float) -> None:
@@ -248,7 +263,7 @@ class Executor:
                 case _:
                     pass
             self._note(step, "", self._wall())
-        self._ledger.save()
+        self._is_unsaved = True
 
     def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
         """Make the call of one step, in a thread of its own."""

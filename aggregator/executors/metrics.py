@@ -76,7 +76,7 @@ class ExecutorFigures:
         if state == DONE and seen is not None:
             self.done_seconds.observe(max(0.0, self.wall() - seen))
 
-    def look_at(
+    def observe(
         self, advice: Mapping[str, Advice], state: SchedulerState, ledger: ExecutorLedger, actions: frozenset[str],
     ) -> None:  # fmt: skip
         """Take what is known after a turn. *actions*: what this executor carries out."""

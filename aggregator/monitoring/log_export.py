@@ -1,4 +1,4 @@
-"""Findings and advice as OTLP log records: what began, changed and ended since the last look."""
+"""Findings and advice as OTLP log records: what began, changed and ended since the last poll."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAILED = (AdvisoryState.FAILED,)
 
 
 class FindingAndAdviceLog:
-    """`look` now and then, from one thread; what stands at the first look is exported, too."""
+    """`poll` now and then, from one thread; what stands at the first poll is exported, too."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class FindingAndAdviceLog:
         self._known_findings: dict[FindingKey, Finding] = {}
         self._known_advice: dict[str, int] = {}
 
-    def look(self, now_ns: int) -> None:
+    def poll(self, now_ns: int) -> None:
         """Export what changed."""
         findings = dict(self._findings())
         for key, finding in findings.items():

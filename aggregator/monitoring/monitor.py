@@ -140,9 +140,9 @@ class MonitorThread:
         monitor: SelfMonitor,
         on_changes: Callable[[AlarmChanges], None],
         server: AggregatorMetricsServer | None,
-        look: Callable[[], None] = lambda: None,
+        poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
-        """*on_changes*: takes changes, called in our thread, as *look* is with each poll."""
+        """*on_changes*: takes changes, called in our thread, as *poll_logs* is with each poll."""
         self._monitor, self._on_changes, self._server, self._look = (
             monitor,
             on_changes,
@@ -186,6 +186,6 @@ class MonitorThread:
     def _poll(self) -> None:
         try:
             self._on_changes(self._monitor.poll())
-            self._look()
+            self._poll_logs()
         except Exception:
             log.exception("a look at ourselves failed; the next is in %g s", POLL_SECONDS)

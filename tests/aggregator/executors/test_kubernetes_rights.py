@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.executors.kubernetes_api import ApiServer
-from tests.kubernetes_cluster import ADMIN_TOKEN, MANIFESTS, MISSING, NAMESPACE, UsedCluster, has_kubernetes, path_of
+from tests.kubernetes_cluster import (
+    ADMIN_TOKEN,
+    MANIFESTS,
+    MISSING,
+    NAMESPACE,
+    UsedCluster,
+    has_kubernetes,
+    path_of,
+)
 from tests.kueue_objects import DEFINITIONS, DRA, KUEUE, define_all
 
 pytestmark = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)

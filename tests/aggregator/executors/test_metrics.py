@@ -50,7 +50,7 @@ def test_from_advice_to_done() -> None:
     known = {
         one.name: one for one in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
     }
-    figures.look_at(known, state, ledger, ACTIONS)
+    figures.observe(known, state, ledger, ACTIONS)
     found = figures_of(figures)
     assert found["gangline_executor_open_advice"] == 1  # the reboot is left to people
     assert found["gangline_executor_foreign_nodes"] == 1
@@ -66,7 +66,7 @@ def test_from_advice_to_done() -> None:
     ledger.add(entry)
     figures.count_answer("a1", "DONE")
     figures.count_answer("a9", "DONE")  # of an earlier life: how long it took is not known
-    figures.look_at({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
+    figures.observe({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
     clock.now += 60
     figures.count_action("RenewLease", "")
     found = figures_of(figures)
