@@ -176,6 +176,7 @@ class Executor:
     def _act_in_rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
             situation = self._situation()
+            self.figures.note_advice(situation.advice, self._ledger, self._policy.actions)
             if core.reconcile(self._ledger, situation):
                 self._save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]

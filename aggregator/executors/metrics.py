@@ -76,19 +76,29 @@ class ExecutorFigures:
         if state == DONE and seen is not None:
             self.done_seconds.observe(max(0.0, self.wall() - seen))
 
+    def note_advice(
+        self, advice: Mapping[str, Advice], ledger: ExecutorLedger, actions: frozenset[str]
+    ) -> list[Advice]:
+        """Remember when each open advisory was first seen, and return them. *actions*: what this executor carries out."""
+        now = self.wall()
+        is_open = [
+            one
+            for one in advice.values()
+            if one.state in ("PROPOSED", "ACCEPTED")
+            and one.action in actions
+            and not _is_answered(one, ledger)
+        ]
+        for one in is_open:
+            if len(self._seen) < SEEN_MAX:
+                self._seen.setdefault(one.name, now)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in advice}
+        return is_open
+
     def observe(
         self, advice: Mapping[str, Advice], state: SchedulerState, ledger: ExecutorLedger, actions: frozenset[str],
     ) -> None:  # fmt: skip
-        """Take what is known after a turn. *actions*: what this executor carries out."""
-        now = self.wall()
-        is_open = [one for one in advice.values() if one.state in ("PROPOSED", "ACCEPTED") and one.action in actions]  # fmt: skip
-        for one in is_open:
-            if one.name not in self._seen and len(self._seen) < SEEN_MAX:
-                entry = ledger.get(one.name)
-                if entry is None or not entry.answered:
-                    self._seen[one.name] = now
-        self._seen = {name: seen for name, seen in self._seen.items() if name in advice}
-        self.open_advice = sum(not _is_answered(one, ledger) for one in is_open)
+        """Take what is known after a turn."""
+        self.open_advice = len(self.note_advice(advice, ledger, actions))
         self.foreign_nodes = sum(bool(node.out) and not node.is_managed for node in state.nodes.values())  # fmt: skip
         set_marks = [entry for entry in ledger if entry.is_marked]
         self.marks = MarkFigures(
@@ -97,7 +107,7 @@ class ExecutorFigures:
             min((entry.expires for entry in set_marks), default=0.0),
         )
         self.turns += 1
-        self.last_turn = now
+        self.last_turn = self.wall()
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition, and its media type."""

@@ -143,12 +143,8 @@ class MonitorThread:
         poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
         """*on_changes*: takes changes, called in our thread, as *poll_logs* is with each poll."""
-        self._monitor, self._on_changes, self._server, self._look = (
-            monitor,
-            on_changes,
-            server,
-            look,
-        )
+        self._monitor, self._on_changes, self._server = monitor, on_changes, server
+        self._poll_logs = poll_logs
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="own-health", daemon=True)
