@@ -139,6 +139,7 @@ class NodeHealthPublisher:
         while not stopped.is_set():
             self.turn()
             stopped.wait(HEALTH_SECONDS)
+        self._api.close()
 
     def turn(self) -> int:
         """Publish what changed, nodes that became worse first; return how many nodes were written. Never raises for others' failures."""

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from gangline.aggregator.executors import kubernetes_doctor
 from gangline.aggregator.executors.kubernetes_api import ApiServer
+from gangline.aggregator.executors.kubernetes_doctor import DEVICE_RIGHTS, KUEUE_RIGHTS
+from gangline.aggregator.executors.settings import KubernetesConfig
 from tests.kubernetes_cluster import (
     ADMIN_TOKEN,
     MANIFESTS,
@@ -104,6 +107,16 @@ def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api
         check=False, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> None:
+    """Each right that is missing is named with the manifest that gives it."""
+    config = KubernetesConfig(kueue=True, device_taints=True)
+    assert [one.text for one in kubernetes_doctor._rights(api, config)] == [
+        "has all rights that it needs"
+    ]
+    wanted = {(group, kind) for _, group, kind, _, _ in (*KUEUE_RIGHTS, *DEVICE_RIGHTS)}
+    assert {group for group, _ in wanted} == {KUEUE, DRA} == set(kubernetes_doctor.MANIFESTS)
 
 
 def test_the_table_names_all_that_the_manifests_name() -> None:
