@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel packages test-packages image clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -90,6 +90,14 @@ soak-executor: .venv/ready-dev
 # The same over a real API server of Kubernetes, at random calls: no mark past its expiry, nobody's taint lost, no budget broken.
 soak-kubernetes: .venv/ready-dev
 	$(BIN)/python -m tests.soak_kubernetes --rounds $(or $(ROUNDS),200) --seed $(SEED)
+
+# The real programs that tests can use and that no package installs, each into a folder of its own under FOLDER, outside the checkout.
+rigs:
+	@[ -n "$(FOLDER)" ] || { echo "usage: make rigs FOLDER=/somewhere (outside the checkout)" >&2; exit 2; }
+	@case "$(abspath $(FOLDER))/" in "$(CURDIR)"/*) echo "FOLDER is within the checkout; name one outside, as FOLDER=$$HOME/gangline-rigs" >&2; exit 2;; esac
+	@set -e; for script in tests/rigs/*.sh; do name=$$(basename "$$script" .sh); echo "making $$name: $$(sed -n 2p "$$script" | cut -c3-)"; \
+		bash "$$script" "$(abspath $(FOLDER))/$$name"; done
+	@for script in tests/rigs/*.sh; do sed -n "s|^# *tests/rigs/.*; \(export .*\)FOLDER|\1$(abspath $(FOLDER))/$$(basename $$script .sh)|p" "$$script"; done
 
 fix: .venv/ready-dev
 	$(BIN)/ruff check --fix

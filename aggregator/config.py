@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..contract.otlp_logs import check_url
 from ..contract.settings import SettingsError, setting
 from .principal import check_name_patterns, check_trust_domain
 
@@ -262,6 +263,11 @@ class AggregatorConfig:
         check=check_metrics,
         description="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
         "whoever reaches it; empty: off",
+    )
+    otlp_logs: str = setting(
+        "",
+        check=check_url,
+        description="address of an OpenTelemetry collector, as http://127.0.0.1:4318: findings and advice are sent there as log records; empty: off",
     )
     metrics_hosts: bool = setting(
         False,

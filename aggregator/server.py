@@ -20,8 +20,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from ..contract.metrics_http import Family
+from ..contract.otlp_logs import OtlpLogExporter
 from . import metrics as descriptors
-from .advisories.advisory import limits_of
+from .advisories.advisory import Advisory, limits_of
 from .advisories.engine import AdvisoryEngine
 from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
@@ -43,14 +44,14 @@ from .ingest.clocks import ClockWriter
 from .ingest.ingest import Ingest
 from .judge_loop import JudgeLoop, SnapshotHolder, restore_from_store
 from .metrics import CallCounters
+from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families
+from .monitoring.log_export import FindingAndAdviceLog
 from .monitoring.metrics import MetricSources
 from .monitoring.monitor import (
-    AggregatorMetricsServer,
     AlarmChanges,
     MonitorThread,
     SelfMonitor,
-    listener,
     record_alarms,
 )
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
@@ -424,10 +425,20 @@ class Aggregator:
 
     def _make_monitoring(self, metrics: socket.socket | None) -> None:
         """Make what looks at ourselves."""
+        try:
+            self._log_exporter = (
+                OtlpLogExporter(self._config.otlp_logs, "gangline-aggregator", socket.gethostname())
+                if self._config.otlp_logs
+                else None
+            )
+        except ValueError as error:
+            raise StartError(str(error)) from error
         parts = MetricSources(
             self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
             self.access_control, self.admission_control, self.query.pool,
             lambda: self._telemetry.streams, lambda: self.judge_loop.turn_seconds, self.scores,
+            lambda: self.advisory_engine.machine.state.fuse.position == "open",
+            lambda: self._log_exporter.dropped_count if self._log_exporter else 0,
         )  # fmt: skip
 
         def resource_usage(now_ns: int) -> ResourceUsage:
@@ -439,17 +450,27 @@ class Aggregator:
         loop = asyncio.get_running_loop()
         server = AggregatorMetricsServer(metrics, self._self_monitor.render) if metrics else None
         self._monitor_thread = MonitorThread(
-            self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server
-        )
+            self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server, self._log_poll()
+        )  # fmt: skip
 
-    def _host_families(self, now_ns: int) -> list[Family]:
-        """Return the series of each host. For the thread that answers /metrics."""
-        advisories = (
+    def _log_poll(self) -> Callable[[], None]:
+        """Return what exports findings and advice, in the thread of the monitor."""
+        exporter = self._log_exporter
+        if exporter is None:
+            return lambda: None
+        found = FindingAndAdviceLog(exporter, lambda: self.fleet.findings, self._advisories)
+        return lambda: found.poll(self._wall_ns())
+
+    def _advisories(self) -> list[Advisory]:
+        return (
             []
             if self.advisory_engine.shadow
             else list(self.advisory_engine.machine.state.advisories.values())
         )
-        return host_families(self.snapshot_holder.snapshot, advisories, now_ns)
+
+    def _host_families(self, now_ns: int) -> list[Family]:
+        """Return the series of each host. For the thread that answers /metrics."""
+        return host_families(self.snapshot_holder.snapshot, self._advisories(), now_ns)
 
     def _on_alarm_changes(self, loop: asyncio.AbstractEventLoop, changes: AlarmChanges) -> None:
         """Take changes of alarms over, from the watch's thread into the loop's."""
@@ -461,6 +482,8 @@ class Aggregator:
     async def _run(self) -> None:
         """Begin what goes on by itself, and say that we serve."""
         self._lag.start()
+        if self._log_exporter is not None:
+            self._log_exporter.start()
         self._monitor_thread.start()
         for name in ("", TELEMETRY, QUERY):
             await self._health.set(name, _SERVING)
@@ -491,6 +514,8 @@ class Aggregator:
         await self._calibration.close()
         self._lag.stop()
         self._monitor_thread.close()
+        if self._log_exporter is not None:
+            self._log_exporter.close()
         await self._health.enter_graceful_shutdown()
         self._telemetry.stop_reading()
         self.store.request_commit()

@@ -41,6 +41,7 @@ BENCHES = {
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
     "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
+    "extender": "the scheduler extender of Kubernetes: its answer against an echo, and the real kube-scheduler with and without it",
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",
     "slurm_gang": "a lost node until all ranks run again: `gangline gang` with a spare against a requeue, in a real Slurm",
     "slurm_submit": "`sbatch` to a slurmctld with job_submit.lua and a mirror of 10,000 nodes against one without a plugin",

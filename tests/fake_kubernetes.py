@@ -53,6 +53,17 @@ class FakeKubernetes:
         self.condition = threading.Condition()
         self.is_stopped = False
         self.calls = 0
+        self.discovery: dict[str, Any] = dict(DISCOVERY)
+
+    def define(self, definition: Any) -> None:
+        """Offer what a CustomResourceDefinition says; fields are not checked."""
+        spec = definition["spec"]
+        for version in (one["name"] for one in spec["versions"]):
+            group = self.discovery.setdefault(f"/apis/{spec['group']}", {"versions": []})
+            if {"version": version} not in group["versions"]:
+                group["versions"].append({"version": version})
+            path = f"/apis/{spec['group']}/{version}"
+            self.discovery.setdefault(path, {"resources": []})["resources"].append({"name": spec["names"]["plural"]})  # fmt: skip
 
     def change(self, kind: str, key: Key, thing: Any) -> Any:
         """Store *thing*, or take it away (`DELETED`), and tell watches. What changes nothing is no new version."""
@@ -164,7 +175,10 @@ def json_patch(thing: Any, operations: Any) -> None:
         try:
             if one["op"] == "test" and parent[at] != one["value"]:
                 raise Refusal(422, f"testing value {one['path']} failed")
-            if one["op"] == "add":
+            if one["op"] == "replace":
+                _ = parent[at]
+                parent[at] = one["value"]
+            elif one["op"] == "add":
                 parent[at] = one["value"]
             elif one["op"] == "remove":
                 del parent[at]
@@ -180,8 +194,13 @@ def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:
         elif isinstance(value, dict):
             merge_patch(thing.setdefault(key, {}), value, by_type)
         elif by_type and key == "conditions":
-            new = {one["type"] for one in value}
-            thing[key] = [*(one for one in thing.get(key, []) if one["type"] not in new), *value]
+            found = {one["type"]: one for one in thing.get(key, [])}
+            for one in value:
+                if one.get("$patch") == "delete":
+                    found.pop(one["type"], None)
+                else:
+                    found[one["type"]] = {**found.get(one["type"], {}), **one}
+            thing[key] = list(found.values())
         else:
             thing[key] = value
 
@@ -207,8 +226,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if self.headers.get("Authorization") != f"Bearer {self.fake.token}":
                 raise Refusal(401, "Unauthorized")
-            if parts.path in DISCOVERY:
-                self._send(200, DISCOVERY[parts.path])
+            if parts.path in self.fake.discovery:
+                self._send(200, self.fake.discovery[parts.path])
                 return
             match = PATH.fullmatch(parts.path)
             if match is None:
@@ -250,6 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         found = [
             thing for key, thing in sorted(self.fake.objects.items())
             if key[0] == kind and namespace in ("", key[1])
+            and query.get("labelSelector", "") in ("", *(thing["metadata"].get("labels") or {}))
         ]  # fmt: skip
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
         more = {"continue": str(first + limit)} if first + limit < len(found) else {}

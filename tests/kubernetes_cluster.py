@@ -64,6 +64,7 @@ class RealKubernetes:
         self.folder = folder
         self.port, self._etcd_port, self._peer_port = free_port(), free_port(), free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._scheduler: subprocess.Popen[bytes] | None = None
         self.has_controller_manager = path_of("kube-controller-manager") is not None
 
     def access(self, token: str) -> ApiAccess:
@@ -112,12 +113,33 @@ class RealKubernetes:
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--watch-cache=true", "--v=0",
         )  # fmt: skip
         until(self._is_ready, "the API server is ready")
+        self.start_scheduler()
         config = str(self.kubeconfig(ADMIN_TOKEN))
-        self._run("kube-scheduler", f"--kubeconfig={config}", "--leader-elect=false", "--port=0", f"--secure-port={free_port()}",
-                  f"--cert-dir={self.folder / 'scheduler'}")  # fmt: skip
         if self.has_controller_manager:
             self._run("kube-controller-manager", f"--kubeconfig={config}", "--leader-elect=false", "--port=0",
                       f"--secure-port={free_port()}", f"--controllers={CONTROLLERS}", f"--cert-dir={self.folder / 'controllers'}")  # fmt: skip
+
+    def start_scheduler(self, **settings: Any) -> None:
+        """Start the scheduler, in place of the one before; *settings*: of its configuration, as `extenders`."""
+        self.stop_scheduler()
+        connection = {"kubeconfig": str(self.kubeconfig(ADMIN_TOKEN)), "qps": 5000, "burst": 5000}
+        document = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1", "kind": "KubeSchedulerConfiguration",
+            "clientConnection": connection, "leaderElection": {"leaderElect": False}, **settings,
+        }  # fmt: skip
+        path = self.folder / "scheduler.json"
+        path.write_text(json.dumps(document))
+        self._run("kube-scheduler", f"--config={path}", "--port=0", f"--secure-port={free_port()}",
+                  f"--cert-dir={self.folder / 'scheduler'}")  # fmt: skip
+        self._scheduler = self._processes[-1]
+
+    def stop_scheduler(self) -> None:
+        """Kill the scheduler, if one runs."""
+        if self._scheduler is not None:
+            os.killpg(self._scheduler.pid, signal.SIGKILL)
+            self._scheduler.wait(GUARD_SECONDS)
+            self._processes.remove(self._scheduler)
+            self._scheduler = None
 
     def _is_ready(self) -> bool:
         for process in self._processes:
@@ -388,6 +410,8 @@ class UsedCluster:
     access: ApiAccess
     people: People
     real: RealKubernetes | None = None
+    #: Of the stand-in: offers a custom resource.
+    define: Callable[[Any], None] | None = None
 
 
 @contextmanager

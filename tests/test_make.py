@@ -105,3 +105,15 @@ def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["/usr/bin/make", "-n", "run", *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [([], "usage: make rigs FOLDER=/somewhere"), (["FOLDER=./rigs"], "name one outside")],
+)
+def test_rigs_are_made_outside_the_checkout(folder: list[str], message: str) -> None:
+    """Three gigabytes of another project's source in the checkout would be linted, packed and committed."""
+    done = subprocess.run(
+        ["/usr/bin/make", "-s", "rigs", *folder], cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0 and message in done.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,20 +20,26 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ...cli import FAILED, OK, USAGE
+from ...contract.otlp_logs import OtlpLogExporter
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, kubernetes_doctor, slurm_doctor
+from ..executors import doctor, extender_server, kubernetes_doctor, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
+from ..executors.kubernetes_health import NodeHealthPublisher
+from ..executors.kubernetes_kueue import KueueController
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
+from ..executors.metrics import ExecutorFigures
 from ..executors.model import Scheduler, SchedulerError
+from ..executors.scores import ScoreReader
 from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
 from ..executors.slurm import Slurm, run_command
+from ..metrics_server import MetricsThread
 from .connection import (
     CommandError,
     add_connection_options,
@@ -47,7 +55,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.json"
-SUBCOMMANDS = ("run", "doctor", "undo", "status")
+#: What runs beside the executor has so long to end: it may be in a call.
+COMPANION_SECONDS_MAX = 15.0
+SUBCOMMANDS = ("run", "doctor", "undo", "status", "extender")
+
+
+#: Runs until the event is set.
+Companion = Callable[[threading.Event], None]
 
 
 class SchedulerSite(ABC):
@@ -79,6 +93,15 @@ class SchedulerSite(ABC):
         folder = Path(self.config.ledger)
         with locked(folder):
             yield ExecutorLedger(folder / LEDGER_FILE)
+
+    def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
+        """Yield what runs beside the executor while it acts, each in a thread of its own until the event is set."""
+        del channel, names
+        return ()
+
+    def undo_companions(self) -> list[str]:
+        """Take away what companions set; return what was done. Raises SchedulerError."""
+        return []
 
     def close(self) -> None:
         """End what the scheduler's connection needs."""
@@ -114,7 +137,7 @@ class KubernetesSite(SchedulerSite):
         self._api = ApiServer(self._access)
         self._kubernetes = Kubernetes(
             self._api, gpu_resources=config.gpu_resources, gang_labels=config.gang_labels, usual_taints=config.usual_taints,
-            no_execute=config.no_execute, reset_command=config.reset_command, release_command=config.release_command,
+            no_execute=config.no_execute, device_taints=config.device_taints, reset_command=config.reset_command, release_command=config.release_command,
         )  # fmt: skip
         self.scheduler = self._kubernetes
 
@@ -153,6 +176,29 @@ class KubernetesSite(SchedulerSite):
         finally:
             lease.release()
 
+    def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
+        """Yield the publisher of nodes' health, over a connection of its own: its writes must not delay advice."""
+        if self._settings.publish_health:
+            api = ApiServer(self._access)
+            nodes = self._kubernetes.current_nodes
+            yield NodeHealthPublisher(api, nodes, ScoreReader(channel, names.node_of).read).run
+        if self._settings.kueue:
+            yield self._kueue().run
+
+    def _kueue(self) -> KueueController:
+        kubernetes, settings = self._kubernetes, self._settings
+        return KueueController(
+            ApiServer(self._access), kubernetes.current_nodes, kubernetes.out_of_service, kubernetes.current_pods,
+            gpu_resources=settings.gpu_resources, select_bucket=settings.kueue_select_bucket,
+        )  # fmt: skip
+
+    def undo_companions(self) -> list[str]:
+        """Let what waits for the companions go on."""
+        if not self._settings.kueue:
+            return []
+        with closing(self._kueue()) as controller:
+            return controller.undo()
+
     def close(self) -> None:
         """End the watches."""
         self._kubernetes.close()
@@ -181,6 +227,10 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"gangline executor: node_map: {error.filename}: {error.strerror}", file=sys.stderr)
         return USAGE
+    if options.what == "extender":
+        if not isinstance(config, KubernetesConfig):
+            parser.error("the extender is one of Kubernetes: gangline executor kubernetes extender")
+        return _extend(config, names)
     if options.what == "undo" and not options.all:
         parser.error("undo takes away everything that executors set: say so with --all")
     try:
@@ -216,7 +266,10 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    figures = ExecutorFigures(marks_max=config.marks_max, is_shadow=options.shadow)
     with (
+        serving_metrics(config.metrics_listen, figures),
+        exporting(config) as exporter,
         site.own_ledger(stopped, options.shadow) as ledger,
         open_channel(connection_options, CHANNEL_OPTIONS) as channel,
     ):
@@ -224,16 +277,86 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             return OK
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped, figures=figures, exporter=exporter,
         )  # fmt: skip
         client.start()
+        figures.has_lease = not options.shadow
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
             "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
-        executor.run()
+        with running(() if options.shadow else site.companions(channel, names)):
+            executor.run()
         client.close()
     return OK if signaled.is_set() else FAILED
+
+
+@contextmanager
+def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
+    """Serve /metrics at *address*; nothing for "". Raises CommandError where it cannot listen."""
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        server = MetricsThread(host, int(port), figures.render)
+    except OSError as error:
+        raise CommandError(f"metrics_listen = {address}: {error.strerror or error}; name a free port", FAILED) from error  # fmt: skip
+    try:
+        yield
+    finally:
+        server.close()
+
+
+@contextmanager
+def exporting(config: ExecutorConfig) -> Iterator[OtlpLogExporter | None]:
+    """Have the exporter of steps, where one is set. Raises CommandError for headers that are none."""
+    if not config.otlp_logs:
+        yield None
+        return
+    try:
+        exporter = OtlpLogExporter(config.otlp_logs, "gangline-executor", config.actor)
+    except ValueError as error:
+        raise CommandError(str(error), FAILED) from error
+    with closing(exporter):
+        exporter.start()
+        yield exporter
+
+
+@contextmanager
+def running(companions: Iterable[Companion]) -> Iterator[None]:
+    """Have *companions* run, each in a thread."""
+    with ExitStack() as stack:
+        ended = threading.Event()
+        for companion in companions:
+            thread = threading.Thread(target=companion, args=(ended,), daemon=True)
+            thread.start()
+            stack.callback(thread.join, COMPANION_SECONDS_MAX)
+        stack.callback(ended.set)
+        yield
+
+
+def _extend(config: KubernetesConfig, names: NodeNames) -> int:
+    """Answer a scheduler until a signal ends it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    extender = extender_server.Extender(Path(config.extender_mirror), names.node_of)
+    host, _, port = config.extender_listen.rpartition(":")
+
+    async def run() -> None:
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        await extender_server.serve(
+            extender, host.strip("[]"), int(port), ended,
+            lambda chosen: log.info("extender at http://%s:%d/extender/v1, from %s", host, chosen, config.extender_mirror),
+        )  # fmt: skip
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        print(f"gangline executor: extender_listen = {config.extender_listen}: {os.strerror(error.errno or 0)}", file=sys.stderr)  # fmt: skip
+        return FAILED
+    return OK
 
 
 def _undo(site: SchedulerSite) -> int:
@@ -248,6 +371,7 @@ def _undo(site: SchedulerSite) -> int:
                 print(f"gangline executor: weights are left as they are: {error}", file=sys.stderr)
                 ledger = None
         done, failed = undo_all(site.scheduler, ledger)
+    done += site.undo_companions()
     for line in done:
         print(f"undone: {line}")
     for line in failed:
@@ -318,7 +442,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Carries out advisories in Slurm or Kubernetes: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
         "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
-        "without the aggregator. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
+        "without the aggregator; extender: answers a kube-scheduler or Volcano from the mirror file, in a process of its own. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
     )  # fmt: skip
     parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
     parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")

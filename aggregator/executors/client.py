@@ -167,6 +167,7 @@ class AggregatorClient:
             self._local(message.expire_time), self._local(message.lease_expire_time), message.workload,
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
             self._local(message.propose_time),
+            tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:

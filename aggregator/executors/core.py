@@ -271,7 +271,8 @@ def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> St
             node.name in hold.nodes and hold.name != name
             for hold in situation.scheduler.holds.values()
         )
-        return PlaceHold(advice.name, why, name, node.name, seconds, others)
+        devices = advice.devices if advice.scope == "gpu" else ()
+        return PlaceHold(advice.name, why, name, node.name, seconds, others, devices)
     reason = drain_reason(advice, seconds)
     return Drain(advice.name, why, node.name, reason, seconds, down=entry.mark == DOWN)
 
@@ -456,7 +457,10 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
         return []
     what = f"{entry.hold} stands" if entry.mark == HOLD else f"{entry.node} is drained"
     parts = [what]
-    if advice.scope == "gpu":
+    hold = scheduler.holds.get(entry.hold)
+    if hold is not None and hold.devices:
+        parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} go on")
+    elif advice.scope == "gpu":
         parts.append("the whole node: the scheduler takes out no single GPU")
     for name, progress in entry.jobs.items():
         parts.append(progress.note or f"job {name} {progress.state}")

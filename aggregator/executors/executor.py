@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..mirror_format import hostlist
 from . import core, reports, weights
 from .client import AggregatorClient, ClientError
 from .ledger import ExecutorLedger, LedgerError
+from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
     SCHEDULER_STEPS,
     Accept,
@@ -77,8 +79,11 @@ class Executor:
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
         stopped: threading.Event | None = None,
+        figures: ExecutorFigures | None = None,
+        exporter: OtlpLogExporter | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does; *figures*: what /metrics shows;
+        *exporter*: takes a record of each step."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
@@ -96,7 +101,12 @@ class Executor:
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
+        #: The ledger has changes that only a call to the aggregator made.
+        self._is_unsaved = False
         self.counters = Counters()
+        self.figures = figures or ExecutorFigures(wall=wall)
+        self._exporter = exporter
+        self.figures.marks_max, self.figures.is_shadow = config.marks_max, shadow
 
     def stop(self) -> None:
         """End `run` after the step that it is at."""
@@ -125,6 +135,10 @@ class Executor:
             self._recoveries.finish(self._state, self._wall())
             self._report()
             self.counters.turns += 1
+            self.figures.is_connected = self._client.is_live()
+            self.figures.observe(
+                self._client.advice(), self._state, self._ledger, self._policy.actions
+            )
         except SchedulerError as error:
             self._complain("the scheduler does not answer", str(error))
             return self._config.poll_seconds
@@ -162,11 +176,25 @@ class Executor:
     # ---- act
 
     def _act(self) -> None:
+        """Decide and act until nothing is left to do. What calls to the aggregator changed is stored with the next intent, or at the end:
+        an advisory whose acceptance was not stored is known by its owner (`core`)."""
+        try:
+            self._act_in_rounds()
+        finally:
+            if self._is_unsaved:
+                self._save()
+
+    def _save(self) -> None:
+        self._ledger.save()
+        self._is_unsaved = False
+
+    def _act_in_rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
             self._recoveries.collect()
             situation = self._situation()
+            self.figures.note_advice(situation.advice, self._ledger, self._policy.actions)
             if core.reconcile(self._ledger, situation):
-                self._ledger.save()
+                self._save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
             self._announce(situation)
             if self._shadow:
@@ -225,17 +253,18 @@ class Executor:
             log.info("%s: %s", describe(command), command.why)
         if commands:
             if not all(isinstance(command, StartNow) for command in commands):
-                self._ledger.save()
+                self._save()
             errors = self._scheduler.apply(commands)
             now = self._wall()
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
-            self._ledger.save()
+            self._save()
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
         self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
+        self._count(step, error)
         core.record_result(step, error, self._ledger, now)
         if isinstance(step, Requeue):
             self._recoveries.note(step, error, now)
@@ -244,6 +273,22 @@ class Executor:
             if not isinstance(step, Requeue | EndStep):  # these are not tried again
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
+
+    def _count(self, step: Step, error: str) -> None:
+        """Count one step, and export it where that is asked for."""
+        kind = type(step).__name__
+        self.figures.count_action(kind, error)
+        if self._exporter is None or kind in UPKEEP:
+            return
+        attributes = {
+            "gangline.advisory": step.advisory, "gangline.step": kind, "gangline.outcome": FAILED if error else OK,
+            "gangline.cluster": self._config.cluster, "host.name": self._names.host_of(str(getattr(step, "node", ""))),
+            "gangline.workload": str(getattr(step, "job", "")), "gangline.error": error,
+        }  # fmt: skip
+        text = f"{describe(step)}: {step.why}{f': failed: {error}' if error else ''}"
+        severity = ERROR if error else INFO
+        self._exporter.export(OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes))  # fmt: skip
+        self.figures.dropped_log_records = self._exporter.dropped_count
 
     def _tell(self, situation: core.Situation, steps: list[Step]) -> None:
         """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
@@ -255,6 +300,7 @@ class Executor:
         for step, answer in zip(steps, answers, strict=True):
             if isinstance(answer, ClientError):
                 self.counters.failures += 1
+                self._count(step, str(answer))
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
                 self._complain(f"{describe(step)} of {step.advisory}", str(answer))
                 continue
@@ -263,6 +309,7 @@ class Executor:
                     self._accepted(situation, situation.advice[step.advisory], answer)
                 case Answer(state=state, why=note):
                     log.info("%s %s: %s", step.advisory, state, note)
+                    self.figures.count_answer(step.advisory, state)
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
@@ -273,7 +320,7 @@ class Executor:
                 case _:
                     pass
             self._note(step, "", self._wall())
-        self._ledger.save()
+        self._is_unsaved = True
 
     def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
         """Make the call of one step, in a thread of its own."""
@@ -396,7 +443,7 @@ def describe(step: Step) -> str:
         else f"{name}={hostlist(value) if isinstance(value, tuple) else value}"
         for name in type(step).__dataclass_fields__
         if name not in ("advisory", "why", "parts")
-        and (value := getattr(step, name)) not in ("", False)
+        and (value := getattr(step, name)) not in ("", False, ())
     ]
     return " ".join([type(step).__name__, *fields])
 
@@ -419,7 +466,8 @@ def undo_all(
             done += _restore_weights(scheduler, state, ledger)
         except (LedgerError, SchedulerError) as error:
             failed.append(f"weights: {error}")
-    return done, failed
+    cleared, uncleared = scheduler.clear_health()
+    return [*done, *cleared], [*failed, *uncleared]
 
 
 def _restore_weights(

@@ -13,8 +13,11 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from .kubernetes_api import JSON_PATCH, ApiError, ApiServer
+from .kubernetes_api import JSON_PATCH, STRATEGIC_PATCH, ApiError, ApiServer
+from .kubernetes_devices import DeviceRules, device_holds
+from .kubernetes_health import clear_health
 from .kubernetes_jobs import GangHistory, GangPod, budget_refusal, parse_pod
+from .kubernetes_kueue import refusals
 from .kubernetes_marks import (
     NODE_HOLDS_MAX,
     KubernetesNode,
@@ -27,6 +30,7 @@ from .kubernetes_marks import (
 )
 from .kubernetes_watch import WatchedObjects
 from .model import (
+    EVICT_SUFFIX,
     HOLD_PREFIX,
     Capabilities,
     EndStep,
@@ -52,6 +56,8 @@ log = logging.getLogger(__name__)
 LIST_SECONDS_MAX = 60.0
 #: A node that others change all the time is given up after so many attempts.
 ATTEMPTS_MAX = 8
+#: Rules of devices past their end are looked for this often.
+RULES_SECONDS = 30.0
 #: Pods that we evicted are taken to be leaving for so long, then only by the API server's word.
 LEAVING_SECONDS = 300.0
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
@@ -73,11 +79,17 @@ class Kubernetes(Scheduler):
         gang_labels: Collection[str] = (),
         usual_taints: Collection[str] = USUAL_TAINTS,
         no_execute: bool = False,
+        device_taints: bool = False,
         reset_command: str = "",
         release_command: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*no_execute*: EVICT_NOW also sets a taint that evicts every pod of the node that does not tolerate it."""
+        """*no_execute*: EVICT_NOW also sets a taint that evicts every pod of the node that does not tolerate it.
+
+        *device_taints*: what is about one GPU taints that GPU, where the API server can.
+        """
+        self._devices = DeviceRules(api) if device_taints else None
+        self._rules_due = 0.0
         self._api, self._no_execute, self._wall = api, no_execute, wall
         self._usual_taints = tuple(usual_taints)
         self._reset_command, self._release_command = reset_command, release_command
@@ -116,13 +128,14 @@ class Kubernetes(Scheduler):
             self._capabilities = Capabilities(str(version.get("gitVersion", "")), has_drain=False)
         return self._capabilities
 
-    def _current_nodes(self) -> dict[str, KubernetesNode]:
+    def current_nodes(self) -> dict[str, KubernetesNode]:
+        """Return all nodes as the API server has them."""
         self._nodes.start(LIST_SECONDS_MAX)
         return self._nodes.current()
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name; all if *names* is None."""
-        nodes = self._current_nodes()
+        nodes = self.current_nodes()
         common = usual_keys(nodes.values())
         wanted = nodes if names is None else {name: nodes[name] for name in names if name in nodes}
         return {name: node_of(node, self._usual_taints, common) for name, node in wanted.items()}
@@ -136,7 +149,10 @@ class Kubernetes(Scheduler):
 
     def read_holds(self) -> dict[str, NodeHold]:
         """Return the holds of executors, also those past their end whose taint is still there."""
-        return holds_of(self._current_nodes().values())
+        holds = holds_of(self.current_nodes().values())
+        if self._devices is not None:
+            holds = device_holds(self._devices.read()) | holds
+        return holds
 
     # ---- change
 
@@ -152,16 +168,20 @@ class Kubernetes(Scheduler):
 
     def _apply_one(self, step: Step) -> None:
         match step:
-            case PlaceHold(hold=hold, node=node, seconds=seconds):
-                self._edit(node, lambda holds: _with(holds, hold, self._wall() + seconds))
-                self._post_event(node, hold, step.why)
+            case PlaceHold(node=node):
+                self._place(step)
+                self._post_event(node, step.hold, step.why)
             case ExtendHold(hold=hold, seconds=seconds):
                 nodes = self._nodes_of(hold)
-                if not nodes:
+                extends_rules = self._devices is not None and self._devices.extend(hold, self._wall() + seconds)  # fmt: skip
+                if not nodes and not extends_rules:
                     raise SchedulerError(f"no node has the hold {hold}")
                 for name in nodes:
                     self._edit(name, lambda holds: _with(holds, hold, self._wall() + seconds))
+                    self._post_event(name, hold, step.why)
             case RemoveHold(hold=hold):
+                if self._devices is not None:
+                    self._devices.remove(hold)
                 for name in self._nodes_of(hold):
                     self._edit(name, lambda holds: _without(holds, hold))
             case Requeue(job=job):
@@ -177,15 +197,27 @@ class Kubernetes(Scheduler):
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
 
+    def _place(self, step: PlaceHold) -> None:
+        """Hold the devices that *step* is about, where that is possible; else the node."""
+        ends = self._wall() + step.seconds
+        if self._devices is not None and step.devices:
+            devices = self._devices.devices(step.node, step.devices)
+            if devices:
+                evicts = self._no_execute and step.hold.endswith(EVICT_SUFFIX)
+                self._devices.place(step.hold, step.node, devices, ends, evicts)
+                return
+        self._edit(step.node, lambda holds: _with(holds, step.hold, ends))
+
     def _nodes_of(self, hold: str) -> list[str]:
-        found = self.read_holds().get(hold)
+        """Return the nodes that are tainted for *hold*."""
+        found = holds_of(self.current_nodes().values()).get(hold)
         return sorted(found.nodes) if found else []
 
     def _edit(
         self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> None:
         """Change the holds of a node; again from the newest version while somebody else is faster. A node that is gone has none."""
-        node = self._current_nodes().get(name)
+        node = self.current_nodes().get(name)
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
         for attempt in range(ATTEMPTS_MAX):
             try:
@@ -205,36 +237,68 @@ class Kubernetes(Scheduler):
                 raise SchedulerError(f"{name}: no node: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
-        """Say in `kubectl describe node` why: one Event for each hold, which Kubernetes deletes after an hour. A refusal changes nothing."""
+        """Say in `kubectl describe node` why: one Event for each hold, with how often it was set or extended. A refusal changes nothing.
+
+        Kubernetes deletes an Event an hour after its last change.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
+        name = f"{node}.{hold.replace('_', '-')}"
         body = {
             "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "GanglineHold",
-            "metadata": {"name": f"{node}.{hold.replace('_', '-')}", "namespace": EVENT_NAMESPACE},
+            "metadata": {"name": name, "namespace": EVENT_NAMESPACE},
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
             "message": f"{hold}: {why}"[:EVENT_CHARACTERS_MAX], "source": {"component": "gangline-executor"},
             "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
+        events = f"/api/v1/namespaces/{EVENT_NAMESPACE}/events"
         try:
-            self._api.call("POST", f"/api/v1/namespaces/{EVENT_NAMESPACE}/events", body)
+            self._api.call("POST", events, body)
         except ApiError as error:
-            if error.status != 409:  # it is there already
+            if error.status == 409:
+                self._count_event(f"{events}/{urllib.parse.quote(name)}", now)
+            else:
                 log.info("no Event of %s on %s: %s", hold, node, error)
+
+    def _count_event(self, path: str, now: str) -> None:
+        try:
+            found = self._api.call("GET", path).get("count")
+            count = found + 1 if isinstance(found, int) else 2
+            self._api.call("PATCH", path, {"count": count, "lastTimestamp": now}, STRATEGIC_PATCH)
+        except ApiError as error:
+            log.info("an Event was not counted: %s", error)
 
     def remove_expired(self) -> None:
         """Take away holds past their end, for nothing in Kubernetes does: also those of executors that are gone."""
         if self._capabilities is None:
             return
         now = self._wall() - EXPIRED_MARGIN_SECONDS
-        for name, node in self._current_nodes().items():
+        if self._devices is not None and now >= self._rules_due:
+            self._devices.remove_expired(now)
+            self._rules_due = now + RULES_SECONDS
+        for name, node in self.current_nodes().items():
             if has_expired(node, now):
                 log.info(
                     "%s: what an executor set there is past its end, or has none: taken away", name
                 )
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
 
+    def current_pods(self) -> list[GangPod]:
+        """Return all pods with GPUs as the API server has them."""
+        self._pods.start(LIST_SECONDS_MAX)
+        return list(self._pods.current().values())
+
+    def out_of_service(self) -> dict[str, str]:
+        """Return why nodes are out of service or unhealthy, by name."""
+        nodes = self.current_nodes().values()
+        return refusals(nodes, self._usual_taints, usual_keys(nodes))
+
+    def clear_health(self) -> tuple[list[str], list[str]]:
+        """Take away condition and label of all nodes."""
+        return clear_health(self._api, self.current_nodes().values())
+
     def try_taint(self, name: str) -> None:
         """Have the API server check a taint of ours on a node without setting it. Raises SchedulerError."""
-        node = self._current_nodes()[name]
+        node = self.current_nodes()[name]
         patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
         self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
 

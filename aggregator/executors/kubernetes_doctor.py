@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
 from .kubernetes import EVENT_NAMESPACE, Kubernetes
 from .kubernetes_api import ApiServer
+from .kubernetes_devices import GROUP as DRA
+from .kubernetes_kueue import GROUP as KUEUE
 from .model import Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
 
@@ -31,7 +33,21 @@ STATE_RIGHTS = (
     ("get", "coordination.k8s.io", "leases", "", "be one of several replicas"),
     ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
 )  # fmt: skip
-EVENT_RIGHT = ("create", "", "events", "", "say in `kubectl describe node` why it was set")
+HEALTH_RIGHT = ("patch", "", "nodes", "status", "write the condition GanglineHealthy")
+#: With kueue = true, and with device_taints = true.
+KUEUE_RIGHTS = (
+    *((verb, KUEUE, kind, "", "serve admission checks of Kueue") for kind in ("workloads", "admissionchecks", "resourceflavors") for verb in ("list", "watch")),
+    *(("patch", KUEUE, kind, "status", "answer admission checks of Kueue") for kind in ("workloads", "admissionchecks")),
+)  # fmt: skip
+DEVICE_RIGHTS = (
+    *((verb, DRA, "devicetaintrules", "", "taint one GPU in place of its node") for verb in ("list", "create", "patch", "delete")),
+    ("list", DRA, "resourceslices", "", "find a GPU by its UUID"),
+)  # fmt: skip
+MANIFESTS = {KUEUE: "kueue-rights.yaml", DRA: "devices-rights.yaml"}
+EVENT_RIGHTS = tuple(
+    (verb, "", "events", "", "say in `kubectl describe node` why it was set")
+    for verb in ("create", "get", "patch")
+)
 SHOWN_MAX = 5
 
 
@@ -53,7 +69,10 @@ def findings(
 
 
 def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
-    wanted = [*((one, "") for one in RIGHTS), (EVENT_RIGHT, EVENT_NAMESPACE)]
+    wanted = [*((one, "") for one in RIGHTS), *((one, EVENT_NAMESPACE) for one in EVENT_RIGHTS)]
+    if config.publish_health:
+        wanted.append((HEALTH_RIGHT, ""))
+    wanted += [(one, "") for one in (*(KUEUE_RIGHTS if config.kueue else ()), *(DEVICE_RIGHTS if config.device_taints else ()))]  # fmt: skip
     if not config.ledger:
         wanted += [(one, config.namespace) for one in STATE_RIGHTS]
     missing = 0
@@ -65,7 +84,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             "subresource": subresource,
         }
         # The manifests name the one ConfigMap and the one Lease.
-        name = config.state_name if namespace and verb != "create" else ""
+        is_named = namespace and verb != "create" and resource != "events"
+        name = config.state_name if is_named else ""
         body = {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}},
@@ -76,7 +96,7 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             missing += 1
             what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             yield DoctorFinding(
-                MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/executor-rights.yaml",
+                MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
             )  # fmt: skip
     if not missing:
         yield DoctorFinding(OK, "has all rights that it needs")

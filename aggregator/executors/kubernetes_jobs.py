@@ -79,7 +79,7 @@ def parse_pod(
     *gang_labels*: labels of the site that name a gang, looked at first.
     """
     metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
-    gpus = sum(_gpus(container, gpu_resources) for container in spec.get("containers") or [])
+    gpus = sum(gpus_of(container, gpu_resources) for container in spec.get("containers") or [])
     if not gpus and not spec.get("resourceClaims"):
         return None
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -133,7 +133,8 @@ def _gang(
     return f"{namespace}/pod/{name}"
 
 
-def _gpus(container: Any, gpu_resources: Collection[str]) -> int:
+def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
+    """Return how many GPUs a container asks for."""
     resources = container.get("resources") or {}
     wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     counts = (str(wanted.get(name, "0")) for name in gpu_resources)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from .core import OUR_HOLD
+from .kubernetes_jobs import parse_time
 from .model import EVICT_SUFFIX, HOLD_PREFIX, NODE_NAME, Node, NodeHold
 
 AVOID_TAINT, EVICT_TAINT = "gangline.io/avoid", "gangline.io/evict"
 HOLDS_ANNOTATION = "gangline.io/holds"
+#: The health of a node: a condition, and a label with an end beside it (`kubernetes_health.py`).
+HEALTH_CONDITION = "GanglineHealthy"
+BUCKET_LABEL, BUCKET_UNTIL_ANNOTATION = "gangline.io/bucket", "gangline.io/bucket-until"
 #: What a person may write beside a cordon, which has no reason of its own.
 REASON_ANNOTATION = "gangline.io/reason"
 #: Holds on one node; more are not set.
@@ -34,6 +38,16 @@ HOLDING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of a node. `heartbeat`: when it was last written, in seconds since the epoch; 0 for never."""
+
+    status: str
+    reason: str = ""
+    message: str = ""
+    heartbeat: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class KubernetesNode:
     """A node as far as executors look at it. `taints`: as the API server has them, for they are written back as a whole."""
 
@@ -47,6 +61,24 @@ class KubernetesNode:
     #: Of the Ready condition: True, False or Unknown, and why.
     ready: str = "Unknown"
     ready_reason: str = ""
+    bucket_label: str | None = None
+    bucket_until: str | None = None
+    #: The condition that executors write; None where there is none.
+    health: NodeCondition | None = None
+    #: GPUs that pods can have there, by the extended resource.
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bucket(self) -> int | None:
+        """The bucket that is published; None for none, or for what is no bucket."""
+        return int(self.bucket_label) if self.bucket_label in ("0", "1", "2", "3") else None
+
+    @property
+    def bucket_ends(self) -> float:
+        """When the label ends; 0 where nothing says so."""
+        text = self.bucket_until or ""
+        return float(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0.0
 
     @property
     def is_tainted(self) -> bool:
@@ -87,12 +119,33 @@ def parse_node(document: Any) -> KubernetesNode:
     own = annotations or {}
     conditions = (document.get("status") or {}).get("conditions") or []
     ready: Mapping[str, Any] = next((one for one in conditions if one.get("type") == "Ready"), {})
+    health = next((one for one in conditions if one.get("type") == HEALTH_CONDITION), None)
     reason = " ".join(str(own.get(REASON_ANNOTATION, "")).split())
     return KubernetesNode(
         name, str(metadata["resourceVersion"]), tuple(dict(taint) for taint in spec.get("taints") or []),
         annotations is not None, own.get(HOLDS_ANNOTATION), reason[:REASON_CHARACTERS_MAX], spec.get("unschedulable") is True,
         str(ready.get("status", "Unknown")), str(ready.get("reason", "no status was reported")),
+        (metadata.get("labels") or {}).get(BUCKET_LABEL), own.get(BUCKET_UNTIL_ANNOTATION), _condition(health),
+        _counts((document.get("status") or {}).get("allocatable") or {}),
+        {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()},
     )  # fmt: skip
+
+
+def _condition(found: Any) -> NodeCondition | None:
+    if found is None:
+        return None
+    heartbeat = parse_time(found.get("lastHeartbeatTime"))
+    status, reason, message = (str(found.get(key, "")) for key in ("status", "reason", "message"))
+    return NodeCondition(status, reason, message, heartbeat)
+
+
+def _counts(quantities: Mapping[str, Any]) -> dict[str, int]:
+    """Return the extended resources, which are whole numbers and named like `nvidia.com/gpu`."""
+    return {
+        name: int(count)
+        for name, count in quantities.items()
+        if "/" in name and str(count).isdecimal() and len(str(count)) <= 6
+    }
 
 
 def parse_holds(text: str) -> dict[str, float]:

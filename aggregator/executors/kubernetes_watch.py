@@ -40,12 +40,13 @@ class WatchedObjects(Generic[T]):
         self.wake: Callable[[], None] = lambda: None
 
     def start(self, seconds_max: float) -> None:
-        """Begin, and wait for the first list. Raises SchedulerError where there is none in time."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"watch {self._path}", daemon=True
-            )
-            self._thread.start()
+        """Begin, and wait for the first list. Raises SchedulerError where there is none in time. Several threads may call it."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"watch {self._path}", daemon=True
+                )
+                self._thread.start()
         if not self._listed.wait(seconds_max):
             raise SchedulerError(f"{self._path}: {self._problem}")
 

@@ -100,6 +100,8 @@ class NodeHold:
     name: str
     nodes: frozenset[str]
     ends: float = 0.0
+    #: Devices of the nodes that it is about; () for the nodes themselves.
+    devices: tuple[str, ...] = ()
 
     @property
     def is_managed(self) -> bool:
@@ -160,6 +162,8 @@ class Advice:
     workload: str = ""
     checkpoint_seconds: float = 0.0
     proposed: float = 0.0
+    #: GPUs that it is about, by UUID.
+    devices: tuple[str, ...] = ()
 
     @property
     def hold_name(self) -> str:
@@ -217,6 +221,8 @@ class PlaceHold(Step):
     seconds: float
     #: Another hold stands on the node.
     overlaps: bool = False
+    #: GPUs that it is about, by UUID, where that is not the whole node: a scheduler that takes out single GPUs may hold these alone.
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +364,10 @@ class Scheduler(ABC):
     def remove_expired(self) -> None:
         """Take away what executors set and what is past its end, where the scheduler does not do so by itself."""
         return
+
+    def clear_health(self) -> tuple[list[str], list[str]]:
+        """Take away what executors publish about nodes' health; return (what was done, what failed)."""
+        return [], []
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:

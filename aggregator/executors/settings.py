@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
 from .core import MARKS, ExecutorPolicy
 from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
@@ -37,6 +38,17 @@ def _check_mark(mark: str) -> None:
 def _check_actor(actor: str) -> None:
     if not 0 < len(actor) <= ACTOR_CHARACTERS_MAX or not actor.isprintable():
         raise ValueError(f"1 to {ACTOR_CHARACTERS_MAX} printable characters")
+
+
+def _check_listen(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("ADDRESS:PORT, as 127.0.0.1:7611")
+
+
+def _check_optional_listen(address: str) -> None:
+    if address:
+        _check_listen(address)
 
 
 def _check_hold(mark: str) -> None:
@@ -120,6 +132,16 @@ class ExecutorConfig:
         "",
         description="file with a line `NODE HOST` for each node that agents call by another name",
     )
+    metrics_listen: str = setting(
+        "",
+        check=_check_optional_listen,
+        description="ADDRESS:PORT of /metrics for Prometheus: plain HTTP, no login; empty: off",
+    )
+    otlp_logs: str = setting(
+        "",
+        check=check_url,
+        description="address of an OpenTelemetry collector, as http://127.0.0.1:4318: each step is sent there as a log record; empty: off",
+    )
     release_command: str = setting(
         "", description="run before a reboot or a reset, as `ssh {node} gangline release`; no shell"
     )
@@ -197,6 +219,31 @@ class KubernetesConfig(ExecutorConfig):
         USUAL_TAINTS,
         description="keys of taints that stand on nodes in service, with * for any characters: they say what kind of node it is. "
         "A key on more than half of all nodes is usual, too",
+    )
+    publish_health: bool = setting(
+        True,
+        description="write the condition GanglineHealthy and the label gangline.io/bucket (0 best to 3) of each node",
+    )
+    device_taints: bool = setting(
+        False,
+        description="an advisory of one GPU makes a DeviceTaintRule of that GPU in place of the node's taint, where the API server has it",
+    )
+    kueue: bool = setting(
+        False,
+        description="serve admission checks of Kueue whose controllerName is gangline.io/health: a workload waits while only unhealthy nodes are free",
+    )
+    kueue_select_bucket: bool = setting(
+        False,
+        description="with kueue: a workload that fits on nodes of bucket 0 alone is sent there by a nodeSelector",
+    )
+    extender_listen: str = setting(
+        "127.0.0.1:7611",
+        check=_check_listen,
+        description="ADDRESS:PORT of `gangline executor kubernetes extender`: plain HTTP, for the scheduler on this machine",
+    )
+    extender_mirror: str = setting(
+        "/run/gangline-mirror/nodes",
+        description="file that the extender answers from, written by `gangline mirror`",
     )
     no_execute: bool = setting(
         False,

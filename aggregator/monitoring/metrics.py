@@ -45,6 +45,8 @@ class MetricSources:
     streams: Callable[[], int]
     judge_seconds: Callable[[], float]
     scores: ScoreProcess | None  # None: nothing listens on `listen_scores`
+    breaker_open: Callable[[], bool] = lambda: False
+    dropped_log_records: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ FIGURES: tuple[Figure, ...] = (
     _count("exported_rows", "readings that left the live file for Parquet", lambda m: m.sources.store.history.exported_rows),
     _count("history_busy_seconds", "time that history worked", lambda m: m.sources.store.history.busy_seconds),
     _count("removed_for_room_files", "files of history removed because the disk was almost full", lambda m: m.sources.store.history.removed_for_room_count),
+    _count("dropped_log_records", "log records for otlp_logs dropped, because too many waited or the collector refused them", lambda m: m.sources.dropped_log_records()),
     _count("queries", "questions of operators that were given a process", lambda m: m.sources.query_pool.requested_count),
     _count("died_queries", "of them those whose process died or was killed: for time, for memory", lambda m: m.sources.query_pool.died_count),
     _count("score_processes", "processes started to answer listen_scores", lambda m: m.sources.scores.started_count if m.sources.scores else 0),
@@ -116,6 +119,7 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("running_queries", "operators' questions that have a process now", lambda m: m.sources.query_pool.running_count),
     _gauge("connections", "established TCP connections to the gRPC ports", lambda m: m.usage.connections),
     _gauge("streams", "open telemetry streams", lambda m: m.sources.streams()),
+    _gauge("breaker_open", "1 while the circuit breaker is open: no host is taken out", lambda m: m.sources.breaker_open()),
     _gauge("hosts", "hosts registered, or remembered from before a restart", lambda m: len(m.sources.ingest.sessions)),
     _gauge("hosts_ratio", "of hosts_max", lambda m: len(m.sources.ingest.sessions) / m.sources.config.hosts_max),
     _gauge("silent_hosts", "real hosts not heard for 60 s", lambda m: silent_hosts(m.sources.fleet, m.now_ns)),

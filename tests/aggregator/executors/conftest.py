@@ -27,10 +27,10 @@ from tests.kubernetes_cluster import (
 @pytest.fixture(scope="module")
 def fake_cluster() -> Iterator[UsedCluster]:
     with ExitStack() as stack:
-        _, access = stack.enter_context(fake_kubernetes())
+        fake, access = stack.enter_context(fake_kubernetes())
         loops = (Kubelets, JobController, Binder)
         people = stack.enter_context(used_cluster(access, *loops))
-        yield UsedCluster(access, people)
+        yield UsedCluster(access, people, define=fake.define)
 
 
 @pytest.fixture(scope="module")

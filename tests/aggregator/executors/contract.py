@@ -19,6 +19,7 @@ from gangline.aggregator.executors.executor import Executor, undo_all
 from gangline.aggregator.executors.ledger import ExecutorLedger
 from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
+from gangline.contract.otlp_logs import OtlpLogExporter, OtlpRecord
 from gangline.contract.wire import recovery_pb2
 from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
 from tests.processes import GUARD_SECONDS
@@ -80,6 +81,8 @@ class Rig:
     def __init__(self, site: Site, advice: AdviceServer, folder: Path, stack: ExitStack) -> None:
         self.site, self.advice, self.folder, self._stack = site, advice, folder, stack
         self.executor: Executor | None = None
+        #: Steps that went to a collector of logs.
+        self.exported: list[str] = []
         self.client: AggregatorClient | None = None
 
     def start(self, name: str = "one", *, shadow: bool = False, **settings: object) -> Executor:
@@ -99,10 +102,20 @@ class Rig:
         self._stack.callback(client.close)
         ledger = ExecutorLedger(self.folder / name / "ledger.json")
         self.executor = Executor(
-            config, self.site.scheduler, client, ledger, names, shadow=shadow, wake=wake
-        )
+            config, self.site.scheduler, client, ledger, names, shadow=shadow, wake=wake, exporter=self._exporter(),
+        )  # fmt: skip
         self.client, self.ledger = client, ledger
         return self.executor
+
+    def _exporter(self) -> OtlpLogExporter:
+        exporter = OtlpLogExporter("http://127.0.0.1:1", "gangline-executor", "test", headers={})
+
+        def export(record: OtlpRecord) -> bool:
+            self.exported.append(str(record.attributes["gangline.step"]))
+            return True
+
+        exporter.export = export  # type: ignore[method-assign]
+        return exporter
 
     def until(self, condition: Callable[[], object], what: str, *executors: Executor) -> None:
         """Turn the executors until *condition* holds."""
@@ -190,6 +203,12 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         assert set().union(*rig.site.ours().values()) == {node}
         assert rig.site.scheduler.read_jobs()[job].is_running
+        assert rig.executor is not None
+        rig.turn(1)
+        figures = rig.executor.figures
+        assert figures.answers == {"DONE": 1} and figures.done_seconds.count == 1
+        assert figures.marks.count == 1 and figures.open_advice == 0 and figures.is_connected
+        assert rig.exported.index("Accept") < rig.exported.index("Answer")
 
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
         """The job that the advice names runs elsewhere; its node takes nothing new."""

@@ -112,13 +112,13 @@ def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
 
 
 def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
-    """Whoever looks at the node with kubectl sees why; a hold that is set again is not told again."""
+    """Whoever looks at the node with kubectl sees why, and how often it was set or extended: not one line for each."""
     number = time.time_ns() // 1000
     succeed(site, hold(number, "n2"), hold(number, "n2", 700))
     events, _ = site.people.api.list_all("/api/v1/namespaces/default/events")
     (event,) = (one for one in events if one["metadata"]["name"] == f"n2.gangline-a{number}")
     assert event["message"] == f"gangline_a{number}: why" and event["type"] == "Warning"
-    assert event["involvedObject"]["name"] == "n2"
+    assert event["involvedObject"]["name"] == "n2" and event["count"] == 2
 
 
 def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:

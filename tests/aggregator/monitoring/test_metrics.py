@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from gangline.aggregator import metrics
+from gangline.aggregator import metrics, metrics_server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.metrics import Histogram
 from gangline.aggregator.monitoring import monitor, probes
@@ -342,6 +342,6 @@ def test_a_store_that_cannot_be_opened_leaves_no_socket(lab: Any) -> None:
         one = Aggregator(lab.config(metrics_listen="127.0.0.1:0"))
         with pytest.raises(StoreError):
             await one.start()
-        monitor.listener("127.0.0.1", one.metrics_port).close()
+        metrics_server.listener("127.0.0.1", one.metrics_port).close()
 
     asyncio.run(run())

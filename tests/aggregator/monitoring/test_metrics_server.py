@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gangline.aggregator import metrics_server
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.monitoring import monitor
-from gangline.aggregator.monitoring.monitor import (
+from gangline.aggregator.metrics_server import (
     CONNECTIONS_MAX,
     AggregatorMetricsServer,
     listener,
@@ -78,7 +78,7 @@ def test_one_request_is_answered_a_connection() -> None:
 
 def test_who_never_ends_his_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow loris: a byte now and then would hold a connection for ever."""
-    monkeypatch.setattr(monitor, "CONNECTION_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(metrics_server, "CONNECTION_SECONDS_MAX", 0.0)
 
     async def run() -> int:
         async with _served() as server:

@@ -1,0 +1,236 @@
+"""What a scheduler extender answers, from the mirror file: bytes in, bytes out. No I/O.
+
+The answers are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of Volcano's
+plugin `extender`. Only names of the request are ever in an answer. Without a table of health that is valid now, all nodes pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..mirror_format import Mirror, MirrorNode
+
+#: kube-scheduler's MaxExtenderPriority.
+SCORE_MAX = 10
+#: By bucket, 0 best to 3. A node of which the mirror says nothing is between the second and the third.
+BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
+UNKNOWN_SCORE = 5
+#: Nodes in one request: more than a cluster of Kubernetes has.
+NODES_MAX = 20_000
+NAME_CHARACTERS_MAX = 253
+#: If a larger share of all nodes is out, the fault is more likely in us than in the nodes: none is filtered.
+OUT_SHARE_MAX = 0.5
+#: Volcano's code of a node that a task does not fit on.
+VOLCANO_UNSCHEDULABLE = 2
+
+
+class RequestBodyError(ValueError):
+    """The body is not what the API says; the message says what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTable:
+    """The mirror, ready to answer from. `reason`: why nothing is filtered; "" if nodes are."""
+
+    valid_until: float = 0.0
+    #: Name -> why no pod may be placed there.
+    failed: Mapping[str, str] = field(default_factory=dict)
+    #: The same names, as bytes.
+    failed_names: frozenset[bytes] = frozenset()
+    #: Name, as bytes -> its part of a list of priorities.
+    priorities: Mapping[bytes, bytes] = field(default_factory=dict)
+    scores: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
+
+
+#: All pass, with one score.
+NO_TABLE = HealthTable(reason="the mirror was not read yet")
+
+
+def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: host) -> HealthTable:
+    """Return the table of *mirror*; *node_of_host*: the scheduler's name of a host, "" for none."""
+    nodes = {node_of_host(node.name): node for node in mirror.nodes}
+    nodes.pop("", None)
+    scores = {name: BUCKET_SCORES[node.bucket] for name, node in nodes.items()}
+    failed = {name: _refusal(node) for name, node in nodes.items() if not node.ready}
+    reason = ""
+    if mirror.degraded:
+        reason = "the aggregator's picture is degraded"
+    elif len(failed) > OUT_SHARE_MAX * len(nodes):
+        reason = (
+            f"{len(failed)} of {len(nodes)} nodes are out, which is more likely a fault of ours"
+        )
+    priorities = {name.encode(): _priority(name.encode(), score) for name, score in scores.items()}
+    failed = {} if reason else failed
+    names = frozenset(name.encode() for name in failed)
+    return HealthTable(mirror.valid_until_seconds, failed, names, priorities, scores, reason)
+
+
+def _refusal(node: MirrorNode) -> str:
+    cause = f" ({node.reason})" if node.reason else ""
+    return f"gangline: {node.state}{cause}; gangline explain {node.name} says why"
+
+
+def _priority(name: bytes, score: int) -> bytes:
+    """Return an entry of a list of priorities. *name*: of PLAIN characters alone."""
+    return b'{"Host":"%s","Score":%d}' % (name, score)
+
+
+# ---------------------------------------------------------------- kube-scheduler
+
+#: What a scheduler with nodeCacheCapable sends last. Quotes within strings of JSON are escaped, so these bytes are a key and its value.
+_NAMES_KEY, _NAMES_END = b'"NodeNames":["', b'"]}'
+_SEPARATOR = b'","'
+#: Characters that JSON does not escape; all that names of nodes have.
+PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+
+
+def plain_names(body: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Return the names at the end of *body*, as they are there and one by one; None for a body that is otherwise, which is parsed whole.
+
+    The pod before them decides nothing, so it is not read.
+    """
+    at = body.rfind(_NAMES_KEY)
+    if at < 0 or not body.endswith(_NAMES_END):
+        return None
+    text = body[at + len(_NAMES_KEY) : -len(_NAMES_END)]
+    names = text.split(_SEPARATOR)
+    if text.translate(None, PLAIN) != _SEPARATOR * (len(names) - 1) or len(names) > NODES_MAX:
+        return None
+    # Whether one is too long is seen in the whole parse; names that are short on average are not measured one by one.
+    return (text, names) if len(text) <= NAME_CHARACTERS_MAX * len(names) else None
+
+
+def filter_answer(body: bytes, table: HealthTable) -> bytes:
+    """Return the ExtenderFilterResult of the ExtenderArgs in *body*. Raises RequestBodyError."""
+    if plain := plain_names(body):
+        text, found = plain
+        out = table.failed_names.intersection(found)
+        if out:
+            text = _SEPARATOR.join([name for name in found if name not in out])
+        names_text = b'["%s"]' % text if len(out) < len(found) and text else b"[]"
+        failed = {name.decode(): table.failed[name.decode()] for name in sorted(out)}
+        return _filter_result(b"null", names_text, failed)
+    arguments = _parse(body)
+    names = arguments.get("NodeNames")
+    if names is not None:
+        _check_names(names)
+        failed = {name: table.failed[name] for name in names if name in table.failed}
+        return _filter_result(
+            b"null", _dump([name for name in names if name not in failed]), failed
+        )
+    items = _node_items(arguments)
+    failed = {name: table.failed[name] for name, _ in items if name in table.failed}
+    whole = [item for name, item in items if name not in failed]
+    return _filter_result(b'{"metadata":{},"items":%s}' % _dump(whole), b"null", failed)
+
+
+def _filter_result(nodes: bytes, names: bytes, failed: Mapping[str, str]) -> bytes:
+    reasons = _dump(failed) if failed else b"{}"
+    return b'{"Nodes":%s,"NodeNames":%s,"FailedNodes":%s,"Error":""}' % (nodes, names, reasons)
+
+
+def prioritize_answer(body: bytes, table: HealthTable) -> bytes:
+    """Return the HostPriorityList of the ExtenderArgs in *body*. Raises RequestBodyError."""
+    known = table.priorities
+    if plain := plain_names(body):
+        _, found = plain
+        try:
+            return b"[%s]" % b",".join(map(known.__getitem__, found))
+        except KeyError:
+            return b"[%s]" % b",".join([known.get(name) or _priority(name, UNKNOWN_SCORE) for name in found])  # fmt: skip
+    arguments = _parse(body)
+    names = arguments.get("NodeNames")
+    if names is None:
+        names = [name for name, _ in _node_items(arguments)]
+    else:
+        _check_names(names)
+    return _dump([{"Host": name, "Score": table.scores.get(name, UNKNOWN_SCORE)} for name in names])
+
+
+def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return (name, node) of whole nodes, which a scheduler without `nodeCacheCapable` sends."""
+    nodes = arguments.get("Nodes")
+    try:
+        items = (nodes or {}).get("items") or []
+        names = [one["metadata"]["name"] for one in items]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RequestBodyError("Nodes: expected a NodeList, as {items: [{metadata: {name: ..}}]}") from error  # fmt: skip
+    if nodes is None:
+        raise RequestBodyError("expected ExtenderArgs with NodeNames, or with Nodes")
+    _check_names(names)
+    return list(zip(names, items, strict=True))
+
+
+# ---------------------------------------------------------------- Volcano
+
+
+def predicate_answer(body: bytes, table: HealthTable) -> bytes:
+    """Return the PredicateResponse of Volcano's PredicateRequest in *body*. Raises RequestBodyError."""
+    (name,) = _volcano_names([_parse(body).get("node")])
+    refusal = table.failed.get(name, "")
+    # `errorMessage` until Volcano 1.5; since then `status` and `code`.
+    return _dump(
+        {
+            "status": refusal,
+            "errorMessage": refusal,
+            "code": VOLCANO_UNSCHEDULABLE if refusal else 0,
+        }
+    )
+
+
+def volcano_prioritize_answer(body: bytes, table: HealthTable) -> bytes:
+    """Return the PrioritizeResponse of Volcano's PrioritizeRequest in *body*. Raises RequestBodyError."""
+    nodes = _parse(body).get("nodes")
+    if not isinstance(nodes, list):
+        raise RequestBodyError("nodes: expected a list of nodes with their Name")
+    names = _volcano_names(nodes)
+    scores = {name: table.scores.get(name, UNKNOWN_SCORE) for name in names}
+    return _dump({"nodeScore": scores, "errorMessage": ""})
+
+
+def _volcano_names(nodes: Sequence[Any]) -> list[str]:
+    try:
+        names = [node["Name"] for node in nodes]
+    except (KeyError, TypeError) as error:
+        raise RequestBodyError("expected a node with its Name") from error
+    _check_names(names)
+    return names
+
+
+# ---------------------------------------------------------------- both
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestBodyError(f"the body is no JSON: {str(error)[:100]}") from error
+    if not isinstance(document, dict):
+        raise RequestBodyError("expected a JSON object")
+    return document
+
+
+def _check_names(names: Any) -> None:
+    if not isinstance(names, list) or not set(map(type, names)) <= {str}:
+        raise RequestBodyError("NodeNames: expected a list of names")
+    if len(names) > NODES_MAX:
+        raise RequestBodyError(f"{len(names)} nodes, expected at most {NODES_MAX}")
+    if names and max(map(len, names)) > NAME_CHARACTERS_MAX:
+        raise RequestBodyError(f"a name of a node has at most {NAME_CHARACTERS_MAX} characters")
+
+
+def _dump(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+#: Path -> what answers it.
+ANSWERS: Mapping[str, Callable[[bytes, HealthTable], bytes]] = {
+    "/extender/v1/filter": filter_answer,
+    "/extender/v1/prioritize": prioritize_answer,
+    "/volcano/v1/predicate": predicate_answer,
+    "/volcano/v1/prioritize": volcano_prioritize_answer,
+}

@@ -1,0 +1,226 @@
+"""The health of each node as Kubernetes shows it: the condition `GanglineHealthy`, and a label with one of four buckets.
+
+Both are information: neither keeps a pod off a node. Each write is a patch of our own keys only, so others' labels and conditions stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .client import ClientError
+from .kubernetes_api import MERGE_PATCH, STRATEGIC_PATCH, ApiError, ApiServer
+from .kubernetes_marks import (
+    BUCKET_LABEL,
+    BUCKET_UNTIL_ANNOTATION,
+    HEALTH_CONDITION,
+    KubernetesNode,
+)
+from .model import SchedulerError
+from .scores import NodeHealth, ReadHealth
+
+log = logging.getLogger(__name__)
+
+#: Scores are read this often.
+HEALTH_SECONDS = 5.0
+#: A better bucket is published once it has stood for so long; a worse one at once.
+BETTER_SECONDS = 60.0
+#: What is published ends so long after its last write; it is written again when half of that is left.
+VALID_SECONDS = 7200.0
+#: Nodes that are written in one turn: a change of a whole fleet takes many turns, and the API server stays free.
+WRITES_PER_TURN = 100
+MESSAGE_CHARACTERS_MAX = 200
+#: Of a condition of which nothing is known any more.
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+
+
+class BucketHysteresis:
+    """The bucket to publish for each node: a worse one at once, a better one after BETTER_SECONDS without a worse."""
+
+    def __init__(self) -> None:
+        #: Node -> (the worst bucket since, since when no worse one was seen).
+        self._better: dict[str, tuple[int, float]] = {}
+
+    def bucket(self, name: str, published: int | None, found: int, now: float) -> int:
+        """Return the bucket to publish for *name*, of which *published* stands, None for nothing."""
+        if published is None or found >= published:
+            self._better.pop(name, None)
+            return found
+        worst, since = self._better.get(name, (found, now))
+        if found > worst:
+            worst, since = found, now
+        self._better[name] = worst, since
+        if now - since < BETTER_SECONDS:
+            return published
+        del self._better[name]
+        return worst
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Forget nodes that are gone."""
+        present = set(names)
+        self._better = {name: one for name, one in self._better.items() if name in present}
+
+
+def condition_of(health: NodeHealth) -> tuple[str, str, str]:
+    """Return (status, reason, message) of the condition for *health*."""
+    words = "".join(part.capitalize() for part in health.state.split("_")) or "Unknown"
+    cause = health.reason.lower().replace("_", " ")
+    message = f"{health.state}{f': {cause}' if cause else ''}; gangline explain HOST says why"
+    if not health.is_known:
+        return UNKNOWN, words, message[:MESSAGE_CHARACTERS_MAX]
+    return TRUE if health.is_allowed else FALSE, words, message[:MESSAGE_CHARACTERS_MAX]
+
+
+def label_patch(node: KubernetesNode, bucket: int | None, until: float) -> dict[str, Any] | None:
+    """Return the merge patch after which *bucket* stands on *node* until then; None: no patch is needed. No *bucket*: nothing stands."""
+    if bucket is None:
+        if node.bucket_label is None and node.bucket_until is None:
+            return None
+        value = end = None
+    else:
+        if node.bucket == bucket and node.bucket_ends > until - VALID_SECONDS / 2:
+            return None
+        value, end = str(bucket), str(int(until))
+    return {
+        "metadata": {"labels": {BUCKET_LABEL: value}, "annotations": {BUCKET_UNTIL_ANNOTATION: end}}
+    }
+
+
+def condition_patch(
+    node: KubernetesNode, wanted: tuple[str, str, str] | None, now: float
+) -> dict[str, Any] | None:
+    """Return the strategic merge patch of the status after which the condition says *wanted*; None: no patch is needed."""
+    before = node.health
+    if wanted is None:
+        if before is None:
+            return None
+        return _status({"$patch": "delete", "type": HEALTH_CONDITION})
+    status, reason, message = wanted
+    is_same = before is not None and (before.status, before.reason, before.message) == wanted
+    if before is not None and is_same and now - before.heartbeat < VALID_SECONDS / 2:
+        return None
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    condition = {
+        "type": HEALTH_CONDITION, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": stamp,
+    }  # fmt: skip
+    if before is None or before.status != status:
+        condition["lastTransitionTime"] = stamp
+    return _status(condition)
+
+
+def _status(condition: Mapping[str, Any]) -> dict[str, Any]:
+    return {"status": {"conditions": [condition]}}
+
+
+class NodeHealthPublisher:
+    """Writes what *read_health* says of each node; `run` in a thread of its own, over a connection of its own."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        nodes: Callable[[], Mapping[str, KubernetesNode]],
+        read_health: ReadHealth,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """*nodes*: as they are now; raises SchedulerError."""
+        self._api, self._nodes, self._read_health, self._wall = api, nodes, read_health, wall
+        self._hysteresis = BucketHysteresis()
+        self._problem = ""
+        #: Whether the login lacks the right to change the status of nodes.
+        self._may_write_status = True
+
+    def run(self, stopped: threading.Event) -> None:
+        """Publish until *stopped*."""
+        while not stopped.is_set():
+            self.turn()
+            stopped.wait(HEALTH_SECONDS)
+        self._api.close()
+
+    def turn(self) -> int:
+        """Publish what changed, nodes that became worse first; return how many nodes were written. Never raises for others' failures."""
+        try:
+            health, nodes = self._read_health(), self._nodes()
+            count = self._publish(health, nodes) if health else 0
+        except (SchedulerError, ClientError) as error:
+            if str(error) != self._problem:
+                log.warning("the health of nodes is not published: %s", error)
+            self._problem = str(error)
+            return 0
+        self._problem = ""
+        return count
+
+    def _publish(
+        self, health: Mapping[str, NodeHealth], nodes: Mapping[str, KubernetesNode]
+    ) -> int:
+        now = self._wall()
+        self._hysteresis.forget_all_but(nodes)
+        due = []
+        for name, node in nodes.items():
+            found = health.get(name)
+            if found is None:
+                patches = self._expired_patches(node, now)
+                bucket = 0
+            else:
+                bucket = self._hysteresis.bucket(name, node.bucket, found.bucket, now)
+                patches = (
+                    label_patch(node, bucket, now + VALID_SECONDS),
+                    condition_patch(node, condition_of(found), now),
+                )
+            if any(patches):
+                due.append((-bucket, name, patches))
+        due.sort(key=lambda one: one[:2])
+        for _, name, patches in due[:WRITES_PER_TURN]:
+            self._write(name, *patches)
+        return min(len(due), WRITES_PER_TURN)
+
+    def _expired_patches(
+        self, node: KubernetesNode, now: float
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Return the patches that take away what is past its end on a node that the aggregator does not know any more."""
+        label = label_patch(node, None, 0.0) if node.bucket_ends <= now else None
+        is_past = node.health is not None and node.health.heartbeat + VALID_SECONDS <= now
+        return label, condition_patch(node, None, now) if is_past else None
+
+    def _write(self, name: str, label: Any, condition: Any) -> None:
+        path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
+        try:
+            if condition is not None and self._may_write_status:
+                self._write_status(path, condition)
+            if label is not None:
+                self._api.call("PATCH", path, label, MERGE_PATCH)
+        except ApiError as error:
+            if error.status != 404:  # the node is gone
+                raise
+
+    def _write_status(self, path: str, condition: Any) -> None:
+        try:
+            self._api.call("PATCH", f"{path}/status", condition, STRATEGIC_PATCH)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            self._may_write_status = False
+            log.warning("the condition %s is not published: %s", HEALTH_CONDITION, error)
+
+
+def clear_health(api: ApiServer, nodes: Iterable[KubernetesNode]) -> tuple[list[str], list[str]]:
+    """Take away label and condition from all *nodes*; return (what was done, what failed)."""
+    done, failed = list[str](), list[str]()
+    for node in nodes:
+        path = f"/api/v1/nodes/{urllib.parse.quote(node.name)}"
+        label, condition = label_patch(node, None, 0.0), condition_patch(node, None, 0.0)
+        try:
+            if label is not None:
+                api.call("PATCH", path, label, MERGE_PATCH)
+            if condition is not None:
+                api.call("PATCH", f"{path}/status", condition, STRATEGIC_PATCH)
+        except ApiError as error:
+            failed.append(f"health of {node.name}: {error}")
+            continue
+        if label is not None or condition is not None:
+            done.append(f"health of {node.name}")
+    return done, failed

@@ -1,0 +1,424 @@
+"""An admission check of Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
+
+Kueue owns the workload: its quota, its eviction, and the replacement of nodes of one that runs. Written here is the state of our own check
+alone, and only from Pending.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .kubernetes_api import JSON_PATCH, MERGE_PATCH, ApiError, ApiServer
+from .kubernetes_jobs import GangPod, gpus_of
+from .kubernetes_marks import BUCKET_LABEL, KubernetesNode, node_of
+from .kubernetes_watch import WatchedObjects
+from .model import SchedulerError
+
+log = logging.getLogger(__name__)
+
+CONTROLLER_NAME = "gangline.io/health"
+GROUP = "kueue.x-k8s.io"
+#: Versions of its API that have all that is written here, the newest first.
+VERSIONS = ("v1beta2", "v1beta1")
+#: The first list is waited for so long; where Kueue is not there, it is looked for again after so long.
+LIST_SECONDS_MAX, ABSENT_SECONDS = 60.0, 60.0
+#: Without a change workloads are looked at again after so long.
+TURN_SECONDS = 5.0
+#: A bucket beyond is unhealthy.
+BUCKET_MAX = 2
+#: Kueue tries again after so long at first, twice as long each time, and no later than that.
+REQUEUE_SECONDS, REQUEUE_SECONDS_MAX = 60, 900
+PENDING, READY, RETRY = "Pending", "Ready", "Retry"
+NODES_SHOWN_MAX, MESSAGE_CHARACTERS_MAX = 5, 1000
+POD_SETS_MAX, PODS_MAX = 8, 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class PodSet:
+    """Pods of a workload that are alike. `selector`: labels that their nodes must have, those of the assigned flavors among them."""
+
+    name: str
+    count: int
+    gpus: int
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KueueWorkload:
+    """A workload that has quota. `checks`: as Kueue has them, in order: (name, state, retries)."""
+
+    namespace: str
+    name: str
+    pod_sets: tuple[PodSet, ...]
+    checks: tuple[tuple[str, str, int], ...]
+    has_quota: bool
+    #: Resource flavors by pod set.
+    flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """What our check says of a workload, and why. `node_selector`: of the pod sets named."""
+
+    state: str
+    message: str
+    requeue_seconds: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    pod_sets: tuple[str, ...] = ()
+
+
+def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorkload:
+    """Return a Workload of the API server's JSON. Raises KeyError, TypeError, ValueError, AttributeError."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    pod_sets = []
+    for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
+        template = one["template"]["spec"]
+        gpus = sum(gpus_of(container, gpu_resources) for container in template.get("containers") or [])  # fmt: skip
+        selector = {str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()}  # fmt: skip
+        pod_sets.append(PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector))  # fmt: skip
+    checks = tuple(
+        (str(one["name"]), str(one["state"]), int(one.get("retryCount") or 0))
+        for one in status.get("admissionChecks") or []
+    )
+    conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+    assignments = (status.get("admission") or {}).get("podSetAssignments") or []
+    flavors = {
+        str(one.get("name", "main")): frozenset(map(str, (one.get("flavors") or {}).values()))
+        for one in assignments
+    }
+    has_quota = conditions.get("QuotaReserved") == "True" and conditions.get("Finished") != "True"
+    return KueueWorkload(str(metadata["namespace"]), str(metadata["name"]), tuple(pod_sets), checks, has_quota, flavors)  # fmt: skip
+
+
+def refusals(
+    nodes: Iterable[KubernetesNode], usual_taints: Iterable[str], common: frozenset[str]
+) -> dict[str, str]:
+    """Return why each node that is out or unhealthy does not count, by name."""
+    patterns, found = tuple(usual_taints), dict[str, str]()
+    for node in nodes:
+        shown = node_of(node, patterns, common)
+        if node.holds:
+            found[node.name] = f"held for {', '.join(sorted(name.removeprefix('gangline_') for name in node.holds))}"  # fmt: skip
+        elif shown.out or shown.down:
+            found[node.name] = shown.out or shown.down
+        elif (node.bucket or 0) > BUCKET_MAX:
+            found[node.name] = f"bucket {node.bucket}"
+    return found
+
+
+def check_workload(
+    workload: KueueWorkload,
+    nodes: Mapping[str, KubernetesNode],
+    out: Mapping[str, str],
+    pods: Iterable[GangPod],
+    gpu_resources: Collection[str],
+    retries: int = 0,
+    select_bucket: bool = False,
+) -> CheckAnswer:
+    """Return what the check says. It waits only where nodes that are out or unhealthy are what is missing.
+
+    *out*: of `refusals`. With *select_bucket*, a workload that fits on nodes of bucket 0 alone is sent there.
+    """
+    wanted = sorted((one for one in workload.pod_sets if one.gpus and one.count), key=lambda one: -one.gpus)  # fmt: skip
+    if not wanted:
+        return CheckAnswer(READY, "it asks for no GPU")
+    free = _free_gpus(nodes, pods, gpu_resources)
+    usable = {name: count for name, count in free.items() if name not in out}
+    if not (missing := _missing(wanted, nodes, usable)):
+        best = {name: count for name, count in usable.items() if nodes[name].bucket == 0}
+        selects = any(BUCKET_LABEL in one.selector for one in wanted)
+        if select_bucket and not selects and not _missing(wanted, nodes, best):
+            names = tuple(one.name for one in wanted)
+            return CheckAnswer(READY, "it fits on nodes of bucket 0", node_selector={BUCKET_LABEL: "0"}, pod_sets=names)  # fmt: skip
+        return CheckAnswer(READY, "it fits on healthy nodes")
+    if _missing(wanted, nodes, free):
+        return CheckAnswer(READY, "no node that is out would make it fit: left to Kueue")
+    pod_set, count = missing
+    blocking = [name for name in sorted(out) if free.get(name, 0) >= pod_set.gpus and _matches(nodes[name], pod_set)]  # fmt: skip
+    shown = "; ".join(f"{name} ({out[name]})" for name in blocking[:NODES_SHOWN_MAX])
+    more = f" and {len(blocking) - NODES_SHOWN_MAX} more" if len(blocking) > NODES_SHOWN_MAX else ""
+    message = (
+        f"{count} of {pod_set.count} pods with {pod_set.gpus} GPUs ({pod_set.name}) fit on no healthy node; out: {shown}{more}"
+    )  # fmt: skip
+    seconds = min(REQUEUE_SECONDS << min(retries, 10), REQUEUE_SECONDS_MAX)
+    return CheckAnswer(RETRY, message[:MESSAGE_CHARACTERS_MAX], seconds)
+
+
+def _free_gpus(
+    nodes: Mapping[str, KubernetesNode], pods: Iterable[GangPod], gpu_resources: Collection[str]
+) -> dict[str, int]:
+    free = {
+        name: sum(node.gpus.get(resource, 0) for resource in gpu_resources)
+        for name, node in nodes.items()
+    }
+    for pod in pods:
+        if pod.is_live and pod.node in free:
+            free[pod.node] -= pod.gpus
+    return {name: count for name, count in free.items() if count > 0}
+
+
+def _matches(node: KubernetesNode, pod_set: PodSet) -> bool:
+    return all(node.labels.get(key) == value for key, value in pod_set.selector.items())
+
+
+def _missing(
+    wanted: Sequence[PodSet], nodes: Mapping[str, KubernetesNode], free: Mapping[str, int]
+) -> tuple[PodSet, int] | None:
+    """Return the first pod set that does not fit, with how many of its pods do not; those with the most GPUs a pod first."""
+    left = dict(free)
+    for pod_set in wanted:
+        count = pod_set.count
+        for name, gpus in left.items():
+            if not count:
+                break
+            if _matches(nodes[name], pod_set):
+                here = min(gpus // pod_set.gpus, count)
+                left[name], count = gpus - here * pod_set.gpus, count - here
+        if count:
+            return pod_set, count
+    return None
+
+
+def check_patch(
+    workload: KueueWorkload, index: int, answer: CheckAnswer, now: float
+) -> list[dict[str, Any]]:
+    """Return the JSON patch that answers the check at *index*: it applies only while that one is ours and Pending."""
+    name = workload.checks[index][0]
+    path = f"/status/admissionChecks/{index}"
+    value: dict[str, Any] = {
+        "name": name, "state": answer.state, "message": answer.message, "lastTransitionTime": _stamp(now),
+    }  # fmt: skip
+    if answer.state == RETRY:
+        value["requeueAfterSeconds"] = answer.requeue_seconds
+        # Kueue counts it where its version does.
+    if workload.checks[index][2]:
+        value["retryCount"] = workload.checks[index][2]
+    if answer.node_selector:
+        value["podSetUpdates"] = [
+            {"name": one, "nodeSelector": dict(answer.node_selector)} for one in answer.pod_sets
+        ]
+    return [
+        {"op": "test", "path": f"{path}/name", "value": name},
+        {"op": "test", "path": f"{path}/state", "value": PENDING},
+        {"op": "replace", "path": path, "value": value},
+    ]
+
+
+def active_patch(is_active: bool, message: str, generation: int, now: float) -> dict[str, Any]:
+    """Return the merge patch of the status of an AdmissionCheck."""
+    condition = {
+        "type": "Active", "status": "True" if is_active else "False", "reason": "Active" if is_active else "Stopped",
+        "message": message, "lastTransitionTime": _stamp(now), "observedGeneration": generation,
+    }  # fmt: skip
+    return {"status": {"conditions": [condition]}}
+
+
+def _stamp(now: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCheck:
+    """An AdmissionCheck that names this controller."""
+
+    name: str
+    generation: int
+    is_active: bool
+
+
+def parse_check(document: Any) -> OwnCheck | None:
+    """Return an AdmissionCheck of ours; None for another's. Raises KeyError, TypeError."""
+    if document["spec"].get("controllerName") != CONTROLLER_NAME:
+        return None
+    conditions = (document.get("status") or {}).get("conditions") or []
+    active = any(one.get("type") == "Active" and one.get("status") == "True" for one in conditions)
+    return OwnCheck(str(document["metadata"]["name"]), int(document["metadata"].get("generation") or 1), active)  # fmt: skip
+
+
+class KueueController:
+    """`run` in a thread of its own, over a connection of its own."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        nodes: Callable[[], Mapping[str, KubernetesNode]],
+        out: Callable[[], Mapping[str, str]],
+        pods: Callable[[], Iterable[GangPod]],
+        *,
+        gpu_resources: Collection[str],
+        select_bucket: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """*nodes*, *out*, *pods*: as they are now; each raises SchedulerError."""
+        self._api, self._nodes, self._out, self._pods = api, nodes, out, pods
+        self._gpu_resources, self._select_bucket, self._wall = gpu_resources, select_bucket, wall
+        self._base = ""
+        self._workloads: WatchedObjects[KueueWorkload] | None = None
+        self._checks: WatchedObjects[OwnCheck] | None = None
+        self._flavors: WatchedObjects[Mapping[str, str]] | None = None
+        self._wake = threading.Event()
+        self._problem = ""
+        #: How often each workload was told to wait.
+        self._retries: dict[tuple[str, str], int] = {}
+
+    def run(self, stopped: threading.Event) -> None:
+        """Answer checks until *stopped*."""
+        while not stopped.is_set():
+            self._wake.clear()
+            pause = self.turn()
+            end = time.monotonic() + pause
+            # *stopped* is seen within a second also where nothing changes.
+            while not stopped.is_set() and time.monotonic() < end and not self._wake.wait(1.0):
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """End the watches."""
+        for watched in (self._workloads, self._checks, self._flavors):
+            if watched is not None:
+                watched.close()
+        self._api.close()
+
+    def turn(self) -> float:
+        """Answer what waits; return after how many seconds to look again. Never raises for others' failures."""
+        try:
+            if not self._begin():
+                return ABSENT_SECONDS
+            self._activate(True, "nodes' health is checked")
+            self._answer()
+        except SchedulerError as error:
+            if str(error) != self._problem:
+                log.warning("admission checks of Kueue wait: %s", error)
+            self._problem = str(error)
+        else:
+            self._problem = ""
+        return TURN_SECONDS
+
+    def _begin(self) -> bool:
+        """Watch, where Kueue is there."""
+        if self._workloads is not None and self._checks is not None and self._flavors is not None:
+            return True
+        try:
+            group = self._api.call("GET", f"/apis/{GROUP}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._note("Kueue is not in this cluster")
+            return False
+        offered = {str(one.get("version")) for one in group.get("versions") or []}
+        version = next((one for one in VERSIONS if one in offered), None)
+        if version is None:
+            self._note(f"Kueue offers {', '.join(sorted(offered))}, and {' or '.join(VERSIONS)} is needed")  # fmt: skip
+            return False
+        self._base = f"/apis/{GROUP}/{version}"
+        resources = self._gpu_resources
+        self._workloads = WatchedObjects(
+            self._api, f"{self._base}/workloads", lambda thing: parse_workload(thing, resources),
+            lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
+        )  # fmt: skip
+        self._checks = WatchedObjects(
+            self._api, f"{self._base}/admissionchecks", parse_check, _name_of
+        )
+        self._flavors = WatchedObjects(
+            self._api, f"{self._base}/resourceflavors",
+            lambda thing: {str(k): str(v) for k, v in (thing["spec"].get("nodeLabels") or {}).items()}, _name_of,
+        )  # fmt: skip
+        self._workloads.wake = self._checks.wake = self._wake.set
+        return True
+
+    def _note(self, line: str) -> None:
+        if line != self._problem:
+            log.warning("admission checks of Kueue: %s", line)
+        self._problem = line
+
+    def _current(self, watched: WatchedObjects[Any] | None) -> dict[str, Any]:
+        assert watched is not None
+        watched.start(LIST_SECONDS_MAX)
+        return watched.current()
+
+    def _activate(self, is_active: bool, message: str) -> list[str]:
+        """Tell Kueue whether each of our checks is served; return those that changed."""
+        changed = []
+        for check in self._current(self._checks).values():
+            if check.is_active != is_active:
+                path = f"{self._base}/admissionchecks/{urllib.parse.quote(check.name)}"
+                patch = active_patch(is_active, message, check.generation, self._wall())
+                assert self._checks is not None
+                self._checks.store(self._api.call("PATCH", f"{path}/status", patch, MERGE_PATCH))
+                changed.append(check.name)
+        return changed
+
+    def _answer(self) -> None:
+        own = self._current(self._checks).keys()
+        workloads = self._current(self._workloads)
+        self._retries = {key: n for key, n in self._retries.items() if "/".join(key) in workloads}
+        flavors = self._current(self._flavors)
+        for workload in workloads.values():
+            for index, (name, state, _) in enumerate(workload.checks):
+                if name in own and state == PENDING and workload.has_quota:
+                    self._write(workload, index, self._decide(workload, flavors))
+
+    def _decide(
+        self, workload: KueueWorkload, flavors: Mapping[str, Mapping[str, str]]
+    ) -> CheckAnswer:
+        key = workload.namespace, workload.name
+        answer = check_workload(
+            with_flavors(workload, flavors), self._nodes(), self._out(), self._pods(), self._gpu_resources,
+            self._retries.get(key, 0), self._select_bucket,
+        )  # fmt: skip
+        if answer.state == RETRY:
+            self._retries[key] = self._retries.get(key, 0) + 1
+        else:
+            self._retries.pop(key, None)
+        return answer
+
+    def _write(self, workload: KueueWorkload, index: int, answer: CheckAnswer) -> None:
+        assert self._workloads is not None
+        path = f"{self._base}/namespaces/{workload.namespace}/workloads/{urllib.parse.quote(workload.name)}/status"
+        try:
+            patch = check_patch(workload, index, answer, self._wall())
+            self._workloads.store(self._api.call("PATCH", path, patch, JSON_PATCH))
+            log.info(
+                "%s/%s: %s: %s", workload.namespace, workload.name, answer.state, answer.message
+            )
+        except ApiError as error:
+            # Gone, or somebody was faster: the watch has what is now.
+            if error.status != 404 and not error.is_conflict:
+                raise
+
+    def undo(self) -> list[str]:
+        """Let workloads that wait for us go on, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
+        if not self._begin():
+            return []
+        own = self._current(self._checks).keys()
+        done = []
+        for workload in self._current(self._workloads).values():
+            for index, (name, state, _) in enumerate(workload.checks):
+                if name in own and state == PENDING:
+                    self._write(workload, index, CheckAnswer(READY, "the controller was undone: nothing was checked"))  # fmt: skip
+                    done.append(f"admission check of {workload.namespace}/{workload.name}")
+        stopped = self._activate(False, "the controller was undone; take the check out of the ClusterQueue")  # fmt: skip
+        return [*done, *(f"admission check {name} is inactive" for name in stopped)]
+
+
+def with_flavors(
+    workload: KueueWorkload, flavors: Mapping[str, Mapping[str, str]]
+) -> KueueWorkload:
+    """Return *workload* with the node labels of its assigned flavors in the selectors of its pod sets."""
+    pod_sets = []
+    for one in workload.pod_sets:
+        selector = dict(one.selector)
+        for flavor in sorted(workload.flavors.get(one.name, ())):
+            selector.update(flavors.get(flavor, {}))
+        pod_sets.append(PodSet(one.name, one.count, one.gpus, selector))
+    return KueueWorkload(workload.namespace, workload.name, tuple(pod_sets), workload.checks, workload.has_quota, workload.flavors)  # fmt: skip
+
+
+def _name_of(thing: Any) -> str:
+    return str(thing["metadata"]["name"])

@@ -1,0 +1,165 @@
+"""`/metrics` of an executor: what it did, what is set, what it may still set, and whether it acts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...contract.metrics_http import (
+    Family,
+    format_labels,
+    format_number,
+    negotiate_format,
+    render_exposition,
+)
+from ..metrics import Histogram
+from .ledger import ExecutorLedger
+from .model import DONE, Advice, SchedulerState
+
+PREFIX = "gangline_executor_"
+#: From the first sight of an advisory to the answer DONE: an eviction takes under a second, a drain as long as its jobs.
+DONE_BOUNDS_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)
+#: Advisories whose first sight is remembered.
+SEEN_MAX = 20_000
+OK, FAILED = "ok", "failed"
+#: Steps that go on by themselves while nothing is done.
+UPKEEP = ("RenewLease", "Forget")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFigures:
+    """What is set, at one moment. Times in seconds since the epoch, 0 for none."""
+
+    count: int = 0
+    oldest_set: float = 0.0
+    #: The earliest end of a mark that stands.
+    first_end: float = 0.0
+
+
+@dataclass(slots=True)
+class ExecutorFigures:
+    """Written by the loop of the executor, read by any thread."""
+
+    marks_max: int = 0
+    wall: Callable[[], float] = time.time
+    #: (kind of step, outcome) -> how often.
+    actions: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: Answers to the aggregator, by state.
+    answers: dict[str, int] = field(default_factory=dict)
+    turns: int = 0
+    dropped_log_records: int = 0
+    has_lease: bool = False
+    is_shadow: bool = False
+    is_connected: bool = False
+    open_advice: int = 0
+    #: Nodes that others took out, and marks of ours that somebody took away.
+    foreign_nodes: int = 0
+    marks: MarkFigures = field(default_factory=MarkFigures)
+    last_action: float = 0.0
+    last_turn: float = 0.0
+    started: float = field(default_factory=time.time)
+    done_seconds: Histogram = field(default_factory=lambda: Histogram(DONE_BOUNDS_SECONDS))
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def count_action(self, kind: str, error: str) -> None:
+        """Count one step, and when it was."""
+        key = kind, FAILED if error else OK
+        self.actions[key] = self.actions.get(key, 0) + 1
+        if kind not in UPKEEP:
+            self.last_action = self.wall()
+
+    def count_answer(self, advisory: str, state: str) -> None:
+        """Count an answer; DONE ends the time that the advisory took."""
+        self.answers[state] = self.answers.get(state, 0) + 1
+        seen = self._seen.pop(advisory, None)
+        if state == DONE and seen is not None:
+            self.done_seconds.observe(max(0.0, self.wall() - seen))
+
+    def note_advice(
+        self, advice: Mapping[str, Advice], ledger: ExecutorLedger, actions: frozenset[str]
+    ) -> list[Advice]:
+        """Remember when each open advisory was first seen, and return them. *actions*: what this executor carries out."""
+        now = self.wall()
+        is_open = [
+            one
+            for one in advice.values()
+            if one.state in ("PROPOSED", "ACCEPTED")
+            and one.action in actions
+            and not _is_answered(one, ledger)
+        ]
+        for one in is_open:
+            if len(self._seen) < SEEN_MAX:
+                self._seen.setdefault(one.name, now)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in advice}
+        return is_open
+
+    def observe(
+        self, advice: Mapping[str, Advice], state: SchedulerState, ledger: ExecutorLedger, actions: frozenset[str],
+    ) -> None:  # fmt: skip
+        """Take what is known after a turn."""
+        self.open_advice = len(self.note_advice(advice, ledger, actions))
+        self.foreign_nodes = sum(bool(node.out) and not node.is_managed for node in state.nodes.values())  # fmt: skip
+        set_marks = [entry for entry in ledger if entry.is_marked]
+        self.marks = MarkFigures(
+            len(set_marks),
+            min((entry.set_at or entry.accepted for entry in set_marks), default=0.0),
+            min((entry.expires for entry in set_marks), default=0.0),
+        )
+        self.turns += 1
+        self.last_turn = self.wall()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition, and its media type."""
+        form = negotiate_format(accept)
+        return render_exposition(self.families(), form), form.value
+
+    def families(self) -> list[Family]:
+        """Return all figures of now."""
+        now, marks = self.wall(), self.marks
+        actions = [
+            (format_labels({"kind": kind, "outcome": outcome}), str(count))
+            for (kind, outcome), count in sorted(self.actions.items())
+        ]
+        answers = [(format_labels({"state": state}), str(count)) for state, count in sorted(self.answers.items())]  # fmt: skip
+        overdue = max(0.0, now - marks.first_end) if marks.count else 0.0
+        age = max(0.0, now - marks.oldest_set) if marks.count else 0.0
+        return [
+            Family(PREFIX + "actions", "counter", "", "steps carried out in the scheduler and at the aggregator, by kind and outcome", actions),
+            Family(PREFIX + "answers", "counter", "", "answers to advisories, by state", answers),
+            Family(PREFIX + "turns", "counter", "", "turns of the executor", [("", str(self.turns))]),
+            Family(PREFIX + "dropped_log_records", "counter", "", "log records for otlp_logs dropped, because too many waited or the collector refused them", [("", str(self.dropped_log_records))]),
+            _gauge("lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", float(self.has_lease)),
+            _gauge("shadow", "1 where it only says what it would do", float(self.is_shadow)),
+            _gauge("connected", "1 while advice of the aggregator is complete and current", float(self.is_connected)),
+            _gauge("open_advice", "advisories that this executor may carry out and has not answered", self.open_advice),
+            _gauge("foreign_nodes", "nodes that others took out of service", self.foreign_nodes),
+            _gauge("marks", "nodes with a mark of this executor", marks.count),
+            _gauge("marks_max", "how many there may be, of the settings", self.marks_max),
+            _gauge("marks_left", "how many more may be set", max(0, self.marks_max - marks.count)),
+            _gauge("oldest_mark_seconds", "age of the oldest mark", age),
+            _gauge("overdue_seconds", "for how long a mark has been past its expiry; 0 for none", overdue),
+            _gauge("action_age_seconds", "how long ago the last step was, or the start", now - (self.last_action or self.started)),
+            _gauge("turn_age_seconds", "how long ago the last turn was, or the start", now - (self.last_turn or self.started)),
+            _histogram("done_seconds", "from the first sight of an advisory to the answer DONE", self.done_seconds),
+        ]  # fmt: skip
+
+
+def _is_answered(advice: Advice, ledger: ExecutorLedger) -> bool:
+    entry = ledger.get(advice.name)
+    return entry is not None and bool(entry.answered)
+
+
+def _gauge(name: str, description: str, value: float) -> Family:
+    unit = "seconds" if name.endswith("_seconds") else ""
+    text = str(int(value)) if float(value).is_integer() else format_number(value)
+    return Family(PREFIX + name, "gauge", unit, description, [("", text)])
+
+
+def _histogram(name: str, description: str, histogram: Histogram) -> Family:
+    counts, total, samples = list(histogram.counts), 0, list[tuple[str, str]]()
+    for bound, count in zip([*histogram.bounds, float("inf")], counts, strict=True):
+        total += count
+        samples.append((f'_bucket{{le="{format_number(bound)}"}}', str(total)))
+    samples += [("_count", str(total)), ("_sum", format_number(histogram.sum))]
+    return Family(PREFIX + name, "histogram", "seconds", description, samples)

@@ -1,0 +1,109 @@
+"""/metrics of an executor: what a rule, or a person in the night, is told."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.executor import serving_metrics
+from gangline.aggregator.executors.ledger import Entry, UnsavedLedger
+from gangline.aggregator.executors.metrics import ExecutorFigures
+from gangline.aggregator.executors.model import Advice, Node, SchedulerState
+from gangline.cli import main as command
+from tests.processes import free_port
+
+ACTIONS = frozenset(["AVOID"])
+
+
+def figures_of(figures: ExecutorFigures) -> dict[str, float]:
+    text, _ = figures.render("text/plain")
+    return {
+        sample.name + "".join(f" {value}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def advice(name: str, state: str, action: str = "AVOID") -> Advice:
+    return Advice(name, "1", action, state, "n1", expires=1500.0)
+
+
+def test_from_advice_to_done() -> None:
+    """What is open, what was done, what is set, how old it is, and how long it took."""
+    clock, ledger = Clock(), UnsavedLedger(Path("nowhere"))
+    figures = ExecutorFigures(marks_max=3, wall=clock, started=1000.0)
+    nodes = {"n1": Node("n1", "Ready"), "n2": Node("n2", "Ready", out="cordoned")}
+    state = SchedulerState(nodes, {}, {})
+    known = {
+        one.name: one for one in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
+    }
+    figures.observe(known, state, ledger, ACTIONS)
+    found = figures_of(figures)
+    assert found["gangline_executor_open_advice"] == 1  # the reboot is left to people
+    assert found["gangline_executor_foreign_nodes"] == 1
+    assert found["gangline_executor_marks_left"] == 3 and found["gangline_executor_lease"] == 0
+    clock.now += 0.3
+    figures.count_action("PlaceHold", "")
+    figures.count_action("PlaceHold", "no route to host")
+    figures.count_action("RenewLease", "")
+    entry = Entry(
+        "a1", "n1", "AVOID", "", 0, 1000.0, 1500.0, "hold", "gangline_a1", "set", 1000.3, 1500.0
+    )
+    entry.answered = "DONE"
+    ledger.add(entry)
+    figures.count_answer("a1", "DONE")
+    figures.count_answer("a9", "DONE")  # of an earlier life: how long it took is not known
+    figures.observe({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
+    clock.now += 60
+    figures.count_action("RenewLease", "")
+    found = figures_of(figures)
+    assert found["gangline_executor_actions_total PlaceHold ok"] == 1
+    assert found["gangline_executor_actions_total PlaceHold failed"] == 1
+    assert found["gangline_executor_answers_total DONE"] == 2
+    assert found["gangline_executor_done_seconds_count"] == 1
+    assert found["gangline_executor_done_seconds_bucket 0.5"] == 1
+    assert found["gangline_executor_oldest_mark_seconds"] == pytest.approx(60)
+    assert found["gangline_executor_action_age_seconds"] == pytest.approx(60)
+    assert found["gangline_executor_open_advice"] == 0
+    assert (
+        found["gangline_executor_marks_left"] == 2
+        and found["gangline_executor_overdue_seconds"] == 0
+    )
+    clock.now = 1600.0
+    assert figures_of(figures)["gangline_executor_overdue_seconds"] == 100
+
+
+def test_it_is_served_where_an_address_is_set() -> None:
+    """Off by default: nothing listens."""
+    figures, port = ExecutorFigures(), free_port()
+    with serving_metrics("", figures), pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 1.0)
+    url = f"http://127.0.0.1:{port}/metrics"
+    with serving_metrics(f"127.0.0.1:{port}", figures), urllib.request.urlopen(url, timeout=30) as answer:  # fmt: skip
+        assert answer.read().endswith(b"# EOF\n")
+
+
+def test_an_address_that_is_none_or_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said at the start."""
+    assert command(["executor", "slurm", "--set", "metrics_listen=9479"]) == 2
+    assert "expected ADDRESS:PORT" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with (
+            pytest.raises(CommandError, match="name a free port"),
+            serving_metrics(address, ExecutorFigures()),
+        ):
+            pass

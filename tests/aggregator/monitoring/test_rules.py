@@ -1,0 +1,37 @@
+"""The alert rules that are shipped, by promtool, and that they name figures that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.executors.metrics import ExecutorFigures
+from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
+
+RULES = Path(__file__).parents[3] / "packaging" / "prometheus" / "gangline.rules.yml"
+TESTS = Path(__file__).with_name("executor_rules.yml")
+PROMTOOL = shutil.which("promtool")
+MISSING = "promtool is not installed (Debian: apt-get install prometheus)"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
+def test_the_rules_fire_where_they_should(tmp_path: Path) -> None:
+    """A rule that never fires is found out in the night in which it was needed."""
+    tests = tmp_path / "tests.yml"
+    tests.write_text(TESTS.read_text().replace("[RULES]", f"[{RULES}]"))
+    for command in (["check", "rules", str(RULES)], ["test", "rules", str(tests)]):
+        done = subprocess.run([str(PROMTOOL), *command], check=False, capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rules_name_figures_that_there_are() -> None:
+    """A figure was renamed, and its rule was silent from then on."""
+    named = set(re.findall(r"gangline_(?:executor|aggregator)_[a-z_]+", RULES.read_text()))
+    known = {family.name for family in ExecutorFigures().families()}
+    known |= {PREFIX + figure.name for figure in FIGURES}
+    known |= {f"{PREFIX}{name}" for name in ("alarm", "commit_seconds_bucket")}
+    assert {one.removesuffix("_total") for one in named} <= known

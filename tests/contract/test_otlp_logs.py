@@ -1,0 +1,162 @@
+"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a collector that is slow, refuses or is away costs records, never us."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from gangline.contract import otlp_logs
+from gangline.contract.otlp_logs import (
+    BATCH_RECORDS,
+    ERROR,
+    QUEUE_RECORDS_MAX,
+    TEXT_CHARACTERS_MAX,
+    OtlpLogExporter,
+    OtlpRecord,
+    check_url,
+    encode_records,
+    parse_headers,
+)
+from tests.processes import GUARD_SECONDS, free_port
+
+
+class Collector:
+    """Answers with `status`, and keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.received = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                outer.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.headers.append(dict(self.headers) | {"path": self.path})
+                self.send_response(outer.status)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+                outer.received.set()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def records(self) -> list[str]:
+        return [one.body.string_value for body in self.bodies for one in decoded(body)]
+
+
+def decoded(body: bytes) -> list[Any]:
+    request = json_format.Parse(body, ExportLogsServiceRequest())
+    return [record for resource in request.resource_logs for scope in resource.scope_logs for record in scope.log_records]  # fmt: skip
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    found = Collector()
+    thread = threading.Thread(target=found.server.serve_forever, args=(0.02,))
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
+
+
+def record(at: int) -> OtlpRecord:
+    return OtlpRecord("gangline.act", f"step {at}", 10**18 + at, attributes={"gangline.advisory": f"a{at}"})  # fmt: skip
+
+
+def test_a_record_decodes_field_by_field() -> None:
+    """64-bit times as text, nothing empty, text cut and always UTF-8."""
+    whole = OtlpRecord(
+        "gangline.act", "x" * 10_000 + "\udcff", 1_790_000_000_123_456_789, ERROR,
+        {"gangline.advisory": "a7", "gangline.revision": 3, "gangline.confidence": 0.25, "empty": "", "flag": True, "odd": "a\udcffb"},
+    )  # fmt: skip
+    body = encode_records("gangline-executor", "head-1", [whole], 5)
+    request = json_format.Parse(body, ExportLogsServiceRequest())
+    (resource,) = request.resource_logs
+    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert attributes == {"service.name": "gangline-executor", "service.instance.id": "head-1"}
+    (found,) = resource.scope_logs[0].log_records
+    assert (found.time_unix_nano, found.observed_time_unix_nano) == (whole.time_ns, 5)
+    assert (found.severity_number, found.severity_text, found.event_name) == (17, "ERROR", "gangline.act")  # fmt: skip
+    assert len(found.body.string_value) == TEXT_CHARACTERS_MAX
+    values = {one.key: one.value for one in found.attributes}
+    assert values["gangline.revision"].int_value == 3
+    assert values["gangline.confidence"].double_value == 0.25
+    assert values["odd"].string_value == r"a\udcffb" and values["flag"].string_value == "True"
+    assert "empty" not in values
+
+
+def test_records_reach_the_collector(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """In order, in batches, with the headers of OpenTelemetry's own variable."""
+    monkeypatch.setattr(otlp_logs, "BATCH_SECONDS", 0.01)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc, x-tenant=ml")
+    exporter = OtlpLogExporter(collector.url + "/", "gangline-executor", "one")
+    for at in range(BATCH_RECORDS + 10):
+        exporter.export(record(at))
+    exporter.start()
+    assert collector.received.wait(GUARD_SECONDS)
+    exporter.close()
+    while exporter.waiting_count:
+        assert exporter.flush()
+    exporter.close()
+    assert collector.records() == [f"step {at}" for at in range(BATCH_RECORDS + 10)]
+    assert exporter.sent_count == BATCH_RECORDS + 10 and not exporter.dropped_count
+    assert collector.headers[0]["path"] == "/v1/logs"
+    assert collector.headers[0]["authorization"] == "Bearer abc"
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [(503, True), (429, True), (400, False), (404, False)])  # fmt: skip
+def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bool) -> None:
+    """Later is later; what it will never take is dropped and counted, or one bad record would stop all."""
+    exporter = OtlpLogExporter(collector.url, "s", "i")
+    exporter.export(record(1))
+    collector.status = status
+    assert exporter.flush() is not is_kept
+    assert (exporter.waiting_count, exporter.dropped_count) == ((1, 0) if is_kept else (0, 1))
+    collector.status = 200
+    exporter.flush()
+    assert exporter.sent_count == int(is_kept)
+    exporter.close()
+
+
+def test_a_collector_that_is_away_costs_records_and_no_time(caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    """The queue is bounded, what has no room is counted, and one line says so."""
+    exporter = OtlpLogExporter(f"http://127.0.0.1:{free_port()}", "s", "i")
+    assert not exporter.flush() or not exporter.waiting_count
+    taken = [exporter.export(record(at)) for at in range(QUEUE_RECORDS_MAX + 7)]
+    assert sum(taken) == QUEUE_RECORDS_MAX and exporter.dropped_count == 7
+    assert not exporter.flush() and not exporter.flush()
+    assert len([one for one in caplog.records if "OTLP logs are not taken" in one.message]) == 1
+    exporter.close()
+
+
+@pytest.mark.parametrize("url", ["collector:4318", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://a/?b"])  # fmt: skip
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ValueError, match="the address of an OTLP collector"):
+        check_url(url)
+    check_url("")
+
+
+@pytest.mark.parametrize("text", ["a", "a=b\n", "a=%0d%0a", "a b=c", ",".join(f"h{at}=x" for at in range(17))])  # fmt: skip
+def test_headers_that_are_none(text: str) -> None:
+    """A line break in a header would begin another one."""
+    if text == "a=b\n":
+        assert parse_headers(text) == {"a": "b"}
+        return
+    with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_HEADERS"):
+        parse_headers(text)
