@@ -104,7 +104,7 @@ system:
 	@command -v $${CC:-cc} >/dev/null || { echo "missing: a C compiler; install it with: sudo apt-get install gcc libc6-dev" >&2; exit 1; }
 	@$(PYTHON) -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python.h; install it with: sudo apt-get install python3-dev" >&2; exit 1; }
 
-SOURCES := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
+INSTALLED_FROM := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check
 # Shows a line for each package and each module that pip handles. Everything pip says is in .venv/pip.log; its end
 # is shown if pip fails.
@@ -120,7 +120,7 @@ SHOW := 2>&1 | tee .venv/pip.log | sed -un $(SHOWN) || { echo "pip failed:" >&2;
 	@touch $@
 
 # Compiles ext/ and installs gangline, editable, into .venv.
-.venv/ready: .venv/made $(SOURCES)
+.venv/ready: .venv/made $(INSTALLED_FROM)
 	@echo "2 of 2: installing packages and compiling the Cython modules (about a minute the first time)"
 	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]' $(SHOW)
 	@touch $@
