@@ -21,8 +21,11 @@ from runtime import PREFIX, Toolchain, architecture
 from sources import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIBRARY = f"{PREFIX.lstrip('/')}/lib/python3.13"
-SITE = f"{LIBRARY}/site-packages"
+#: Counts the builds of one version; the packages of one build need each other.
+RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
+#: Below a package's own folder: /opt/gangline/packages/NAME holds what dpkg and rpm replace, and nothing runs from there. Each
+#: version that runs is a folder of hard links, /opt/gangline/versions/VERSION (packaging/scripts/functions.sh).
+SITE = "lib/python3.13/site-packages"
 #: Newest first, as pip prefers them: none needs a glibc later than 2.28.
 PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 #: package -> the folders of Gangline that are its own; the runtime has the others.
@@ -59,8 +62,9 @@ FILES = {
     },
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
-#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one.
-LAUNCHER = f"""#!{PREFIX}/bin/python3.13 -EsP
+#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one. It names its own version's
+#: interpreter, so that the processes that it starts are of that version too.
+LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsP
 import os
 import sys
 
@@ -76,6 +80,21 @@ sys.exit(main())
 def version() -> str:
     """Return Gangline's version, as pyproject.toml has it."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def full_version() -> str:
+    """Return the version with its release, as deb and rpm write it."""
+    return f"{version()}-{RELEASE}"
+
+
+def schema_version() -> int:
+    """Return the version of the store that this aggregator makes: the number of the last migration."""
+    return max(int(path.name[:4]) for path in (ROOT / "aggregator" / "sql").glob("[0-9]*_*.sql"))
+
+
+def tree_of(package: str) -> str:
+    """Return where dpkg and rpm put a package's files, from the root."""
+    return f"{PREFIX.lstrip('/')}/packages/{package.removeprefix('gangline-')}"
 
 
 def extras() -> dict[str, list[str]]:
@@ -191,7 +210,7 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
 def split_gangline(site: Path, stage: Path) -> None:
     """Move what only the agent or the aggregator has from the runtime's folder into theirs."""
     for package, folders in FOLDERS.items():
-        to = stage / package / SITE / "gangline"
+        to = stage / package / tree_of(package) / SITE / "gangline"
         to.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             shutil.move(site / "gangline" / folder, to / folder)
@@ -235,16 +254,21 @@ def assemble(
     with tarfile.open(runtime) as archive:
         archive.extractall(whole, filter="tar")
     python = whole / PREFIX.lstrip("/") / "bin" / "python3.13"
-    shutil.copytree(whole, stage / "gangline-runtime", symlinks=True, dirs_exist_ok=True)
-    shutil.rmtree(stage / "gangline-runtime" / PREFIX.lstrip("/") / "include")
+    prefix = stage / "gangline-runtime" / PREFIX.lstrip("/")
+    shutil.copytree(
+        whole / PREFIX.lstrip("/"), stage / "gangline-runtime" / tree_of("runtime"), symlinks=True
+    )
+    shutil.rmtree(stage / "gangline-runtime" / tree_of("runtime") / "include")
+    # Compiled into OpenSSL, and the same in each version.
+    shutil.move(stage / "gangline-runtime" / tree_of("runtime") / "ssl", prefix / "ssl")
     for package, files in wheels.items():
-        site = stage / package / SITE
+        site = stage / package / tree_of(package) / SITE
         site.mkdir(parents=True, exist_ok=True)
         for wheel in files:
             unpack_wheel(wheel, site)
         _remove(site, WHEELS_WITHOUT)
         _link_same_libraries(site)
-    site = stage / "gangline-runtime" / SITE
+    site = stage / "gangline-runtime" / tree_of("runtime") / SITE
     unpack_wheel(build_gangline(python, chain, tools, work), site)
     _remove(site, ("*.dist-info/RECORD", "gangline/ext/*.pxd", "gangline/**/*.proto"))
     split_gangline(site, stage)
@@ -253,27 +277,34 @@ def assemble(
         for source, to in FILES.get(package, {}).items():
             (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
-        compile_bytecode(python, stage / package / PREFIX.lstrip("/") / "lib", epoch)
+        compile_bytecode(python, stage / package / tree_of(package) / "lib", epoch)
         _documents(stage, package)
         set_modes_and_dates(stage / package, epoch)
     return stage
 
 
 def _command(root: Path) -> None:
-    """`gangline`, in the runtime's folder and on everybody's path."""
-    launcher = root / PREFIX.lstrip("/") / "bin" / "gangline"
-    launcher.write_text(LAUNCHER)
+    """`gangline`: the launcher of this version, one path that leads to the current version's, and everybody's path."""
+    launcher = root / tree_of("runtime") / "bin" / "gangline"
+    launcher.write_text(LAUNCHER.format(version=full_version()))
     launcher.chmod(0o755)
+    programs = root / PREFIX.lstrip("/") / "bin"
+    programs.mkdir(parents=True)
+    (programs / "gangline").symlink_to("../current/bin/gangline")
+    shutil.copyfile(
+        ROOT / "packaging" / "scripts" / "remove_old_versions.sh", programs / "remove-old-versions"
+    )
     (root / "usr" / "bin").mkdir(parents=True)
     (root / "usr" / "bin" / "gangline").symlink_to(f"{PREFIX}/bin/gangline")
 
 
 def set_modes_and_dates(root: Path, epoch: int) -> None:
     """Give every file and folder the same date, and one of two modes."""
-    programs = root / PREFIX.lstrip("/") / "bin"
+    prefix = root / PREFIX.lstrip("/")
+    programs = (prefix / "bin", prefix / "packages" / "runtime" / "bin")
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
-            runs = path.is_dir() or path.parent == programs
+            runs = path.is_dir() or path.parent in programs
             path.chmod(0o755 if runs else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
 
