@@ -20,19 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime import PREFIX, architecture, build_runtime, toolchain
+from sbom import write_sbom
 from sources import BuildError, checked, read_pins, sha256_of
 from trees import (
     PACKAGES,
     RELEASE,
     ROOT,
+    SITE,
     assemble,
-    download_wheels,
     full_version,
     schema_version,
     set_modes_and_dates,
     tree_of,
     version,
 )
+from wheels import download_wheels
 
 MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"
@@ -140,6 +142,10 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     documents = root / "usr" / "share" / "doc" / package
     (documents / "copyright").write_text(copyright_text(package, root))
     (documents / "changelog.Debian.gz").write_bytes(changelog(package, epoch))
+    write_sbom(
+        package, full_version(), root / tree_of(package) / SITE,
+        read_pins() if package == "gangline-runtime" else None, documents / "sbom.cdx.json", epoch,
+    )  # fmt: skip
     overrides = ROOT / "packaging" / "lintian" / package
     if overrides.exists():
         to = root / "usr" / "share" / "lintian" / "overrides" / package

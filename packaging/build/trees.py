@@ -19,15 +19,13 @@ from pathlib import Path
 
 from runtime import PREFIX, Toolchain, architecture
 from sources import BuildError
+from wheels import ROOT, for_target, pip
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 #: Counts the builds of one version; the packages of one build need each other.
 RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
 #: Below a package's own folder: /opt/gangline/packages/NAME holds what dpkg and rpm replace, and nothing runs from there. Each
 #: version that runs is a folder of hard links, /opt/gangline/versions/VERSION (packaging/scripts/functions.sh).
 SITE = "lib/python3.13/site-packages"
-#: Newest first, as pip prefers them: none needs a glibc later than 2.28.
-PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 #: package -> the folders of Gangline that are its own; the runtime has the others.
 FOLDERS = {
     "gangline-agent": ("agent",),
@@ -97,44 +95,6 @@ def tree_of(package: str) -> str:
     return f"{PREFIX.lstrip('/')}/packages/{package.removeprefix('gangline-')}"
 
 
-def extras() -> dict[str, list[str]]:
-    """Return package -> what it needs from PyPI, as pyproject.toml has it; the runtime has the agent's."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
-
-
-def _for_target() -> list[str]:
-    """Return pip's options that choose wheels for the runtime, not for the Python that runs pip."""
-    platforms = [f"manylinux_{each}_{architecture()}" for each in PLATFORMS]
-    if architecture() == "x86_64":
-        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-    else:
-        platforms += ["manylinux2014_aarch64"]
-    names = [word for each in platforms for word in ("--platform", each)]
-    return ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.13", *names]
-
-
-def _pip(tools: Path, *arguments: str | Path) -> None:
-    words = [str(tools / "pip"), "--disable-pip-version-check", *(str(each) for each in arguments)]
-    said = subprocess.run(words, check=False, capture_output=True, text=True)
-    if said.returncode:
-        raise BuildError(f"pip {arguments[0]} failed:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
-
-
-def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
-    """Fetch the wheels that constraints.txt pins, each with the hash that wheels.txt has. Return them by package."""
-    found: dict[str, list[Path]] = {}
-    for package, wanted in extras().items():
-        folder = work / "wheels" / package
-        shutil.rmtree(folder, ignore_errors=True)
-        constraints = ROOT / "packaging" / "constraints.txt"
-        _pip(tools, "download", "--quiet", "-c", constraints, *_for_target(), "-d", folder, *wanted)
-        found[package] = sorted(folder.iterdir())
-    shared = {path.name for path in found["gangline-runtime"]}
-    found["gangline-aggregator"] = [p for p in found["gangline-aggregator"] if p.name not in shared]
-    return found
-
-
 def unpack_wheel(wheel: Path, site: Path) -> None:
     """Unpack one wheel into *site*, as pip would: its `purelib` and `platlib` too, scripts and headers not."""
     with zipfile.ZipFile(wheel) as archive:
@@ -185,13 +145,13 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
     if not needed.exists():
         constraints = ROOT / "packaging" / "constraints.txt"
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        _pip(
+        pip(
             tools,
             "install",
             "--quiet",
             "-c",
             constraints,
-            *_for_target(),
+            *for_target(architecture()),
             "--target",
             needed,
             *wanted,

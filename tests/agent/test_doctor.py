@@ -16,6 +16,7 @@ from gangline import cli
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
 from gangline.agent.commands import doctor
 from gangline.agent.config import AgentConfig
+from gangline.agent.hardware import pci
 from gangline.agent.local import check, diagnosis, source_reading
 from gangline.agent.local.diagnosis import BLIND, NOTE, OK, PROBLEM, DiagnosedHost, DiagnosisResult
 from gangline.agent.local.host_status import UnreadSources, group_unread
@@ -45,7 +46,7 @@ def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedH
     (driver / "version").write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build\n"
     )
-    for address in diagnosis.pci.nvidia_gpus(host.roots.sys):
+    for address in pci.nvidia_gpus(host.roots.sys):
         (driver / "gpus" / address).mkdir(parents=True, exist_ok=True)
     (host.root / "dev").mkdir(exist_ok=True)
     (host.root / "dev/nvidiactl").touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,10 @@ from typing import Any
 import pytest
 
 from tests.packages.booted import Booted, booted, root_archive
-from tests.packages.built import FOLDER, needs_packages, path_of
+from tests.packages.built import FOLDER, needs_packages, path_of, repacked
 from tests.processes import until
 
 pytestmark = needs_packages
-NEXT = "99"
-
-
-def repacked(package: str, folder: Path) -> Path:
-    """The same package as a later release: what is in it is the same, and so no second build is needed."""
-    tree = folder / package
-    subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)
-    control = tree / "DEBIAN" / "control"
-    version = next(
-        line for line in control.read_text().splitlines() if line.startswith("Version: ")
-    )
-    release = version.removeprefix("Version: ")
-    later = f"{release.rpartition('-')[0]}-{NEXT}"
-    control.write_text(control.read_text().replace(release, later))
-    to = folder / f"{package}_{later}.deb"
-    subprocess.run(
-        ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(to)], check=True, capture_output=True
-    )
-    return to
 
 
 @pytest.fixture(scope="module")
