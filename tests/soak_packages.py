@@ -37,7 +37,9 @@ NOT_SAMPLED_SECONDS_MAX = 3.0
 SECONDS_SQL = (
     "SELECT epoch_ns(time) AS at, count(*) AS times FROM readings.host_1s GROUP BY ALL ORDER BY at"
 )
-REPAIR = "dpkg --configure -a && apt-get install --yes --fix-broken"
+#: What an operator runs after a kill: apt does not find the archive of a package that is half unpacked, dpkg is handed it.
+REPAIR = "dpkg --install"
+INSTALL = "apt-get install --yes --allow-downgrades --reinstall"
 
 
 @dataclass
@@ -64,10 +66,14 @@ def descendants(pid: int) -> list[int]:
     return found[::-1]
 
 
+def files_of(later: bool) -> str:
+    """Return the packages of one version, for apt."""
+    return " ".join(f"/packages/{name}{'-later' if later else ''}.deb" for name in PACKAGES)
+
+
 def change(host: Booted, later: bool, kill_after: float | None) -> bool:
     """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself."""
-    files = [f"/packages/{name}{'-later' if later else ''}.deb" for name in PACKAGES]
-    command = ["apt-get", "install", "--yes", "--allow-downgrades", "--reinstall", *files]
+    command = ["sh", "-c", f"{INSTALL} {files_of(later)}"]
     with (host.root / "packages" / "apt.log").open("ab") as log:
         child = subprocess.Popen(host.command(*command), stdout=log, stderr=log)
         try:
@@ -155,7 +161,7 @@ def _round(
         outcome.killed += 1
         state = host.run("systemctl", "is-active", "gangline-agent", check=False).strip()
         until(lambda: is_up(host), f"killed in the middle ({state}), the agent runs", UP_SECONDS)
-        host.run("sh", "-c", REPAIR, environment={"DEBIAN_FRONTEND": "noninteractive"})
+        host.run("sh", "-c", f"{REPAIR} {files_of(later)}")
         outcome.repaired += 1
     at = time.monotonic()
     until(lambda: is_up(host), "the agent is up again", UP_SECONDS)
@@ -179,7 +185,7 @@ def _report(store: Path, outcome: Outcome) -> int:
     longest = missing[0] if missing else 0.0
     print(
         f"{outcome.rounds} upgrades and downgrades, {outcome.killed} killed in the middle and {outcome.repaired} repaired by "
-        f"`{REPAIR}`; {len(rows)} seconds stored, {doubled} doubled; not sampled: {len(missing)} times, "
+        f"`{REPAIR} FILES`; {len(rows)} seconds stored, {doubled} doubled; not sampled: {len(missing)} times, "
         f"{longest:.1f} s at most; up after each within {max(outcome.up_seconds):.1f} s"
     )
     return int(bool(doubled) or longest > NOT_SAMPLED_SECONDS_MAX or not rows)

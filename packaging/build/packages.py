@@ -25,7 +25,6 @@ from sources import BuildError, checked, read_pins, sha256_of
 from trees import (
     PACKAGES,
     RELEASE,
-    ROOT,
     SITE,
     assemble,
     full_version,
@@ -34,7 +33,7 @@ from trees import (
     tree_of,
     version,
 )
-from wheels import download_wheels
+from wheels import ROOT, download_wheels
 
 MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"

@@ -140,7 +140,7 @@ def write_dnf(rpms: list[Path], to: Path, key: SigningKey) -> None:
         copy = Path(shutil.copy(rpm, to))
         _run(
             ["rpmsign", "--define", f"_gpg_name {key.fingerprint}", "--define", f"_gpg_path {key.home}",
-             "--define", f"_gpg_sign_cmd_extra_args --batch {extra}", "--addsign", str(copy)],
+             "--define", f"__gpg {shutil.which('gpg')}", "--define", f"_gpg_sign_cmd_extra_args --batch {extra}", "--addsign", str(copy)],
             home=key.home,
         )  # fmt: skip
     _run(["createrepo_c", "--quiet", str(to)])

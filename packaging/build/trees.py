@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runtime import PREFIX, Toolchain, architecture
-from sources import BuildError
+from sources import BuildError, read_pins
 from wheels import ROOT, for_target, pip
 
 #: Counts the builds of one version; the packages of one build need each other.
@@ -187,6 +187,31 @@ def compile_bytecode(python: Path, folder: Path, epoch: int) -> None:
     )
 
 
+def write_manuals(
+    python: Path, sites: list[Path], tools: Path, work: Path, stage: Path, epoch: int
+) -> None:
+    """Make man pages and completion from the commands as they will be installed."""
+    needed = work / "manual-site"
+    pip(
+        tools,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--upgrade",
+        "--target",
+        needed,
+        *read_pins().manual_tools,
+    )
+    script = Path(__file__).with_name("manuals.py")
+    said = subprocess.run(
+        [str(python), "-sPB", str(script), str(stage), str(epoch)],
+        env={"PYTHONPATH": ":".join(map(str, [*sites, needed])), "LC_ALL": "C.UTF-8", "COLUMNS": "80"},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if said.returncode:
+        raise BuildError(f"the man pages cannot be made: {said.stderr[-2000:]}")
+
+
 def _documents(stage: Path, package: str) -> None:
     """The licence and the changes, where Debian looks for them."""
     folder = stage / package / "usr" / "share" / "doc" / package
@@ -231,6 +256,14 @@ def assemble(
     site = stage / "gangline-runtime" / tree_of("runtime") / SITE
     unpack_wheel(build_gangline(python, chain, tools, work), site)
     _remove(site, ("*.dist-info/RECORD", "gangline/ext/*.pxd", "gangline/**/*.proto"))
+    write_manuals(
+        python,
+        [site, stage / "gangline-aggregator" / tree_of("aggregator") / SITE],
+        tools,
+        work,
+        stage,
+        epoch,
+    )
     split_gangline(site, stage)
     _command(stage / "gangline-runtime")
     for package in PACKAGES:
