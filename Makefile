@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel packages test-packages clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes soak-packages test-duckdb2 wheel packages test-packages test-hosts repository clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -161,6 +161,18 @@ packages:
 # What is in them, and that they install in an empty Debian that boots (as root, with mmdebstrap and systemd-container).
 test-packages: packages .venv/ready-dev
 	GANGLINE_PACKAGES=dist $(BIN)/pytest -q tests/packages
+
+# The same on every Debian that is supported, booted: SUITES="bullseye bookworm trixie".
+test-hosts: packages .venv/ready-dev
+	GANGLINE_PACKAGES=dist GANGLINE_SUITES='$(or $(SUITES),bullseye bookworm trixie)' $(BIN)/pytest -q tests/packages/test_install.py
+
+# 20 upgrades and 20 downgrades of an agent that samples, 5 of them killed in the middle: nothing lost, nothing doubled.
+soak-packages: .venv/ready-dev
+	$(BIN)/python -m tests.soak_packages --packages dist --rounds $(or $(ROUNDS),40) --kills $(or $(KILLS),5) --seed $(SEED)
+
+# A signed repository for apt and dnf from dist/: make repository KEY=SECRET.asc TO=FOLDER [MINISIGN_KEY=FILE] [PASSPHRASE_FILE=FILE].
+repository:
+	$(PYTHON) -B packaging/build/repository.py --packages dist --to '$(or $(TO),repository)' --key '$(KEY)' $(if $(MINISIGN_KEY),--minisign-key '$(MINISIGN_KEY)') $(if $(PASSPHRASE_FILE),--passphrase-file '$(PASSPHRASE_FILE)')
 
 clean:
 	git clean -fdX -e '!.venv'

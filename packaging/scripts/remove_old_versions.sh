@@ -5,13 +5,17 @@
 set -e
 tree=/opt/gangline
 
-# user_of FOLDER: a process that runs from there, or nothing. It reads no memory map: that may hang where a driver does.
+# user_of FOLDER: a process that runs from there, or nothing. It reads no memory map: that may hang where a driver does. The program has to
+# be the very file: a container has paths of the same name.
 user_of() {
     for process in /proc/[0-9]*; do
-        case "$(readlink "$process/exe" 2>/dev/null)" in
+        program=$(readlink "$process/exe" 2>/dev/null || echo none)
+        case "$program" in
             "$1"/*)
-                echo "${process#/proc/}"
-                return
+                if [ "$process/exe" -ef "$program" ]; then
+                    echo "${process#/proc/}"
+                    return
+                fi
                 ;;
         esac
     done
