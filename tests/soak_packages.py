@@ -34,9 +34,7 @@ PAUSE_SECONDS_MAX = 6.0
 UP_SECONDS = 120.0
 NOT_SAMPLED_SECONDS_MAX = 3.0
 #: Every sampled second of the host, and how often it was stored.
-SECONDS_SQL = (
-    "SELECT epoch_ns(time) AS at, count(*) AS times FROM readings.host_1s GROUP BY ALL ORDER BY at"
-)
+SECONDS_SQL = "SELECT epoch_ns(time), count(*) FROM readings.host_1s GROUP BY time ORDER BY time"
 #: What an operator runs after a kill: apt does not find the archive of a package that is half unpacked, dpkg is handed it.
 REPAIR = "dpkg --install"
 INSTALL = "apt-get install --yes --allow-downgrades --reinstall"

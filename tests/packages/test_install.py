@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,22 @@ from typing import Any
 import pytest
 
 from tests.packages.booted import Booted, booted, root_archive
-from tests.packages.built import FOLDER, needs_packages, path_of, repacked
+from tests.packages.built import FOLDER, NEXT, needs_packages, path_of, repacked
 from tests.processes import until
 
 pytestmark = needs_packages
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    """A Debian 12 with the packages, and later releases of them, in /packages."""
-    archive = root_archive("bookworm", Path(FOLDER).absolute().parent / "build" / "roots")
+#: `make test-hosts` names all that are supported.
+SUITES = os.environ.get("GANGLINE_SUITES", "bookworm").split()
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Booted]:
+    """A Debian with the packages, and later releases of them, in /packages."""
+    archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     folder = tmp_path_factory.mktemp("host")
     with booted(archive, folder) as machine:
         there = machine.root / "packages"
@@ -34,6 +41,12 @@ def status(host: Booted) -> dict[str, Any]:
     """The agent's status, or nothing yet."""
     text = host.run("cat", "/run/gangline/status.json", check=False)
     return dict(json.loads(text)["agent"]) if text.startswith("{") else {}
+
+
+def running_version(host: Booted) -> str:
+    """The version whose files the agent's process runs."""
+    pid = host.run("systemctl", "show", "--property=MainPID", "--value", "gangline-agent").strip()
+    return host.run("readlink", f"/proc/{pid}/exe").split("/")[4]
 
 
 def sampling(host: Booted, frames: int) -> dict[str, Any]:
@@ -61,11 +74,17 @@ def test_from_install_to_purge(host: Booted) -> None:
 
     host.run("systemctl", "enable", "--now", "gangline-agent")
     before = sampling(host, 3)
+    assert running_version(host) == path_of("gangline-agent", "deb").name.split("_")[1]
+    shown = host.run("gangline", "doctor", "--json", check=False)
+    assert {"settings", "disk"} <= {one["check"] for one in json.loads(shown)["results"]}
+    assert "gangline-doctor" in host.run("sh", "-c", "ls /usr/share/man/man1")
     host.run("sh", "-c", "echo '# ours' >> /etc/gangline/agent.toml")
 
     install(host, later=True)
     upgraded = sampling(host, before["waiting_frames"] + 3)
     assert upgraded["pid"] != before["pid"]
+    assert running_version(host).endswith(f"-{NEXT}")
+    assert host.run("ls", "/opt/gangline/versions").split() == [running_version(host)]
     assert "# ours" in host.run("cat", "/etc/gangline/agent.toml")
 
     install(host, "--allow-downgrades")
@@ -74,7 +93,10 @@ def test_from_install_to_purge(host: Booted) -> None:
 
     said = install(host, later=True, GANGLINE_NO_RESTART="1")
     assert "systemctl restart gangline-agent.service" in said
+    assert "stays until its last process ends" in said
     assert sampling(host, back["waiting_frames"] + 3)["pid"] == back["pid"]
+    assert not running_version(host).endswith(f"-{NEXT}")
+    assert len(host.run("ls", "/opt/gangline/versions").split()) == 2
 
     host.run("apt-get", "remove", "--yes", "gangline-agent", "gangline-runtime")
     assert host.run("systemctl", "is-active", "gangline-agent", check=False).strip() == "inactive"

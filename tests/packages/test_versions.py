@@ -92,6 +92,7 @@ def test_dpkg_that_is_killed_leaves_a_version_that_is_whole(
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg (a Debian)")
+@pytest.mark.slow
 def test_dpkg_refuses_to_go_back_past_a_migration(root: OverlaidRoot, tmp_path: Path) -> None:
     """Before anything is unpacked, with the backup's name."""
     old = put(root, write_debs(OLD, tmp_path / OLD, 19))
@@ -109,6 +110,7 @@ def test_dpkg_refuses_to_go_back_past_a_migration(root: OverlaidRoot, tmp_path: 
 
 
 @pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="needs rpmbuild: apt-get install rpm")
+@pytest.mark.slow
 def test_rpm(root: OverlaidRoot, tmp_path: Path) -> None:
     """The same scripts in rpm's order: new ones first, old ones last."""
     old, new = (put(root, write_rpms(version, tmp_path / version)) for version in (OLD, NEW))
