@@ -144,7 +144,7 @@ refuse_newer_store() {
     echo "gangline $version cannot open the store in $data: a newer version has migrated it to $have, and this one knows up to $store_version. Nothing was changed." >&2
     echo "To go back, first restore the backup from before, which loses what was stored since:" >&2
     echo "  systemctl stop gangline-aggregator" >&2
-    echo "  gangline admin restore --from ${backup:-/var/backups/gangline} --data $data --force" >&2
+    echo "  runuser -u gangline-aggregator -- gangline admin restore --from ${backup:-/var/backups/gangline} --data $data --force" >&2
     exit 1
 }
 

@@ -110,3 +110,56 @@ def test_from_install_to_purge(host: Booted) -> None:
     )
     assert not host.run("sh", "-c", left, check=False)
     assert not host.run("getent", "passwd", "gangline", check=False)
+
+
+AGGREGATOR = ("gangline-runtime", "gangline-aggregator")
+DATA = "/var/lib/gangline-aggregator"
+
+
+def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_backup(
+    host: Booted, tmp_path: Path
+) -> None:
+    """An upgrade that cannot be undone is found out about when it has to be undone."""
+    there = host.root / "packages"
+    for package in AGGREGATOR:
+        (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+        later = repacked(package, tmp_path, store_version=9999)
+        (there / f"{package}-later.deb").write_bytes(later.read_bytes())
+    old = [f"/packages/{name}.deb" for name in AGGREGATOR]
+    new = [f"/packages/{name}-later.deb" for name in AGGREGATOR]
+    apt = ("apt-get", "install", "--yes", "--allow-downgrades")
+    host.run(*apt, *old)
+    host.run("systemctl", "enable", "--now", "gangline-aggregator")
+    note = f"{DATA}/store_version"
+    until(lambda: host.run("cat", note, check=False).strip().isdigit(), "the store is made")
+    version = host.run("cat", note).strip()
+
+    said = host.run(*apt, *new)
+    assert f"before it is migrated from {version} to 9999" in said
+    backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
+    assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
+    until(
+        lambda: (
+            host.run("systemctl", "is-active", "gangline-aggregator", check=False).strip()
+            == "active"
+        ),
+        "the new aggregator runs",
+    )
+
+    host.run("sh", "-c", f"echo 9999 > {note}")  # as an aggregator that has migrated the store
+    refused = host.run(*apt, *old, check=False)
+    assert "Nothing was changed" in refused and f"--from {backup} --data {DATA} --force" in refused
+    assert NEXT in host.run("readlink", "/opt/gangline/current")
+    host.run("systemctl", "stop", "gangline-aggregator")
+    restore = f"gangline admin restore --from {backup} --data {DATA} --force"
+    host.run("runuser", "-u", "gangline-aggregator", "--", "sh", "-c", restore)
+    host.run("sh", "-c", "dpkg --install " + " ".join(old))
+    assert host.run("cat", note).strip() == version
+    host.run("systemctl", "start", "gangline-aggregator")
+    until(
+        lambda: (
+            host.run("systemctl", "is-active", "gangline-aggregator", check=False).strip()
+            == "active"
+        ),
+        "the old aggregator runs on what was restored",
+    )
