@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages image clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages test-hosts soak-packages repository image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -112,7 +112,7 @@ system:
 	@command -v $${CC:-cc} >/dev/null || { echo "missing: a C compiler; install it with: sudo apt-get install gcc libc6-dev" >&2; exit 1; }
 	@$(PYTHON) -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python.h; install it with: sudo apt-get install python3-dev" >&2; exit 1; }
 
-SOURCES := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
+INSTALLED_FROM := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check
 # Shows a line for each package and each module that pip handles. Everything pip says is in .venv/pip.log; its end
 # is shown if pip fails.
@@ -128,7 +128,7 @@ SHOW := 2>&1 | tee .venv/pip.log | sed -un $(SHOWN) || { echo "pip failed:" >&2;
 	@touch $@
 
 # Compiles ext/ and installs gangline, editable, into .venv.
-.venv/ready: .venv/made $(SOURCES)
+.venv/ready: .venv/made $(INSTALLED_FROM)
 	@echo "2 of 2: installing packages and compiling the Cython modules (about a minute the first time)"
 	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]' $(SHOW)
 	@touch $@
@@ -174,6 +174,18 @@ test-packages: packages .venv/ready-dev
 # DEBS=FOLDER takes the debs from there; SUITE=, MIRROR=URL (a snapshot, to make the same bytes again later), ONLY=PACKAGE.
 image:
 	$(PYTHON) -B packaging/image/image.py $(DEBS:%=--debs %) $(SUITE:%=--suite %) $(MIRROR:%=--mirror %) $(ONLY:%=--only %)
+
+# The same on every Debian that is supported, booted: SUITES="bullseye bookworm trixie".
+test-hosts: packages .venv/ready-dev
+	GANGLINE_PACKAGES=dist GANGLINE_SUITES='$(or $(SUITES),bullseye bookworm trixie)' $(BIN)/pytest -q tests/packages/test_install.py
+
+# 20 upgrades and 20 downgrades of an agent that samples, 5 of them killed in the middle: nothing lost, nothing doubled.
+soak-packages: .venv/ready-dev
+	$(BIN)/python -m tests.soak_packages --packages dist --rounds $(or $(ROUNDS),40) --kills $(or $(KILLS),5) --seed $(SEED)
+
+# A signed repository for apt and dnf from dist/: make repository KEY=SECRET.asc TO=FOLDER [MINISIGN_KEY=FILE] [PASSPHRASE_FILE=FILE].
+repository:
+	$(PYTHON) -B packaging/build/repository.py --packages dist --to '$(or $(TO),repository)' --key '$(KEY)' $(if $(MINISIGN_KEY),--minisign-key '$(MINISIGN_KEY)') $(if $(PASSPHRASE_FILE),--passphrase-file '$(PASSPHRASE_FILE)')
 
 clean:
 	git clean -fdX -e '!.venv'

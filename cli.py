@@ -90,6 +90,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agent",
         "is this host fit for a job? one line, an exit code",
     ),
+    "doctor": (
+        ".agent.commands.doctor",
+        "agent",
+        "what this host's agent sees, is blind to, and what opens it",
+    ),
     "gang": (
         ".agent.commands.gang",
         "agent",

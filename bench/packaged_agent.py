@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,9 @@ def commands(dist: Path, folder: Path, python: str) -> dict[str, tuple[list[str]
     for package in ("gangline-runtime", "gangline-agent"):
         (deb,) = dist.glob(f"{package}_*.deb")
         subprocess.run(["dpkg-deb", "--extract", str(deb), str(folder)], check=True)
-    bin_folder = folder / "opt" / "gangline" / "bin"
+    tree = folder / "opt" / "gangline" / "packages" / "runtime"
+    shutil.copytree(tree.with_name("agent"), tree, dirs_exist_ok=True)
+    bin_folder = tree / "bin"
     (site,) = (ROOT / ".venv" / "lib").glob("python3*/site-packages")
     own = {"PYTHONPATH": f"{ROOT / 'build' / 'names'}:{site}"}
     return {

@@ -111,6 +111,7 @@ ARGUMENTS = {
     "advise": [],
     "sql": ["SELECT 1"],
     "check": ["--for", "prolog"],
+    "doctor": [],
     "gang": ["--nodes", "2", "--", "srun", "true"],
     "xid": ["79"],
     "declared": ["check", "hosts.toml"],
@@ -141,7 +142,8 @@ ARGUMENTS = {
 }
 #: Those that an agent's host has all that they need for, with their exit codes there.
 #: `gang` ends with 1 outside a job of Slurm.
-OF_THE_AGENT = {"check": 0, "gang": 1, "xid": 0, "agent": 0, "release": 0, "resume": 0}
+#: `doctor` too: no agent runs, which is a problem.
+OF_THE_AGENT = {"check": 0, "doctor": 1, "gang": 1, "xid": 0, "agent": 0, "release": 0, "resume": 0}
 
 
 def test_each_command_is_looked_at() -> None:

@@ -75,6 +75,9 @@ def read_open_header(descriptor: int) -> Header | None:
 
 
 STORE_FILE = "gangline.duckdb"
+#: The store's version as a text beside it: a package that would go back past it is refused before it is unpacked, by a shell
+#: that cannot open the store (packaging/scripts/functions.sh).
+STORE_VERSION_FILE = "store_version"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "events.journal"
 #: Not `ops.duckdb`: DuckDB would name its catalog `ops`, and `ops.worst` would be ambiguous.
@@ -236,10 +239,26 @@ def open_store(path: Path) -> duckdb.DuckDBPyConnection:
                 f"{truncation}, and {table} cannot be read: {damaged_store_advice(path)}"
             )
         _migrate(connection, path)
+        note_store_version(path.parent, migrations()[-1][0])
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def note_store_version(folder: Path, version: int) -> None:
+    """Write the version of the store in *folder* beside it. Raises StoreError."""
+    file = folder / STORE_VERSION_FILE
+    text = f"{version}\n"
+    try:
+        if not file.exists() or file.read_text(errors="replace") != text:
+            new = file.with_name(f"{STORE_VERSION_FILE}.new")
+            new.write_text(text)
+            new.replace(file)
+    except OSError as error:
+        raise StoreError(
+            f"{file}: {cause(error, folder)}{_folder_remedy(error, folder)}"
+        ) from error
 
 
 def _create(path: Path) -> None:

@@ -20,23 +20,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime import PREFIX, architecture, build_runtime, toolchain
+from sbom import write_sbom
 from sources import BuildError, checked, read_pins, sha256_of
 from trees import (
     PACKAGES,
-    ROOT,
+    RELEASE,
     SITE,
     assemble,
-    download_wheels,
+    full_version,
+    schema_version,
     set_modes_and_dates,
+    tree_of,
     version,
 )
+from wheels import ROOT, download_wheels
 
-#: Counts the builds of one version; the packages of one build need each other.
-RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
 MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"
 #: What nFPM calls dpkg's scripts.
-SCRIPT_NAMES = {"postinst": "postinstall", "prerm": "preremove", "postrm": "postremove"}
+SCRIPT_NAMES = {
+    "preinst": "preinstall",
+    "postinst": "postinstall",
+    "prerm": "preremove",
+    "postrm": "postremove",
+}
 #: package -> (section, one line, more lines).
 DESCRIPTIONS = {
     "gangline-runtime": (
@@ -64,13 +71,14 @@ def description(package: str) -> str:
 
 
 def script(package: str, kind: str, folder: Path) -> Path | None:
-    """Write one maintainer script, with the shared functions at its head; None where the package has none."""
+    """Write one maintainer script: what differs by build, the shared functions, and its own text; None where there is none."""
     own = SCRIPTS / f"{package}.{kind}"
     if not own.exists():
         return None
     functions = (SCRIPTS / "functions.sh").read_text()
     to = folder / f"{package}.{kind}"
-    to.write_text(f"#!/bin/sh\nset -e\n\n{functions}\n{own.read_text()}")
+    build = f"version={full_version()}\nstore_version={schema_version()}\n"
+    to.write_text(f"#!/bin/sh\nset -e\n\n{build}\n{functions}\n{own.read_text()}")
     to.chmod(0o755)
     return to
 
@@ -79,7 +87,7 @@ def changelog(package: str, epoch: int) -> bytes:
     """Return Debian's changelog, packed: what changed for operators is in CHANGELOG.md."""
     date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch))
     text = (
-        f"{package} ({version()}-{RELEASE}) unstable; urgency=medium\n\n"
+        f"{package} ({full_version()}) unstable; urgency=medium\n\n"
         f"  * Gangline {version()}. What changed is in CHANGELOG.md of the source.\n\n"
         f" -- {MAINTAINER}  {date}\n"
     )
@@ -109,10 +117,8 @@ def copyright_text(package: str, root: Path) -> str:
 
 def contents(package: str, root: Path) -> list[dict[str, object]]:
     """Return nFPM's list of what is in a package; settings are kept when it is upgraded."""
-    tree = root / PREFIX.lstrip("/")
-    where = PREFIX if package == "gangline-runtime" else f"/{SITE}"
-    if package != "gangline-runtime":
-        tree = root / SITE
+    where = PREFIX if package == "gangline-runtime" else f"/{tree_of(package)}"
+    tree = root / where.lstrip("/")
     found: list[dict[str, object]] = [{"src": str(tree), "dst": where, "type": "tree"}]
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -135,6 +141,10 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     documents = root / "usr" / "share" / "doc" / package
     (documents / "copyright").write_text(copyright_text(package, root))
     (documents / "changelog.Debian.gz").write_bytes(changelog(package, epoch))
+    write_sbom(
+        package, full_version(), root / tree_of(package) / SITE,
+        read_pins() if package == "gangline-runtime" else None, documents / "sbom.cdx.json", epoch,
+    )  # fmt: skip
     overrides = ROOT / "packaging" / "lintian" / package
     if overrides.exists():
         to = root / "usr" / "share" / "lintian" / "overrides" / package
@@ -165,13 +175,13 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
         "overrides": {
             "deb": {
                 "depends": [
-                    *(f"{each} (= {version()}-{RELEASE})" for each in exactly),
+                    *(f"{each} (= {full_version()})" for each in exactly),
                     *(f"libc6 (>= {each})" for each in glibc),
                 ]
             },
             "rpm": {
                 "depends": [
-                    *(f"{each} = {version()}-{RELEASE}" for each in exactly),
+                    *(f"{each} = {full_version()}" for each in exactly),
                     *(f"glibc >= {each}" for each in glibc),
                 ]
             },
@@ -202,7 +212,7 @@ def write_packages(
                 "deb": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
                 "rpm": architecture(),
             }[kind]
-            full = f"{version()}-{RELEASE}"
+            full = full_version()
             name = (
                 f"{package}_{full}_{arch}.deb" if kind == "deb" else f"{package}-{full}.{arch}.rpm"
             )

@@ -18,13 +18,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runtime import PREFIX, Toolchain, architecture
-from sources import BuildError
+from sources import BuildError, read_pins
+from wheels import ROOT, for_target, pip
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-LIBRARY = f"{PREFIX.lstrip('/')}/lib/python3.13"
-SITE = f"{LIBRARY}/site-packages"
-#: Newest first, as pip prefers them: none needs a glibc later than 2.28.
-PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+#: Counts the builds of one version; the packages of one build need each other.
+RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
+#: Below a package's own folder: /opt/gangline/packages/NAME holds what dpkg and rpm replace, and nothing runs from there. Each
+#: version that runs is a folder of hard links, /opt/gangline/versions/VERSION (packaging/scripts/functions.sh).
+SITE = "lib/python3.13/site-packages"
 #: package -> the folders of Gangline that are its own; the runtime has the others.
 FOLDERS = {
     "gangline-agent": ("agent",),
@@ -59,8 +60,9 @@ FILES = {
     },
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
-#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one.
-LAUNCHER = f"""#!{PREFIX}/bin/python3.13 -EsP
+#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one. It names its own version's
+#: interpreter, so that the processes that it starts are of that version too.
+LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsP
 import os
 import sys
 
@@ -78,42 +80,19 @@ def version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def extras() -> dict[str, list[str]]:
-    """Return package -> what it needs from PyPI, as pyproject.toml has it; the runtime has the agent's."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
+def full_version() -> str:
+    """Return the version with its release, as deb and rpm write it."""
+    return f"{version()}-{RELEASE}"
 
 
-def _for_target() -> list[str]:
-    """Return pip's options that choose wheels for the runtime, not for the Python that runs pip."""
-    platforms = [f"manylinux_{each}_{architecture()}" for each in PLATFORMS]
-    if architecture() == "x86_64":
-        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-    else:
-        platforms += ["manylinux2014_aarch64"]
-    names = [word for each in platforms for word in ("--platform", each)]
-    return ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.13", *names]
+def schema_version() -> int:
+    """Return the version of the store that this aggregator makes: the number of the last migration."""
+    return max(int(path.name[:4]) for path in (ROOT / "aggregator" / "sql").glob("[0-9]*_*.sql"))
 
 
-def _pip(tools: Path, *arguments: str | Path) -> None:
-    words = [str(tools / "pip"), "--disable-pip-version-check", *(str(each) for each in arguments)]
-    said = subprocess.run(words, check=False, capture_output=True, text=True)
-    if said.returncode:
-        raise BuildError(f"pip {arguments[0]} failed:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
-
-
-def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
-    """Fetch the wheels that constraints.txt pins, each with the hash that wheels.txt has. Return them by package."""
-    found: dict[str, list[Path]] = {}
-    for package, wanted in extras().items():
-        folder = work / "wheels" / package
-        shutil.rmtree(folder, ignore_errors=True)
-        constraints = ROOT / "packaging" / "constraints.txt"
-        _pip(tools, "download", "--quiet", "-c", constraints, *_for_target(), "-d", folder, *wanted)
-        found[package] = sorted(folder.iterdir())
-    shared = {path.name for path in found["gangline-runtime"]}
-    found["gangline-aggregator"] = [p for p in found["gangline-aggregator"] if p.name not in shared]
-    return found
+def tree_of(package: str) -> str:
+    """Return where dpkg and rpm put a package's files, from the root."""
+    return f"{PREFIX.lstrip('/')}/packages/{package.removeprefix('gangline-')}"
 
 
 def unpack_wheel(wheel: Path, site: Path) -> None:
@@ -166,13 +145,13 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
     if not needed.exists():
         constraints = ROOT / "packaging" / "constraints.txt"
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        _pip(
+        pip(
             tools,
             "install",
             "--quiet",
             "-c",
             constraints,
-            *_for_target(),
+            *for_target(architecture()),
             "--target",
             needed,
             *wanted,
@@ -191,7 +170,7 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
 def split_gangline(site: Path, stage: Path) -> None:
     """Move what only the agent or the aggregator has from the runtime's folder into theirs."""
     for package, folders in FOLDERS.items():
-        to = stage / package / SITE / "gangline"
+        to = stage / package / tree_of(package) / SITE / "gangline"
         to.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             shutil.move(site / "gangline" / folder, to / folder)
@@ -206,6 +185,31 @@ def compile_bytecode(python: Path, folder: Path, epoch: int) -> None:
         check=True,
         env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
     )
+
+
+def write_manuals(
+    python: Path, sites: list[Path], tools: Path, work: Path, stage: Path, epoch: int
+) -> None:
+    """Make man pages and completion from the commands as they will be installed."""
+    needed = work / "manual-site"
+    pip(
+        tools,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--upgrade",
+        "--target",
+        needed,
+        *read_pins().manual_tools,
+    )
+    script = Path(__file__).with_name("manuals.py")
+    said = subprocess.run(
+        [str(python), "-sPB", str(script), str(stage), str(epoch)],
+        env={"PYTHONPATH": ":".join(map(str, [*sites, needed])), "LC_ALL": "C.UTF-8", "COLUMNS": "80"},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if said.returncode:
+        raise BuildError(f"the man pages cannot be made: {said.stderr[-2000:]}")
 
 
 def _documents(stage: Path, package: str) -> None:
@@ -235,45 +239,65 @@ def assemble(
     with tarfile.open(runtime) as archive:
         archive.extractall(whole, filter="tar")
     python = whole / PREFIX.lstrip("/") / "bin" / "python3.13"
-    shutil.copytree(whole, stage / "gangline-runtime", symlinks=True, dirs_exist_ok=True)
-    shutil.rmtree(stage / "gangline-runtime" / PREFIX.lstrip("/") / "include")
+    prefix = stage / "gangline-runtime" / PREFIX.lstrip("/")
+    shutil.copytree(
+        whole / PREFIX.lstrip("/"), stage / "gangline-runtime" / tree_of("runtime"), symlinks=True
+    )
+    shutil.rmtree(stage / "gangline-runtime" / tree_of("runtime") / "include")
+    # Compiled into OpenSSL, and the same in each version.
+    shutil.move(stage / "gangline-runtime" / tree_of("runtime") / "ssl", prefix / "ssl")
     for package, files in wheels.items():
-        site = stage / package / SITE
+        site = stage / package / tree_of(package) / SITE
         site.mkdir(parents=True, exist_ok=True)
         for wheel in files:
             unpack_wheel(wheel, site)
         _remove(site, WHEELS_WITHOUT)
         _link_same_libraries(site)
-    site = stage / "gangline-runtime" / SITE
+    site = stage / "gangline-runtime" / tree_of("runtime") / SITE
     unpack_wheel(build_gangline(python, chain, tools, work), site)
     _remove(site, ("*.dist-info/RECORD", "gangline/ext/*.pxd", "gangline/**/*.proto"))
+    write_manuals(
+        python,
+        [site, stage / "gangline-aggregator" / tree_of("aggregator") / SITE],
+        tools,
+        work,
+        stage,
+        epoch,
+    )
     split_gangline(site, stage)
     _command(stage / "gangline-runtime")
     for package in PACKAGES:
         for source, to in FILES.get(package, {}).items():
             (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
-        compile_bytecode(python, stage / package / PREFIX.lstrip("/") / "lib", epoch)
+        compile_bytecode(python, stage / package / tree_of(package) / "lib", epoch)
         _documents(stage, package)
         set_modes_and_dates(stage / package, epoch)
     return stage
 
 
 def _command(root: Path) -> None:
-    """`gangline`, in the runtime's folder and on everybody's path."""
-    launcher = root / PREFIX.lstrip("/") / "bin" / "gangline"
-    launcher.write_text(LAUNCHER)
+    """`gangline`: the launcher of this version, one path that leads to the current version's, and everybody's path."""
+    launcher = root / tree_of("runtime") / "bin" / "gangline"
+    launcher.write_text(LAUNCHER.format(version=full_version()))
     launcher.chmod(0o755)
+    programs = root / PREFIX.lstrip("/") / "bin"
+    programs.mkdir(parents=True)
+    (programs / "gangline").symlink_to("../current/bin/gangline")
+    shutil.copyfile(
+        ROOT / "packaging" / "scripts" / "remove_old_versions.sh", programs / "remove-old-versions"
+    )
     (root / "usr" / "bin").mkdir(parents=True)
     (root / "usr" / "bin" / "gangline").symlink_to(f"{PREFIX}/bin/gangline")
 
 
 def set_modes_and_dates(root: Path, epoch: int) -> None:
     """Give every file and folder the same date, and one of two modes."""
-    programs = root / PREFIX.lstrip("/") / "bin"
+    prefix = root / PREFIX.lstrip("/")
+    programs = (prefix / "bin", prefix / "packages" / "runtime" / "bin")
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
-            runs = path.is_dir() or path.parent == programs
+            runs = path.is_dir() or path.parent in programs
             path.chmod(0o755 if runs else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
 

@@ -1,4 +1,10 @@
-# Shared by the scripts of both packages; `make packages` puts it at the head of each. dpkg calls them with words, rpm with a count.
+# Shared by the scripts of all packages; `make packages` puts it at the head of each, below `version` and `store_version`. dpkg calls
+# them with words, rpm with a count.
+
+# dpkg and rpm replace files below /opt/gangline/packages, and nothing runs from there. What runs is a folder of hard links to
+# them, /opt/gangline/versions/VERSION, and /opt/gangline/current leads to one. So an upgrade takes nothing from what runs, and
+# one that is killed at any moment leaves a version that is whole.
+tree=/opt/gangline
 
 # True in a running systemd, not in a chroot or while an image is made.
 systemd_runs() {
@@ -25,22 +31,62 @@ make_folder() {
     fi
 }
 
-# after_install FIRST UNIT...: FIRST is 1 at the first installation. Units that run are restarted by an upgrade.
+# link_package NAME: put the files of this package into the folder of its version. NAME.complete is there once all are.
+link_package() {
+    install -d -m 0755 "$tree/versions/$version"
+    rm -f "$tree/versions/$version/$1.complete"
+    if ! cp -a --link --force "$tree/packages/$1/." "$tree/versions/$version/" 2>/dev/null; then
+        cp -a --remove-destination "$tree/packages/$1/." "$tree/versions/$version/"
+    fi
+    touch "$tree/versions/$version/$1.complete"
+}
+
+# unlink_package NAME: on removal, take its files out of all versions, before the package manager takes its own.
+unlink_package() {
+    for folder in "$tree"/versions/*/; do
+        if [ -d "$folder" ]; then
+            rm -f "$folder$1.complete"
+            (cd "$tree/packages/$1" && find . ! -type d -print0) | (cd "$folder" && xargs -0 rm -f)
+            find "$folder" -depth -mindepth 1 -type d -empty -delete
+        fi
+    done
+}
+
+# use_version: let `current` lead to this version, once every package of Gangline that is installed is in it.
+use_version() {
+    for part in runtime agent aggregator; do
+        if [ -d "$tree/packages/$part" ] && [ ! -e "$tree/versions/$version/$part.complete" ]; then
+            return 1
+        fi
+    done
+    ln -sfn "versions/$version" "$tree/current.new"
+    mv -fT "$tree/current.new" "$tree/current"
+}
+
+# after_install FIRST: FIRST is 1 at the first installation of this package. The last package of an upgrade restarts all units that run.
 after_install() {
     first=$1
-    shift
-    if ! systemd_runs; then
-        return 0
+    if systemd_runs; then
+        systemctl daemon-reload
     fi
-    systemctl daemon-reload
-    if [ "$first" = 1 ]; then
-        return 0
+    if ! use_version; then
+        return 0 # the package that is configured last goes on
     fi
-    if [ "${GANGLINE_NO_RESTART:-0}" = 1 ]; then
-        echo "GANGLINE_NO_RESTART=1: the old version runs on; load the new one with: systemctl restart $*"
-        return 0
+    if systemd_runs && [ "$first" != 1 ]; then
+        running=
+        for unit in gangline-agent.service gangline-aggregator.service gangline-backup.timer; do
+            if systemctl --quiet is-active "$unit"; then
+                running="$running $unit"
+            fi
+        done
+        if [ -n "$running" ] && [ "${GANGLINE_NO_RESTART:-0}" = 1 ]; then
+            echo "GANGLINE_NO_RESTART=1: the old version runs on; load the new one with: systemctl restart$running"
+        elif [ -n "$running" ]; then
+            # shellcheck disable=SC2086
+            systemctl try-restart $running
+        fi
     fi
-    systemctl try-restart "$@"
+    "$tree/bin/remove-old-versions"
 }
 
 # before_removal UNIT...: stop them, and start them no more at boot. In a chroot systemctl removes the links alone.
@@ -64,4 +110,69 @@ remove_user() {
     if getent passwd "$1" >/dev/null && ! userdel "$1"; then
         echo "the user $1 stays, for one of its processes still runs; remove it later with: userdel $1" >&2
     fi
+}
+
+# store_folder: where the aggregator's settings put its data.
+store_folder() {
+    found=
+    if [ -f /etc/gangline/aggregator.toml ]; then
+        found=$(sed -n 's/^[[:space:]]*data[[:space:]]*=[[:space:]]*["'"'"']\([^"'"'"']*\)["'"'"'].*/\1/p' /etc/gangline/aggregator.toml | tail -n 1)
+    fi
+    echo "${found:-/var/lib/gangline-aggregator}"
+}
+
+# store_version_of FOLDER: the version of the store there, as the aggregator wrote it down; 0 where it did not.
+store_version_of() {
+    found=
+    if [ -f "$1/store_version" ]; then
+        found=$(head -c 16 "$1/store_version" | tr -cd 0-9)
+    fi
+    echo "${found:-0}"
+}
+
+# refuse_newer_store: before anything is unpacked, refuse a version whose aggregator could not open the store.
+refuse_newer_store() {
+    data=$(store_folder)
+    have=$(store_version_of "$data")
+    if [ "$have" -le "$store_version" ]; then
+        return 0
+    fi
+    backup=
+    if [ -f "$data/backup_before_$have" ]; then
+        backup=$(head -n 1 "$data/backup_before_$have")
+    fi
+    echo "gangline $version cannot open the store in $data: a newer version has migrated it to $have, and this one knows up to $store_version. Nothing was changed." >&2
+    echo "To go back, first restore the backup from before, which loses what was stored since:" >&2
+    echo "  systemctl stop gangline-aggregator" >&2
+    echo "  runuser -u gangline-aggregator -- gangline admin restore --from ${backup:-/var/backups/gangline} --data $data --force" >&2
+    exit 1
+}
+
+# back_up_store: where this version will migrate the store, back it up first, with the version that is installed.
+back_up_store() {
+    data=$(store_folder)
+    have=$(store_version_of "$data")
+    if [ ! -f "$data/gangline.duckdb" ] || [ "$have" -ge "$store_version" ] || [ ! -x "$tree/bin/gangline" ]; then
+        return 0
+    fi
+    if [ "${GANGLINE_NO_BACKUP:-0}" = 1 ]; then
+        echo "GANGLINE_NO_BACKUP=1: the store in $data is migrated from $have to $store_version without a backup"
+        return 0
+    fi
+    echo "backing up the store in $data before it is migrated from $have to $store_version"
+    # shellcheck disable=SC2016
+    if ! backup=$(runuser -u gangline-aggregator -- /bin/sh -c '
+        GANGLINE_BACKUP_FOLDER=/var/backups/gangline
+        if [ -f /etc/gangline/backup.env ]; then
+            set -a
+            . /etc/gangline/backup.env
+        fi
+        "$2/bin/gangline" admin backup --data "$1" --to "$GANGLINE_BACKUP_FOLDER" >&2
+        ls -d "$GANGLINE_BACKUP_FOLDER"/*/ | tail -n 1
+    ' sh "$data" "$tree"); then
+        echo "the store could not be backed up, so nothing was upgraded; the reason is above. To upgrade without a backup set GANGLINE_NO_BACKUP=1" >&2
+        exit 1
+    fi
+    echo "${backup%/}" >"$data/backup_before_$store_version"
+    echo "backed up to ${backup%/}"
 }

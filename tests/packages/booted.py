@@ -59,6 +59,15 @@ class Booted:
         self, *command: str, check: bool = True, environment: Mapping[str, str] | None = None
     ) -> str:
         """Run a command in it; return what it printed."""
+        ended = subprocess.run(
+            self.command(*command, environment=environment),
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
+        )  # fmt: skip
+        assert not check or ended.returncode == 0, f"{command}: {ended.stdout}"
+        return ended.stdout
+
+    def command(self, *command: str, environment: Mapping[str, str] | None = None) -> list[str]:
+        """Return what runs a command in it."""
         inside = [
             "nsenter",
             "--target",
@@ -72,17 +81,12 @@ class Booted:
             "DEBIAN_FRONTEND=noninteractive",
         ]
         words += [f"{name}={value}" for name, value in (environment or {}).items()]
-        ended = subprocess.run(
-            [*inside, "env", "-i", *words, *command],
-            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
-        )  # fmt: skip
-        assert not check or ended.returncode == 0, f"{command}: {ended.stdout}"
-        return ended.stdout
+        return [*inside, "env", "-i", *words, *command]
 
 
 @contextmanager
-def booted(archive: Path, folder: Path) -> Iterator[Booted]:
-    """Unpack, boot, and end it."""
+def booted(archive: Path, folder: Path, *, shares_network: bool = False) -> Iterator[Booted]:
+    """Unpack, boot, and end it. *shares_network*: loopback is this machine's, so that an aggregator here can be reached."""
     root = folder / "root"
     root.mkdir()
     with tarfile.open(archive) as tar:
@@ -93,7 +97,7 @@ def booted(archive: Path, folder: Path) -> Iterator[Booted]:
         "--quiet",
         "--register=no",
         "--keep-unit",
-        "--private-network",
+        *([] if shares_network else ["--private-network"]),
         "--boot",
     ]
     process = subprocess.Popen(

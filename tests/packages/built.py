@@ -63,3 +63,30 @@ def glibc_needed(elf: Path) -> tuple[int, int]:
     ).stdout
     found = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
     return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))
+
+
+#: The release of packages that `repacked` makes.
+NEXT = "99"
+
+
+def repacked(package: str, folder: Path, store_version: int = 0) -> Path:
+    """The same package as a later release: what is in it is the same, and so no second build is needed.
+
+    *store_version*: the version of the store that it believes its aggregator makes; 0: that of the package.
+    """
+    tree = folder / package
+    subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)
+    release = field(package, "Version")
+    later = f"{release.rpartition('-')[0]}-{NEXT}"
+    launcher = tree / "opt/gangline/packages/runtime/bin/gangline"
+    for path in [*(tree / "DEBIAN").iterdir(), *([launcher] if launcher.exists() else [])]:
+        text = path.read_text().replace(release, later)
+        if store_version:
+            text = re.sub(
+                r"^store_version=.*$", f"store_version={store_version}", text, flags=re.MULTILINE
+            )
+        path.write_text(text)
+    to = folder / f"{package}_{later}.deb"
+    command = ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(to)]
+    subprocess.run(command, check=True, capture_output=True)
+    return to

@@ -104,12 +104,12 @@ def test_settings_are_kept_on_upgrade(package: str) -> None:
 def test_the_scripts_are_in_it(package: str) -> None:
     """In the deb and in the rpm, and none that hides a failure."""
     with tar_of(package, "--ctrl-tarfile") as control:
-        for kind in ("postinst", "prerm", "postrm"):
+        for kind in ("preinst", "postinst", "prerm", "postrm"):
             text = text_of(control, f"./{kind}")
             assert text.startswith("#!/bin/sh\nset -e\n")
             assert not re.search(r"\|\|\s*(true|:)", text)
     shown = rpm(package, "--scripts")
-    assert shown.count("make_user()") == 3
+    assert shown.count("make_user()") == 4
 
 
 def test_the_wheels_are_those_of_the_tests() -> None:

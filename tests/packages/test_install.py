@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,35 +11,22 @@ from typing import Any
 import pytest
 
 from tests.packages.booted import Booted, booted, root_archive
-from tests.packages.built import FOLDER, needs_packages, path_of
+from tests.packages.built import FOLDER, NEXT, needs_packages, path_of, repacked
 from tests.processes import until
 
 pytestmark = needs_packages
-NEXT = "99"
 
 
-def repacked(package: str, folder: Path) -> Path:
-    """The same package as a later release: what is in it is the same, and so no second build is needed."""
-    tree = folder / package
-    subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)
-    control = tree / "DEBIAN" / "control"
-    version = next(
-        line for line in control.read_text().splitlines() if line.startswith("Version: ")
-    )
-    release = version.removeprefix("Version: ")
-    later = f"{release.rpartition('-')[0]}-{NEXT}"
-    control.write_text(control.read_text().replace(release, later))
-    to = folder / f"{package}_{later}.deb"
-    subprocess.run(
-        ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(to)], check=True, capture_output=True
-    )
-    return to
+#: `make test-hosts` names all that are supported.
+SUITES = os.environ.get("GANGLINE_SUITES", "bookworm").split()
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    """A Debian 12 with the packages, and later releases of them, in /packages."""
-    archive = root_archive("bookworm", Path(FOLDER).absolute().parent / "build" / "roots")
+@pytest.fixture(scope="module", params=SUITES)
+def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Booted]:
+    """A Debian with the packages, and later releases of them, in /packages."""
+    archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     folder = tmp_path_factory.mktemp("host")
     with booted(archive, folder) as machine:
         there = machine.root / "packages"
@@ -54,6 +41,12 @@ def status(host: Booted) -> dict[str, Any]:
     """The agent's status, or nothing yet."""
     text = host.run("cat", "/run/gangline/status.json", check=False)
     return dict(json.loads(text)["agent"]) if text.startswith("{") else {}
+
+
+def running_version(host: Booted) -> str:
+    """The version whose files the agent's process runs."""
+    pid = host.run("systemctl", "show", "--property=MainPID", "--value", "gangline-agent").strip()
+    return host.run("readlink", f"/proc/{pid}/exe").split("/")[4]
 
 
 def sampling(host: Booted, frames: int) -> dict[str, Any]:
@@ -81,11 +74,17 @@ def test_from_install_to_purge(host: Booted) -> None:
 
     host.run("systemctl", "enable", "--now", "gangline-agent")
     before = sampling(host, 3)
+    assert running_version(host) == path_of("gangline-agent", "deb").name.split("_")[1]
+    shown = host.run("gangline", "doctor", "--json", check=False)
+    assert {"settings", "disk"} <= {one["check"] for one in json.loads(shown)["results"]}
+    assert "gangline-doctor" in host.run("sh", "-c", "ls /usr/share/man/man1")
     host.run("sh", "-c", "echo '# ours' >> /etc/gangline/agent.toml")
 
     install(host, later=True)
     upgraded = sampling(host, before["waiting_frames"] + 3)
     assert upgraded["pid"] != before["pid"]
+    assert running_version(host).endswith(f"-{NEXT}")
+    assert host.run("ls", "/opt/gangline/versions").split() == [running_version(host)]
     assert "# ours" in host.run("cat", "/etc/gangline/agent.toml")
 
     install(host, "--allow-downgrades")
@@ -94,7 +93,10 @@ def test_from_install_to_purge(host: Booted) -> None:
 
     said = install(host, later=True, GANGLINE_NO_RESTART="1")
     assert "systemctl restart gangline-agent.service" in said
+    assert "stays until its last process ends" in said
     assert sampling(host, back["waiting_frames"] + 3)["pid"] == back["pid"]
+    assert not running_version(host).endswith(f"-{NEXT}")
+    assert len(host.run("ls", "/opt/gangline/versions").split()) == 2
 
     host.run("apt-get", "remove", "--yes", "gangline-agent", "gangline-runtime")
     assert host.run("systemctl", "is-active", "gangline-agent", check=False).strip() == "inactive"
@@ -108,3 +110,56 @@ def test_from_install_to_purge(host: Booted) -> None:
     )
     assert not host.run("sh", "-c", left, check=False)
     assert not host.run("getent", "passwd", "gangline", check=False)
+
+
+AGGREGATOR = ("gangline-runtime", "gangline-aggregator")
+DATA = "/var/lib/gangline-aggregator"
+
+
+def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_backup(
+    host: Booted, tmp_path: Path
+) -> None:
+    """An upgrade that cannot be undone is found out about when it has to be undone."""
+    there = host.root / "packages"
+    for package in AGGREGATOR:
+        (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+        later = repacked(package, tmp_path, store_version=9999)
+        (there / f"{package}-later.deb").write_bytes(later.read_bytes())
+    old = [f"/packages/{name}.deb" for name in AGGREGATOR]
+    new = [f"/packages/{name}-later.deb" for name in AGGREGATOR]
+    apt = ("apt-get", "install", "--yes", "--allow-downgrades")
+    host.run(*apt, *old)
+    host.run("systemctl", "enable", "--now", "gangline-aggregator")
+    note = f"{DATA}/store_version"
+    until(lambda: host.run("cat", note, check=False).strip().isdigit(), "the store is made")
+    version = host.run("cat", note).strip()
+
+    said = host.run(*apt, *new)
+    assert f"before it is migrated from {version} to 9999" in said
+    backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
+    assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
+    until(
+        lambda: (
+            host.run("systemctl", "is-active", "gangline-aggregator", check=False).strip()
+            == "active"
+        ),
+        "the new aggregator runs",
+    )
+
+    host.run("sh", "-c", f"echo 9999 > {note}")  # as an aggregator that has migrated the store
+    refused = host.run(*apt, *old, check=False)
+    assert "Nothing was changed" in refused and f"--from {backup} --data {DATA} --force" in refused
+    assert NEXT in host.run("readlink", "/opt/gangline/current")
+    host.run("systemctl", "stop", "gangline-aggregator")
+    restore = f"gangline admin restore --from {backup} --data {DATA} --force"
+    host.run("runuser", "-u", "gangline-aggregator", "--", "sh", "-c", restore)
+    host.run("sh", "-c", "dpkg --install " + " ".join(old))
+    assert host.run("cat", note).strip() == version
+    host.run("systemctl", "start", "gangline-aggregator")
+    until(
+        lambda: (
+            host.run("systemctl", "is-active", "gangline-aggregator", check=False).strip()
+            == "active"
+        ),
+        "the old aggregator runs on what was restored",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ BUILD = ROOT / "packaging" / "build"
 def build() -> Iterator[dict[str, ModuleType]]:
     """The modules of the build, which are scripts beside each other and no package."""
     sys.path.insert(0, str(BUILD))
-    names = ("sources", "runtime", "trees", "packages")
+    names = ("sources", "runtime", "wheels", "trees", "sbom", "packages")
     try:
         yield {name: importlib.import_module(name) for name in names}
     finally:
@@ -94,3 +95,21 @@ def test_every_part_of_gangline_is_in_one_package(build: dict[str, ModuleType]) 
     assert all((ROOT / folder / "__init__.py").exists() for folder in named)
     for files in build["trees"].FILES.values():
         assert all((ROOT / "packaging" / source).exists() for source in files)
+
+
+def test_every_wheel_has_a_hash(build: dict[str, ModuleType], tmp_path: Path) -> None:
+    """What an index delivers runs with the daemon's capabilities: it is compared first."""
+    hashes = build["wheels"].read_hashes()
+    names = {name.partition("-")[0].lower() for name in hashes}
+    for wanted in build["wheels"].extras().values():
+        for requirement in wanted:
+            assert re.split(r"[^A-Za-z0-9_-]", requirement)[0].replace("-", "_").lower() in names
+    wheel = tmp_path / "h2-0-py3-none-any.whl"
+    wheel.write_bytes(b"something else")
+    with pytest.raises(build["sources"].BuildError, match=r"wheels\.py --update"):
+        build["wheels"].check_wheel(wheel, hashes)
+    with pytest.raises(build["sources"].BuildError, match="its SHA-256 is"):
+        build["wheels"].check_wheel(wheel, {wheel.name: "0" * 64})
+    (tmp_path / "wheels.txt").write_text("60dd  h2.whl\n")
+    with pytest.raises(build["sources"].BuildError, match="expected a SHA-256"):
+        build["wheels"].read_hashes(tmp_path / "wheels.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "packaging" / "scripts"
-NAMES = sorted(path.name for path in SCRIPTS.iterdir() if path.name != "functions.sh")
+SHARED = ("functions.sh", "remove_old_versions.sh")
+NAMES = sorted(path.name for path in SCRIPTS.iterdir() if path.name not in SHARED)
+#: What `make packages` writes at the head of each.
+VERSION, STORE_VERSION = "0.2.0-1", 19
 #: Commands that change a host; in the tests each notes its arguments and does nothing else.
 STUBS = [
     "systemctl",
@@ -23,12 +27,17 @@ STUBS = [
     "rm",
     "rmdir",
     "stat",
+    "runuser",
 ]
 
 
 def whole(name: str) -> str:
     """The script as `make packages` puts it together."""
-    return f"set -e\n{(SCRIPTS / 'functions.sh').read_text()}\n{(SCRIPTS / name).read_text()}"
+    head = f"set -e\nversion={VERSION}\nstore_version={STORE_VERSION}\n"
+    return f"{head}{(SCRIPTS / 'functions.sh').read_text()}\n{(SCRIPTS / name).read_text()}"
+
+
+UNITS = ["gangline-agent.service", "gangline-aggregator.service", "gangline-backup.timer"]
 
 
 class Host:
@@ -37,24 +46,40 @@ class Host:
     def __init__(self, folder: Path, *, running: bool, failing: tuple[str, ...] = ()) -> None:
         self.folder, self.running, self.calls = folder, running, folder / "calls"
         (folder / "bin").mkdir()
+        self.tree = folder / "opt/gangline"
+        (self.tree / "bin").mkdir(parents=True)
+        (self.tree / "bin/remove-old-versions").write_text("#!/bin/sh\n")
+        (self.tree / "bin/remove-old-versions").chmod(0o755)
+        for package in ("runtime", "agent", "aggregator"):
+            self.unpack(package, "1")
+            (self.tree / f"versions/{VERSION}").mkdir(parents=True, exist_ok=True)
+            (self.tree / f"versions/{VERSION}/{package}.complete").touch()
         for name in STUBS:
             code = int(name in failing or name == "getent")  # nobody is known yet
             stub = folder / "bin" / name
             stub.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.calls}\nexit {code}\n')
             stub.chmod(0o755)
 
+    def unpack(self, package: str, content: str) -> None:
+        """What dpkg does: a new file takes the place of the old one."""
+        file = self.tree / f"packages/{package}/lib/{package}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(".new")
+        new.write_text(content)
+        new.replace(file)
+
     def run(
         self, name: str, *arguments: str, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a script as dpkg or rpm would."""
         text = whole(name).replace("/run/systemd/system", str(self.folder / "systemd"))
-        for path in ("/var/lib", "/var/backups", "/etc/gangline", "/etc/systemd"):
+        for path in ("/var/lib", "/var/backups", "/etc/gangline", "/etc/systemd", "/opt/gangline"):
             text = text.replace(path, f"{self.folder}{path}")
         if self.running:
             (self.folder / "systemd").mkdir(exist_ok=True)
         return subprocess.run(
             ["/bin/sh", "-c", text, "script", *arguments],
-            env={"PATH": f"{self.folder}/bin", **environment},
+            env={"PATH": f"{self.folder}/bin:/usr/bin:/bin", **environment},
             check=False, capture_output=True, text=True,
         )  # fmt: skip
 
@@ -64,7 +89,7 @@ class Host:
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "functions.sh"])
+@pytest.mark.parametrize("name", [*NAMES, *SHARED])
 def test_no_script_hides_a_failure(name: str) -> None:
     """`systemd-sysusers || true` in an image: no user was made, and dpkg was content."""
     text = (SCRIPTS / name).read_text()
@@ -106,7 +131,8 @@ def test_an_upgrade_restarts_what_runs(again: tuple[str, ...], tmp_path: Path) -
     """dpkg names the old version, rpm counts."""
     host = Host(tmp_path, running=True)
     assert host.run("gangline-agent.postinst", *again).returncode == 0
-    assert host.called("systemctl") == ["daemon-reload", "try-restart gangline-agent.service"]
+    asked = [f"--quiet is-active {unit}" for unit in UNITS]
+    assert host.called("systemctl") == ["daemon-reload", *asked, f"try-restart {' '.join(UNITS)}"]
 
 
 def test_an_upgrade_without_a_restart_says_how_to_restart(tmp_path: Path) -> None:
@@ -115,8 +141,8 @@ def test_an_upgrade_without_a_restart_says_how_to_restart(tmp_path: Path) -> Non
     result = host.run(
         "gangline-aggregator.postinst", "configure", "0.1.0-1", GANGLINE_NO_RESTART="1"
     )
-    assert host.called("systemctl") == ["daemon-reload"]
-    assert "systemctl restart gangline-aggregator.service gangline-backup.timer" in result.stdout
+    assert not any("restart" in call for call in host.called("systemctl"))
+    assert f"systemctl restart {' '.join(UNITS)}" in result.stdout
 
 
 @pytest.mark.parametrize("words", [("upgrade", "0.2.0-1"), ("1",)])
@@ -135,7 +161,7 @@ def test_removal_stops_it_and_keeps_the_state(words: tuple[str, ...], tmp_path: 
     assert host.run("gangline-agent.prerm", *words).returncode == 0
     assert host.run("gangline-agent.postrm", *words).returncode == 0
     assert host.called("systemctl") == ["disable --now gangline-agent.service", "daemon-reload"]
-    assert host.called("rm") == host.called("userdel") == []
+    assert host.called("userdel") == [call for call in host.called("rm") if "/var/" in call] == []
 
 
 def test_in_a_chroot_nothing_is_stopped(tmp_path: Path) -> None:
@@ -162,8 +188,136 @@ def test_purge_takes_the_state_away(tmp_path: Path) -> None:
 
 def test_the_scripts_are_of_packages_that_exist() -> None:
     """A script with a mistyped name is never put into a package."""
-    kinds = ("postinst", "prerm", "postrm")
-    made = {
-        f"{name}.{kind}" for name in ("gangline-agent", "gangline-aggregator") for kind in kinds
-    }
-    assert set(NAMES) == made
+    kinds = ("preinst", "postinst", "prerm", "postrm")
+    packages = ("gangline-runtime", "gangline-agent", "gangline-aggregator")
+    made = {f"{name}.{kind}" for name in packages for kind in kinds}
+    assert set(NAMES) == made - {"gangline-runtime.prerm"}  # no unit runs from it
+
+
+def current(host: Host) -> Path:
+    """The version that runs."""
+    return (host.tree / "current").resolve()
+
+
+def test_what_runs_is_whole_while_an_upgrade_unpacks(tmp_path: Path) -> None:
+    """A sampler that imports a module late found the new version's: files of a version that runs are replaced by nobody."""
+    host = Host(tmp_path, running=False)
+    assert host.run("gangline-agent.postinst", "configure", "").returncode == 0
+    old = current(host)
+    assert old.name == VERSION
+    first = (old / "lib/agent.py").stat()
+    assert (
+        first.st_ino == (host.tree / "packages/agent/lib/agent.py").stat().st_ino
+    )  # no second copy
+    host.unpack("agent", "2")
+    host.unpack("runtime", "2")
+    assert (old / "lib/agent.py").read_text() == "1"
+    # The same version again, as its builder installs it: the new files.
+    assert host.run("gangline-agent.postinst", "configure", VERSION).returncode == 0
+    assert (current(host) / "lib/agent.py").read_text() == "2"
+
+
+def test_a_version_is_used_once_all_packages_are_in_it(tmp_path: Path) -> None:
+    """Between two packages of one upgrade a service that is restarted found half a version."""
+    host = Host(tmp_path, running=True)
+    assert host.run("gangline-agent.postinst", "configure", "").returncode == 0
+    for package in ("runtime", "agent", "aggregator"):
+        (host.tree / f"versions/{VERSION}/{package}.complete").unlink()
+    (host.tree / "versions/0.1.0-1").mkdir()
+    (host.tree / "current").unlink()
+    (host.tree / "current").symlink_to("versions/0.1.0-1")
+    host.calls.unlink()
+    for package, then in (("runtime", "0.1.0-1"), ("agent", "0.1.0-1"), ("aggregator", VERSION)):
+        result = host.run(f"gangline-{package}.postinst", "configure", "0.1.0-1")
+        assert (result.returncode, current(host).name) == (0, then), result.stderr
+    assert [call for call in host.called("systemctl") if "restart" in call] == [
+        f"try-restart {' '.join(UNITS)}"
+    ]
+
+
+def test_removal_takes_a_package_out_of_every_version(tmp_path: Path) -> None:
+    """Hard links are files that dpkg knows nothing of."""
+    host = Host(tmp_path, running=False)
+    for package in ("runtime", "agent"):
+        host.run(f"gangline-{package}.postinst", "configure", "")
+    patched = whole("gangline-agent.prerm")
+    assert "unlink_package agent" in patched
+    result = subprocess.run(
+        ["/bin/sh", "-c", patched.replace("/opt/gangline", str(host.tree)).replace("before_removal g", ": g"), "x", "remove"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    left = sorted(path.name for path in (host.tree / f"versions/{VERSION}/lib").iterdir())
+    assert left == ["runtime.py"]
+
+
+def store(host: Host, version: int) -> Path:
+    """A store of that version, where the settings put it."""
+    data = host.folder / "var/lib/gangline-aggregator"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "gangline.duckdb").touch()
+    (data / "store_version").write_text(f"{version}\n")
+    return data
+
+
+@pytest.mark.parametrize("package", ["gangline-runtime", "gangline-agent", "gangline-aggregator"])
+def test_going_back_past_a_migration_is_refused_before_unpacking(
+    package: str, tmp_path: Path
+) -> None:
+    """The old aggregator refused the store once the new one was gone: an outage, and a restore in a hurry."""
+    host = Host(tmp_path, running=True)
+    data = store(host, STORE_VERSION + 1)
+    (data / f"backup_before_{STORE_VERSION + 1}").write_text("/var/backups/gangline/2026-11-28\n")
+    result = host.run(f"{package}.preinst", "upgrade", "0.3.0-1")
+    assert result.returncode == 1
+    assert "Nothing was changed" in result.stderr
+    assert "gangline admin restore --from /var/backups/gangline/2026-11-28" in result.stderr
+    assert host.called("systemctl") == []
+
+
+@pytest.mark.parametrize(("have", "calls"), [(STORE_VERSION, 0), (STORE_VERSION - 1, 1)])
+def test_a_store_that_will_be_migrated_is_backed_up_first(
+    have: int, calls: int, tmp_path: Path
+) -> None:
+    """By the version that is installed, which knows the store as it is."""
+    host = Host(tmp_path, running=True)
+    store(host, have)
+    (host.tree / "bin/gangline").write_text("#!/bin/sh\n")
+    (host.tree / "bin/gangline").chmod(0o755)
+    assert host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1").returncode == 0
+    assert len(host.called("runuser")) == calls
+
+
+def test_an_upgrade_without_its_backup_is_refused(tmp_path: Path) -> None:
+    """A full disk of backups: nothing is migrated that cannot be had back, unless somebody says so."""
+    host = Host(tmp_path, running=True, failing=("runuser",))
+    store(host, STORE_VERSION - 1)
+    (host.tree / "bin/gangline").write_text("#!/bin/sh\n")
+    (host.tree / "bin/gangline").chmod(0o755)
+    result = host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1")
+    assert result.returncode == 1 and "GANGLINE_NO_BACKUP=1" in result.stderr
+    again = host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1", GANGLINE_NO_BACKUP="1")
+    assert again.returncode == 0
+
+
+def test_a_version_that_still_runs_stays(tmp_path: Path) -> None:
+    """A sampler hangs in a driver for days: its files stay until it has ended."""
+    tree = tmp_path / "opt/gangline"
+    for name in ("1", "2", "3"):
+        (tree / f"versions/{name}/bin").mkdir(parents=True)
+    shutil.copy("/bin/sleep", tree / "versions/1/bin/sleep")
+    (tree / "current").symlink_to("versions/3")
+    script = (SCRIPTS / "remove_old_versions.sh").read_text()
+    script = script.replace("/opt/gangline", str(tree)).replace("/run/systemd/system", "/nowhere")
+    running = subprocess.Popen([tree / "versions/1/bin/sleep", "600"])
+    try:
+        shown = subprocess.run(
+            ["/bin/sh", "-c", script], check=True, capture_output=True, text=True
+        )
+    finally:
+        running.kill()
+        running.wait()
+    assert shown.stdout == f"1 stays until its last process ends: {running.pid}\n"
+    assert sorted(path.name for path in (tree / "versions").iterdir()) == ["1", "3"]
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    assert [path.name for path in (tree / "versions").iterdir()] == ["3"]

@@ -17,7 +17,15 @@ from ...durable_file import (
     sync_folder,
 )
 from .. import duckdb_file
-from ..duckdb_file import LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, STORE_FILE, cause, lock_folder
+from ..duckdb_file import (
+    LOCK_FILE,
+    RESTORE_FOLDER,
+    SPILL_FOLDER,
+    STORE_FILE,
+    cause,
+    lock_folder,
+    note_store_version,
+)
 from . import backup_files, verify
 from .backup import ACCESS_FOLDER, ProgressSink
 from .backup_files import Manifest
@@ -54,6 +62,7 @@ def restore(
         try:
             part = _copy(folder, manifest, data, progress)
             replaced = _exchange(part, data)
+            note_store_version(data, manifest.schema_version)
         except OSError as error:
             raise CopyError(f"{error.filename or data}: {cause(error, data)}") from error
         return RestoreResult(manifest, folder, replaced)

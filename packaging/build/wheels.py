@@ -1,0 +1,127 @@
+"""The wheels that the packages hold: fetched from PyPI for the runtime, each with the SHA-256 that wheels.txt has.
+
+python3 packaging/build/wheels.py --update     # pin the wheels of the versions in packaging/constraints.txt, of both architectures
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from runtime import architecture, install_tools
+from sources import BuildError, checked, read_pins, sha256_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HASHES = Path(__file__).with_name("wheels.txt")
+ARCHITECTURES = ("aarch64", "x86_64")
+#: Newest first, as pip prefers them: none needs a glibc later than 2.28.
+PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+
+
+def extras() -> dict[str, list[str]]:
+    """Return package -> what it needs from PyPI, as pyproject.toml has it; the runtime has the agent's."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
+
+
+def for_target(machine: str) -> list[str]:
+    """Return pip's options that choose wheels for the runtime on *machine*, not for the Python that runs pip."""
+    platforms = [f"manylinux_{each}_{machine}" for each in PLATFORMS]
+    if machine == "x86_64":
+        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    else:
+        platforms += ["manylinux2014_aarch64"]
+    names = [word for each in platforms for word in ("--platform", each)]
+    return ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.13", *names]
+
+
+def pip(tools: Path, *arguments: str | Path) -> None:
+    """Run pip of *tools*. Raises BuildError."""
+    words = [str(tools / "pip"), "--disable-pip-version-check", *(str(each) for each in arguments)]
+    said = subprocess.run(words, check=False, capture_output=True, text=True)
+    if said.returncode:
+        raise BuildError(f"pip {arguments[0]} failed:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
+
+
+def read_hashes(path: Path = HASHES) -> dict[str, str]:
+    """Return wheel -> SHA-256. Raises BuildError for a line that is none."""
+    found = {}
+    for line in path.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([0-9a-f]{64})  ([A-Za-z0-9._+-]+\.whl)", line)
+        if match is None:
+            raise BuildError(
+                f"{path}: {line!r}: expected a SHA-256, two blanks, and a wheel's name"
+            )
+        found[match[2]] = match[1]
+    return found
+
+
+def fetch_wheels(tools: Path, folder: Path, machine: str, wanted: list[str]) -> list[Path]:
+    """Fetch what *wanted* needs into *folder*, unchecked."""
+    shutil.rmtree(folder, ignore_errors=True)
+    constraints = ROOT / "packaging" / "constraints.txt"
+    pip(
+        tools, "download", "--quiet", "-c", constraints, *for_target(machine), "-d", folder, *wanted
+    )
+    return sorted(folder.iterdir())
+
+
+def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
+    """Fetch the wheels that constraints.txt pins, each with the hash that wheels.txt has. Return them by package."""
+    hashes = read_hashes()
+    found: dict[str, list[Path]] = {}
+    for package, wanted in extras().items():
+        wheels = fetch_wheels(tools, work / "wheels" / package, architecture(), wanted)
+        found[package] = [check_wheel(wheel, hashes) for wheel in wheels]
+    shared = {path.name for path in found["gangline-runtime"]}
+    found["gangline-aggregator"] = [p for p in found["gangline-aggregator"] if p.name not in shared]
+    return found
+
+
+def check_wheel(wheel: Path, hashes: dict[str, str]) -> Path:
+    """Return *wheel*. Raises BuildError where wheels.txt does not know it, or knows another."""
+    if wheel.name not in hashes:
+        raise BuildError(
+            f"{wheel.name} is not in {HASHES.name}: after a change of packaging/constraints.txt run "
+            "python3 packaging/build/wheels.py --update, and read what it changed"
+        )
+    return checked(wheel, hashes[wheel.name])
+
+
+def update(work: Path) -> None:
+    """Rewrite wheels.txt to the wheels that PyPI has of the pinned versions."""
+    tools = install_tools(read_pins(), work)
+    found: dict[str, str] = {}
+    for machine in ARCHITECTURES:
+        for wanted in extras().values():
+            for wheel in fetch_wheels(tools, work / "wheels", machine, wanted):
+                found[wheel.name] = sha256_of(wheel)
+    rows = [f"{digest}  {name}\n" for name, digest in sorted(found.items())]
+    head = "# The wheels in the packages, of packaging/constraints.txt. Written by: python3 packaging/build/wheels.py --update\n"
+    HASHES.write_text(head + "".join(rows))
+
+
+def main() -> int:
+    """Update the hashes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--update", action="store_true", required=True)
+    parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            update(Path(work))
+        except (BuildError, subprocess.CalledProcessError) as error:
+            print(f"wheels: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

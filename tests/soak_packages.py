@@ -1,0 +1,206 @@
+"""`make soak-packages`: upgrades and downgrades of an agent that samples, at random moments, some of them killed in the middle.
+
+    python -m tests.soak_packages --packages dist --rounds 40 --kills 5 --seed 1
+
+A Debian that boots holds the agent, an aggregator of this checkout stores what it sends. After the last round the store
+says what was lost, doubled or not sampled. The seed chooses moments and kills; the machine's pace makes each run another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.packages import built
+from tests.packages.booted import Booted, booted, root_archive
+from tests.processes import Process, free_port, listening, until
+
+PACKAGES = ("gangline-runtime", "gangline-agent")
+#: How long after it began an upgrade may be killed.
+KILL_SECONDS_MAX = 8.0
+PAUSE_SECONDS_MAX = 6.0
+#: The service is up again within this, or the round has failed; the machine runs other things beside.
+UP_SECONDS = 120.0
+NOT_SAMPLED_SECONDS_MAX = 3.0
+#: Every sampled second of the host, and how often it was stored.
+SECONDS_SQL = "SELECT epoch_ns(time), count(*) FROM readings.host_1s GROUP BY time ORDER BY time"
+#: What an operator runs after a kill: apt does not find the archive of a package that is half unpacked, dpkg is handed it.
+REPAIR = "dpkg --install"
+INSTALL = "apt-get install --yes --allow-downgrades --reinstall"
+
+
+@dataclass
+class Outcome:
+    """What the rounds found."""
+
+    rounds: int = 0
+    killed: int = 0
+    repaired: int = 0
+    up_seconds: list[float] = field(default_factory=list)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all below it, the youngest first."""
+    found, pending = [], [pid]
+    while pending:
+        one = pending.pop()
+        found.append(one)
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                pending += map(int, task.read_text().split())
+            except OSError:
+                continue
+    return found[::-1]
+
+
+def files_of(later: bool) -> str:
+    """Return the packages of one version, for apt."""
+    return " ".join(f"/packages/{name}{'-later' if later else ''}.deb" for name in PACKAGES)
+
+
+def change(host: Booted, later: bool, kill_after: float | None) -> bool:
+    """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself."""
+    command = ["sh", "-c", f"{INSTALL} {files_of(later)}"]
+    with (host.root / "packages" / "apt.log").open("ab") as log:
+        child = subprocess.Popen(host.command(*command), stdout=log, stderr=log)
+        try:
+            child.wait(kill_after)
+            return child.returncode == 0
+        except subprocess.TimeoutExpired:
+            for pid in descendants(child.pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            child.wait()
+            return False
+
+
+def agent_status(host: Booted) -> dict[str, Any]:
+    """Return what the agent says of itself; empty before it has said something.
+
+    From its file: `gangline agent status` compares boot ids, and systemd-nspawn shows its own to all but the unit's sandbox.
+    """
+    try:
+        found = json.loads((host.root / "run/gangline/status.json").read_bytes())
+    except (OSError, ValueError):
+        text = host.run("cat", "/run/gangline/status.json", check=False)
+        found = json.loads(text) if text.startswith("{") else {}
+    return dict(found.get("agent") or {})
+
+
+def is_up(host: Booted) -> bool:
+    """Whether systemd says that the agent runs, and the process of its status is connected."""
+    pid = host.run("systemctl", "show", "--property=MainPID", "--value", "gangline-agent").strip()
+    status = agent_status(host)
+    return bool(status.get("connected")) and str(status["pid"]) == pid
+
+
+def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
+    """Run the rounds; print what was found; return the exit code."""
+    built.FOLDER = str(packages)
+    chooser, outcome = random.Random(seed), Outcome()
+    killed_rounds = set(chooser.sample(range(rounds), kills))
+    archive = root_archive("bookworm", packages.absolute().parent / "build" / "roots")
+    with tempfile.TemporaryDirectory(prefix="gangline-soak-") as name:
+        folder = Path(name)
+        port = free_port()
+        arguments = ["aggregator", "--data", str(folder / "store"), "--listen", f"127.0.0.1:{port}"]
+        with (
+            Process(arguments, folder / "aggregator.log") as aggregator,
+            booted(archive, folder, shares_network=True) as host,
+        ):
+            until(lambda: listening(port), "the aggregator listens", UP_SECONDS)
+            _install(host, folder, port)
+            for number in range(rounds):
+                time.sleep(chooser.uniform(0, PAUSE_SECONDS_MAX))
+                kill_after = (
+                    chooser.uniform(0.2, KILL_SECONDS_MAX) if number in killed_rounds else None
+                )
+                _round(host, number, rounds, kill_after, outcome)
+            until(lambda: agent_status(host).get("waiting_frames", 99) <= 5, "all is sent", 300)
+            time.sleep(5)
+            aggregator.stop()
+        return _report(folder / "store", outcome)
+
+
+def _install(host: Booted, folder: Path, port: int) -> None:
+    there = host.root / "packages"
+    there.mkdir()
+    for package in PACKAGES:
+        (there / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
+        (there / f"{package}-later.deb").write_bytes(built.repacked(package, folder).read_bytes())
+    host.run("apt-get", "install", "--yes", *(f"/packages/{name}.deb" for name in PACKAGES))
+    settings = host.root / "etc/gangline/agent.toml"
+    settings.write_text(settings.read_text().replace("127.0.0.1:7600", f"127.0.0.1:{port}"))
+    host.run("systemctl", "enable", "--now", "gangline-agent")
+    until(lambda: is_up(host), "the agent is connected", UP_SECONDS)
+
+
+def _round(
+    host: Booted, number: int, rounds: int, kill_after: float | None, outcome: Outcome
+) -> None:
+    later = number % 2 == 0
+    began = time.monotonic()
+    ended = change(host, later, kill_after)
+    outcome.rounds += 1
+    if not ended:
+        outcome.killed += 1
+        state = host.run("systemctl", "is-active", "gangline-agent", check=False).strip()
+        until(lambda: is_up(host), f"killed in the middle ({state}), the agent runs", UP_SECONDS)
+        host.run("sh", "-c", f"{REPAIR} {files_of(later)}")
+        outcome.repaired += 1
+    at = time.monotonic()
+    until(lambda: is_up(host), "the agent is up again", UP_SECONDS)
+    outcome.up_seconds.append(time.monotonic() - at)
+    what = "upgrade" if later else "downgrade"
+    killed = "" if ended else f", killed after {kill_after:.1f} s and repaired"
+    print(
+        f"{number + 1:>3} of {rounds}: {what}{killed}: {time.monotonic() - began:.1f} s", flush=True
+    )
+
+
+def _report(store: Path, outcome: Outcome) -> int:
+    import duckdb
+
+    with duckdb.connect(str(store / "gangline.duckdb"), read_only=True) as connection:
+        rows = connection.execute(SECONDS_SQL).fetchall()
+    doubled = sum(times > 1 for _, times in rows)
+    gaps = [(b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows)]
+    # A second of sampling apart is no gap: what is beyond it was not sampled.
+    missing = sorted((gap - 1 for gap in gaps if gap > 1.5), reverse=True)
+    longest = missing[0] if missing else 0.0
+    print(
+        f"{outcome.rounds} upgrades and downgrades, {outcome.killed} killed in the middle and {outcome.repaired} repaired by "
+        f"`{REPAIR} FILES`; {len(rows)} seconds stored, {doubled} doubled; not sampled: {len(missing)} times, "
+        f"{longest:.1f} s at most; up after each within {max(outcome.up_seconds):.1f} s"
+    )
+    return int(bool(doubled) or longest > NOT_SAMPLED_SECONDS_MAX or not rows)
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--packages", type=Path, default=Path("dist"))
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    return run(options.packages, options.rounds, options.kills, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
