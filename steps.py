@@ -13,6 +13,7 @@ The slot (little endian; the first 64 bytes are written once, the other 64 by ea
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -72,7 +73,7 @@ class _Slot:
     def __init__(self) -> None:
         folder = os.environ.get(FOLDER_VARIABLE) or FOLDER
         self.pid = os.getpid()
-        self.path = os.path.join(folder, "%d-%x" % (self.pid, time.monotonic_ns()))
+        self.path = os.path.join(folder, f"{self.pid}-{time.monotonic_ns():x}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self.path, flags, 0o644)
         try:
@@ -132,15 +133,19 @@ def _nothing() -> None:
 def _first() -> None:
     """Open the slot at the first step: a process that only imports, such as a data loader's, has none."""
     global _write, _slot
-    _write = _nothing
+    try:
+        _turns.pop()  # of several threads one opens it
+    except IndexError:
+        return
     try:
         _slot = _Slot()
         _write = _slot.write
-    except Exception:
-        _slot = None
+    except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+        _slot, _write = None, _nothing
     _write()
 
 
+_turns = [None]
 _slot: _Slot | None = None
 _write: Callable[[], None] = _first
 _is_marked = False
@@ -175,16 +180,15 @@ def _in_child() -> None:
     """A forked child has no slot until it steps itself: its parent's is not its own."""
     global _write, _slot, _counted, _others
     _write, _slot, _counted, _others = _first, None, 0, 0
+    _turns[:] = [None]
 
 
 def _at_exit() -> None:
     global _write
     _write = _nothing
-    try:
+    with contextlib.suppress(Exception):
         if _slot is not None:
             _slot.remove()
-    except Exception:
-        pass
 
 
 # ----------------------------------------------------------------------
@@ -223,15 +227,13 @@ class _ImportWatch:
 
             spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
             return spec
-        except Exception:
+        except Exception:  # noqa: BLE001 - then torch is imported as it would be without us
             return None
 
 
 def _quietly(act: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(Exception):
         act()
-    except Exception:
-        pass
 
 
 def _start() -> None:
