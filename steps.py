@@ -7,8 +7,8 @@ Python 3.8 and later, may be copied by itself, and never raises into the job: wh
 The slot (little endian; the first 64 bytes are written once, the other 64 by each step):
 
     0 8s magic    8 u32 version    12 u32 pid    16 i32 rank (-1: not known)    20 i32 world size (0)    24 40s job, UTF-8
-    64 u64 steps    72 u64 time of the last, CLOCK_MONOTONIC ns    80 u64 sum of squared step times, µs², modulo 2**64
-    88 u64 the three before XORed with CHECK: a reader that finds another value met a write and reads again
+    64 f64 steps    72 f64 time of the last, CLOCK_MONOTONIC, seconds    80 f64 sum of the squares of step times, seconds²
+    88 f64 steps again, written first, as 64 is written last: a reader that finds two numbers met a write and reads again
 """
 
 from __future__ import annotations
@@ -23,27 +23,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "CHECK",
-    "FOLDER",
-    "HEAD",
-    "MAGIC",
-    "SLOT_BYTES",
-    "STEP",
-    "STEP_OFFSET",
-    "VERSION",
-    "mark",
-]
+__all__ = ["FOLDER", "HEAD", "MAGIC", "SLOT_BYTES", "STEP", "STEP_OFFSET", "VERSION", "mark"]
 
 FOLDER = "/dev/shm/gangline"
 #: Names the folder where it is another one: a host folder that is mounted into a container.
 FOLDER_VARIABLE = "GANGLINE_STEPS"
 MAGIC, VERSION, SLOT_BYTES, STEP_OFFSET = b"GANGSTEP", 1, 128, 64
 HEAD = struct.Struct("<8sIIii40s")
-STEP = struct.Struct("<QQQQ")
-CHECK = 0x5DEECE66D1CE4E5B
+STEP = struct.Struct("<dddd")
 JOB_BYTES_MAX = 40
-_MASK = (1 << 64) - 1
 #: An optimizer that is first to step so often while the one that is counted does not, is counted from then on.
 _TAKEOVER_STEPS = 16
 
@@ -88,13 +76,18 @@ class _Slot:
                 _job(),
             )
             # Written, not only sized: on a full file system a page that is not there would end the job by SIGBUS.
-            if os.write(self._file, head + STEP.pack(0, 0, 0, CHECK) + bytes(32)) != SLOT_BYTES:
+            if os.write(self._file, head + STEP.pack(0, 0, 0, 0) + bytes(32)) != SLOT_BYTES:
                 raise OSError("no room for a slot")
-            self.write = _writer(mmap.mmap(self._file, SLOT_BYTES))
+            self._memory = mmap.mmap(self._file, SLOT_BYTES)
+            self.write = _writer(self._memory)
         except BaseException:
             os.unlink(self.path)
             os.close(self._file)
             raise
+
+    def steps(self) -> float:
+        """Return how many were counted."""
+        return STEP.unpack_from(self._memory, STEP_OFFSET)[0]  # type: ignore[no-any-return]
 
     def remove(self) -> None:
         """Take the slot away, at the process's end."""
@@ -103,25 +96,22 @@ class _Slot:
 
 
 def _writer(memory: mmap.mmap) -> Callable[[], None]:
-    """Return what a step calls: names are bound here, so that the call looks none up."""
-    pack_into, monotonic_ns, check, mask, offset = (
-        STEP.pack_into,
-        time.monotonic_ns,
-        CHECK,
-        _MASK,
-        STEP_OFFSET,
-    )
-    count = last = squares = 0
+    """Return what a step calls. All is a float, and names are bound here: after a step of 1 ms what this touches is in no cache."""
+    words, now_seconds = memoryview(memory).cast("d"), time.perf_counter
+    count = squares = 0.0
+    last = now_seconds()
 
     def write() -> None:
         nonlocal count, last, squares
-        now = monotonic_ns()
-        if last:
-            micro = (now - last) // 1000
-            squares = (squares + micro * micro) & mask
-        count += 1
+        now = now_seconds()
+        if count:  # the first has no time
+            squares += (now - last) * (now - last)
+        count += 1.0
         last = now
-        pack_into(memory, offset, count, now, squares, count ^ now ^ squares ^ check)
+        words[11] = count
+        words[9] = now
+        words[10] = squares
+        words[8] = count
 
     return write
 
@@ -148,38 +138,42 @@ def _first() -> None:
 _turns = [None]
 _slot: _Slot | None = None
 _write: Callable[[], None] = _first
-_is_marked = False
-#: The optimizer whose steps are counted, and how often others stepped since it did: a GAN has two, and one period.
+#: id() of the optimizer whose steps are counted: a GAN has two, and one period. 0: the next one. -1: none, steps are marked.
 _counted = 0
-_others = 0
+#: How often others stepped since it did, and how many steps were counted then.
+_others, _others_since = 0, 0.0
 
 
 def mark() -> None:
     """Report that a step has ended. For frameworks without a torch optimizer; the optimizers' own steps count no more."""
-    global _is_marked
-    _is_marked = True
+    global _counted
+    _counted = -1
     _write()
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Report a step of a torch optimizer (its global post hook)."""
-    global _counted, _others
-    if (
-        id(optimizer) != _counted
-    ):  # not the optimizer itself: that would keep its parameters in memory
-        if _counted and _others < _TAKEOVER_STEPS:
-            _others += 1
-            return
-        _counted = id(optimizer)
-    _others = 0
-    if not _is_marked:
+    # By id(): the optimizer itself would keep its parameters in memory.
+    if id(optimizer) == _counted or (_counted >= 0 and _is_next(id(optimizer))):
         _write()
+
+
+def _is_next(optimizer: int) -> bool:
+    """Say whether this optimizer, which is not counted, is from now on."""
+    global _counted, _others, _others_since
+    steps = _slot.steps() if _slot is not None else 0.0
+    _others = _others + 1 if steps == _others_since else 1
+    _others_since = steps
+    if _counted and _others <= _TAKEOVER_STEPS:
+        return False
+    _counted, _others = optimizer, 0
+    return True
 
 
 def _in_child() -> None:
     """A forked child has no slot until it steps itself: its parent's is not its own."""
     global _write, _slot, _counted, _others
-    _write, _slot, _counted, _others = _first, None, 0, 0
+    _write, _slot, _counted, _others = _first, None, min(_counted, 0), 0
     _turns[:] = [None]
 
 
@@ -225,7 +219,7 @@ class _ImportWatch:
                 load(module)
                 _quietly(_register)
 
-            spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+            spec.loader.exec_module = exec_module
             return spec
         except Exception:  # noqa: BLE001 - then torch is imported as it would be without us
             return None

@@ -43,7 +43,7 @@ DEAD_TURNS = 30
 #: Step times are of the steps of so many seconds, and of the last one at least.
 WINDOW_NS = 10_000_000_000
 #: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job stands.
-STANDING_STEPS, STANDING_NS_MIN = 3, 30_000_000_000
+STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
 #: The spread of fewer steps is not known.
 SPREAD_STEPS_MIN = 3
 STEP_SECONDS_MAX = 86_400.0
@@ -91,16 +91,15 @@ class OpenSlot:
         last_ns, last = self.counts[-1]
         _, first = self.counts[0]
         since_seconds = (now_ns - last_ns) / 1e9
-        steps, nanoseconds = last.steps - first.steps, last.last_ns - first.last_ns
-        if steps < 1 or not 0 < nanoseconds <= STEP_SECONDS_MAX * 1e9 * steps:
+        steps, seconds = last.steps - first.steps, last.last_seconds - first.last_seconds
+        if steps < 1 or not 0.0 < seconds <= STEP_SECONDS_MAX * steps:
             return None, None, since_seconds
-        mean = nanoseconds / steps / 1e9
-        if now_ns - last_ns > max(STANDING_STEPS * mean * 1e9, STANDING_NS_MIN):
+        mean = seconds / steps
+        if since_seconds > max(STANDING_STEPS * mean, STANDING_SECONDS_MIN):
             return None, None, since_seconds
-        if steps < SPREAD_STEPS_MIN:
-            return mean, None, since_seconds
-        squares = (last.squares - first.squares) % (1 << 64) / steps / 1e12
-        return mean, max(0.0, squares - mean**2) ** 0.5, since_seconds
+        variance = (last.squares - first.squares) / steps - mean**2
+        is_known = steps >= SPREAD_STEPS_MIN and variance < STEP_SECONDS_MAX**2
+        return mean, max(0.0, variance) ** 0.5 if is_known else None, since_seconds
 
 
 class JobSteps:

@@ -8,6 +8,7 @@ The layout stands in `steps.py`, which may import nothing of ours; a test reads 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import stat
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC, VERSION, SLOT_BYTES, STEP_OFFSET = b"GANGSTEP", 1, 128, 64
-CHECK = 0x5DEECE66D1CE4E5B
-_HEAD, _STEP = struct.Struct("<8sIIii40s"), struct.Struct("<QQQQ")
+_HEAD, _STEP = struct.Struct("<8sIIii40s"), struct.Struct("<dddd")
 #: struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{1,16}", re.ASCII)
 #: More ranks than any launcher numbers; what is outside is not known.
 RANK_MAX = 9_999_999
+#: A count that a float no longer tells from the next.
+STEPS_MAX = 2.0**53
 
 
 class SlotHead(NamedTuple):
@@ -34,11 +36,11 @@ class SlotHead(NamedTuple):
 
 
 class StepCount(NamedTuple):
-    """Steps since the process began. `last_ns`: CLOCK_MONOTONIC of the last; `squares`: sum of squares, µs², modulo 2**64."""
+    """Steps since the process began. `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of the squares of their times."""
 
     steps: int
-    last_ns: int
-    squares: int
+    last_seconds: float
+    squares: float
 
 
 class Folder(NamedTuple):
@@ -64,12 +66,15 @@ def parse_head(data: bytes) -> SlotHead | None:
 
 
 def parse_steps(data: bytes) -> StepCount | None:
-    """Return the count; None while none ended, and for bytes that were read amid a write."""
+    """Return the count; None while none ended, for numbers that are none, and for bytes that were read amid a write."""
     if len(data) < STEP_OFFSET + _STEP.size:
         return None
-    count, last_ns, squares, check = _STEP.unpack_from(data, STEP_OFFSET)
-    is_whole = count ^ last_ns ^ squares ^ CHECK == check
-    return StepCount(count, last_ns, squares) if is_whole and count else None
+    end, last_seconds, squares, begin = _STEP.unpack_from(data, STEP_OFFSET)
+    if not (
+        1.0 <= end == begin <= STEPS_MAX and math.isfinite(last_seconds) and math.isfinite(squares)
+    ):
+        return None
+    return StepCount(int(end), last_seconds, squares)
 
 
 def open_folder(path: Path) -> Folder:

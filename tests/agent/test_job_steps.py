@@ -32,7 +32,7 @@ fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 os.write(file, struct.pack("<8sIIii40s", b"GANGSTEP", 1, 1, int(rank), 4, job.encode()) + bytes(64))
 print("ready", flush=True)
 for line in sys.stdin:
-    os.pwrite(file, struct.pack("<QQQQ", *map(int, line.split())), 64)
+    os.pwrite(file, struct.pack("<dddd", *map(float, line.split())), 64)
     print("written", flush=True)
 """
 
@@ -58,11 +58,12 @@ class Rank:
         assert self.child.stdout
         assert self.child.stdout.readline() == "ready\n"
 
-    def write(self, steps: int, last_ns: int, squares: int, check: int | None = None) -> None:
-        whole = steps ^ last_ns ^ squares ^ step_slots.CHECK
+    def write(
+        self, steps: float, last: float, squares: float = 0.0, begun: float | None = None
+    ) -> None:
         assert self.child.stdin
         assert self.child.stdout
-        self.child.stdin.write(f"{steps} {last_ns} {squares} {whole if check is None else check}\n")
+        self.child.stdin.write(f"{steps} {last} {squares} {steps if begun is None else begun}\n")
         self.child.stdin.flush()
         assert self.child.stdout.readline() == "written\n"
 
@@ -112,8 +113,8 @@ def test_step_time_and_spread_of_each_rank(host: Host, ranks: list[Rank]) -> Non
     """Ten steps of 100 ms, half of 80 and half of 120: mean 0.1, standard deviation 0.02."""
     for second in range(4):
         for rank in ranks:
-            squares = 10 * second * (80_000**2 + 120_000**2) // 2
-            rank.write(1 + 10 * second, SECOND * (5 + second), squares)
+            squares = 10 * second * (0.08**2 + 0.12**2) / 2
+            rank.write(1 + 10 * second, 5.0 + second, squares)
         block = host.collect()
     assert block.devices == ("77/0", "77/1")
     assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
@@ -127,11 +128,10 @@ def test_step_time_and_spread_of_each_rank(host: Host, ranks: list[Rank]) -> Non
 
 def test_the_time_is_of_the_last_ten_seconds(host: Host, ranks: list[Rank]) -> None:
     """A job that became slow an hour ago must not show the mean of the day."""
-    at_ns = count = 0
+    count = 0
     for second in range(40):
         count += 10 if second < 20 else 5
-        at_ns += SECOND
-        ranks[0].write(count, at_ns, 0)
+        ranks[0].write(count, 1.0 + second)
         block = host.collect()
     assert cell(block, 0, "step_seconds") == pytest.approx(0.2)
 
@@ -141,7 +141,7 @@ def test_a_step_longer_than_the_window_has_the_time_of_the_last(
 ) -> None:
     """A step of 20 s ends in one second of twenty: its time is there in all of them."""
     for number in range(1, 4):
-        ranks[0].write(number, 20 * SECOND * number, 0)
+        ranks[0].write(number, 20.0 * number)
         block = host.collect(20)
     assert cell(block, 0, "step_seconds") == pytest.approx(20.0)
     assert cell(block, 0, "since_seconds") == 19.0
@@ -152,25 +152,34 @@ def test_a_step_longer_than_the_window_has_the_time_of_the_last(
 
 def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
     """A read amid a write would be a step of any length."""
-    ranks[0].write(10, 5 * SECOND, 0)
+    ranks[0].write(10, 5.0)
     host.collect()
-    ranks[0].write(20, 2**63, 0, check=1)
+    ranks[0].write(20, 1e9, 0, begun=11)
     block = host.collect()
     assert cell(block, 0, "steps_count") == 10
-    ranks[0].write(20, 6 * SECOND, 0)
+    ranks[0].write(20, 6.0)
     assert cell(host.collect(), 0, "steps_count") == 20
 
 
 @pytest.mark.parametrize(
-    "lie", [(20, 2**64 - 1, 2**64 - 1), (2**64 - 1, 6 * SECOND, 0), (3, 0, 7), (20, 5 * SECOND, 0)]
+    "lie",
+    [
+        (20, 1e308, 1e308),
+        (2.0**60, 6.0, 0),
+        (3, 0, 7),
+        (20, 5.0, -5),
+        (20, float("nan"), 0),
+        (float("inf"), 6.0, 0),
+        (20, 6.0, 1e300),
+    ],
 )
 def test_a_slot_that_lies_harms_its_own_rank_only(
-    host: Host, ranks: list[Rank], lie: tuple[int, int, int]
+    host: Host, ranks: list[Rank], lie: tuple[float, float, float]
 ) -> None:
     """Time that runs back, a count that falls, more than a day a step: no number, no exception, and the other rank as ever."""
-    for at, lying in enumerate(((10, 5 * SECOND, 0), lie)):
+    for at, lying in enumerate(((10, 5.0), lie)):
         ranks[0].write(*lying)
-        ranks[1].write(10 * (1 + at), SECOND * (5 + at), 0)
+        ranks[1].write(10 * (1 + at), 5.0 + at)
         block = host.collect()
     seconds = cell(block, 0, "step_seconds")
     assert seconds is None or 0 < seconds <= job_steps.STEP_SECONDS_MAX
@@ -188,7 +197,7 @@ def test_the_control_group_names_the_job_where_it_does(
     )
     try:
         for rank in (*ranks, liar):
-            rank.write(1, SECOND, 0)
+            rank.write(1, 1.0)
         assert host.collect().devices == ("9/0", "77/0", "77/1")
     finally:
         liar.end()
@@ -197,11 +206,11 @@ def test_the_control_group_names_the_job_where_it_does(
 def test_a_second_process_of_a_rank_does_not_count(host: Host, ranks: list[Rank]) -> None:
     """Who comes later cannot speak for a rank whose process lives."""
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     host.collect()
     later = Rank(host.folder, 1, "77", name="1-aaa")
     try:
-        later.write(900, SECOND, 0)
+        later.write(900, 1.0)
         block = host.collect(2)
         assert block.devices == ("77/0", "77/1")
         assert cell(block, 1, "steps_count") == 5
@@ -214,7 +223,7 @@ def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(
 ) -> None:
     """Killed jobs filled /dev/shm."""
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     host.collect()
     ranks[0].end()
     assert host.collect().devices == ("77/1",)
@@ -236,7 +245,7 @@ def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
     (host.folder / "no name of a slot").write_text("")
     os.link(target, host.folder / "6-6")
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     assert host.collect().devices == ("77/0", "77/1")
     host.collect(DEAD_TURNS + 10)
     assert sorted(os.listdir(host.folder)) == ["1000-0", "1001-1", "5-5"]
@@ -246,7 +255,7 @@ def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
 def test_a_slot_cut_short_or_unlinked_under_the_reader(host: Host, ranks: list[Rank]) -> None:
     """A mapping of a file that is cut short ends the reader by SIGBUS."""
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     host.collect()
     os.truncate(ranks[0].path, 0)
     ranks[1].path.unlink()
@@ -260,7 +269,7 @@ def test_more_slots_than_are_read_are_left_out_and_said(
     """One user's ten thousand slots would have cost every host a second each second."""
     monkeypatch.setattr(job_steps, "SLOTS_PER_USER_MAX", 1)
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     assert len(host.collect().devices) == 1
     assert "1 slots in /dev/shm/gangline are left out" in host.collector.access_error
     assert len(os.listdir(host.folder)) == 2  # alive: not removed
@@ -269,7 +278,7 @@ def test_more_slots_than_are_read_are_left_out_and_said(
 def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
     """A descriptor for each job would end the agent within a month."""
     for rank in ranks:
-        rank.write(5, SECOND, 0)
+        rank.write(5, 1.0)
     host.collect(3)
     assert len(open_below(host.folder)) == 2
     for rank in ranks:
@@ -315,7 +324,7 @@ def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
         assert child.stdin
         assert child.stdout
         assert child.stdout.readline() == "ready\n"
-        child.stdin.write(f"5 {SECOND} 0 {5 ^ SECOND ^ step_slots.CHECK}\n")
+        child.stdin.write("5 1 0 5\n")
         child.stdin.flush()
         child.stdout.readline()
         os.seteuid(64001)
