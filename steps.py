@@ -212,8 +212,8 @@ class _ImportWatch:
             sys.meta_path.remove(self)
             from importlib.util import find_spec
 
-            spec = find_spec(name)
-            load = spec.loader.exec_module  # type: ignore[union-attr]
+            spec: Any = find_spec(name)
+            load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 load(module)
@@ -238,7 +238,7 @@ def _start() -> None:
     if _OPTIMIZER in sys.modules:
         _register()
     else:
-        sys.meta_path.insert(0, _ImportWatch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _ImportWatch())
 
 
 def main(arguments: list) -> int:  # type: ignore[type-arg]
