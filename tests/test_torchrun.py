@@ -148,6 +148,7 @@ class Nodes:
             "PYTHONPATH": str(self.folder / "names"),
             "OMP_NUM_THREADS": "1",
             "USE_LIBUV": "0",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         child = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
