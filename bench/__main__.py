@@ -45,6 +45,7 @@ BENCHES = {
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",
     "slurm_gang": "a lost node until all ranks run again: `gangline gang` with a spare against a requeue, in a real Slurm",
     "slurm_submit": "`sbatch` to a slurmctld with job_submit.lua and a mirror of 10,000 nodes against one without a plugin",
+    "steps": "a training step of 1 ms that is reported against one that is not, and the hook against a call of nothing",
     "placement": "plans for 4,096 of 10,000 nodes against an echo of as many bytes: idle, and judged with ingest; blockers",
 }
 

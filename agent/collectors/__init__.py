@@ -8,6 +8,7 @@ from ..collector import Collector
 from ..hardware.files import Roots
 from .disk import Disks, Filesystems, NvmeControllers, NvmeSmart
 from .host import ClockTenSeconds, CpuMinute, HostMinute, HostSecond, HostTenSeconds, edac_10s
+from .job_steps import JobSteps
 from .kernel_log import KernelLog
 from .link_events import LinkListener
 from .net import Bonds, LinkDetails, NicStatistics, net_1s, net_10s
@@ -122,6 +123,7 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "lustre_10s": LustreMounts,
     "lustre_target_10s": LustreTargets,
     "tasks_10s": BlockedTasks,
+    "step_1s": JobSteps,
     "service_60s": Services,
     "kernel_log_10s": KernelLog,
     "net_1s": net_1s,

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import statistics
 import sys
 import textwrap
 import time
@@ -40,6 +41,7 @@ from .job_queries import (
     pace_query,
     phases_query,
     quoted,
+    ranks_query,
 )
 from .job_story import (
     STEP_PARTS,
@@ -49,6 +51,7 @@ from .job_story import (
     make_timeline,
     parts_text,
     printable,
+    rank_lines,
     run_line,
     seconds_of,
     straggler_lines,
@@ -162,6 +165,10 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "FROM readings.gpu_fast_10s AS g JOIN ops.job_members AS m ON g.host = m.host AND g.device = m.gpu "
         f"WHERE m.job = {name}"
     )
+    ranks = ask(ranks_query(job))
+    reported = [one["step_seconds"] for one in ranks if one["step_seconds"]]
+    if reported:
+        step = [{**(step[0] if step else {}), "step_seconds": statistics.median(reported)}]
     run = ask(
         "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
         f"slower_than_before, verdict, slow_hosts FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
@@ -176,6 +183,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "run": run[0] if run else None,
         "forecast": forecast,
         **(step[0] if step else {}),
+        "ranks": ranks,
         "phases": phases,
         "pace": pace,
         "stragglers": stragglers,
@@ -237,7 +245,8 @@ def _headline(story: dict[str, Any]) -> str:
         f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}"
     )
     if story.get("step_seconds"):
-        words += f"; a step takes {story['step_seconds']:.3g} s{parts_text(story)}"
+        by = ", as its ranks report" if any(r["step_seconds"] for r in story["ranks"]) else ""
+        words += f"; a step takes {story['step_seconds']:.3g} s{by}{parts_text(story)}"
     if story.get("checkpoint_seconds"):
         words += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
     return printable(words)
@@ -268,6 +277,8 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
         for row in story["pace"]
         if row["is_change"] and row["change_ratio"] is not None
     ]
+    if ranks := rank_lines(story["ranks"]):
+        lines += ["", *(printable(line) for line in ranks)]
     lines += ["", *_notes(story)]
     if lost := lost_by_cause(stragglers):
         causes = ", ".join(f"{cause} {hours:.2f}" for cause, hours in lost.items())

@@ -13,6 +13,8 @@ from datetime import datetime
 
 #: The operators' file has readings of so long.
 RECENT_SECONDS = 300
+#: Ranks that a story reads.
+RANKS_MAX = 100_000
 #: Steps of a story, and what one may take.
 STEPS_MAX = 180
 STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
@@ -88,6 +90,16 @@ def phases_query(job: str, time_range: TimeRange) -> str:
 def pace_query(job: str, time_range: TimeRange) -> str:
     """Return the query for the pace of the last minutes."""
     return f"FROM ops.job_pace WHERE job = {quoted(job)} AND {time_range.condition()} ORDER BY time"
+
+
+def ranks_query(job: str) -> str:
+    """Return the query for what each rank reported last of its steps, in the last minutes."""
+    return (
+        "SELECT rank, host, arg_max(step_seconds, time) FILTER (step_seconds IS NOT NULL) AS step_seconds, "
+        "arg_max(spread_seconds, time) FILTER (spread_seconds IS NOT NULL) AS spread_seconds, "
+        "arg_max(since_seconds, time) AS since_seconds, max(steps_count)::BIGINT AS steps_count, max(time) AS time "
+        f"FROM ops.job_steps WHERE job = {quoted(job)} GROUP BY rank, host, process_id ORDER BY rank, host LIMIT {RANKS_MAX}"
+    )
 
 
 def step_seconds_for(span_seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,41 @@ class Timeline:
 def seconds_of(time: datetime) -> float:
     """Return seconds since 1970 of a time in UTC, with its zone or without."""
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+#: Ranks that a story lists: the slowest, and those that stopped longest ago.
+RANKS_SHOWN = 8
+
+
+def rank_lines(ranks: Sequence[Row]) -> list[str]:
+    """Return the step times that ranks report, the slowest first; nothing where none does."""
+    if not ranks:
+        return []
+
+    def worst_first(row: Row) -> tuple[float, float]:
+        return -(row["step_seconds"] or math.inf), -(row["since_seconds"] or 0.0)
+
+    table = [("RANK", "HOST", "STEP", "SPREAD", "STEPS", "LAST ENDED")]
+    for row in sorted(ranks, key=worst_first)[:RANKS_SHOWN]:
+        seconds, spread = row["step_seconds"], row["spread_seconds"]
+        table.append(
+            (
+                "-" if row["rank"] is None else str(row["rank"]),
+                str(row["host"]),
+                "stands" if seconds is None else f"{seconds:.4g} s",
+                "-" if spread is None or not seconds else f"{100 * spread / seconds:.1f} %",
+                str(row["steps_count"]),
+                f"{row['since_seconds'] or 0.0:.0f} s ago",
+            )
+        )
+    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+    lines = [
+        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
+        for row in table
+    ]
+    if len(ranks) > RANKS_SHOWN:
+        lines.append(f"{len(ranks) - RANKS_SHOWN} more ranks in ops.job_steps")
+    return lines
 
 
 def make_timeline(

@@ -22,6 +22,7 @@ from ...fingerprints.stragglers import (
     per_member,
 )
 from ..counter_deltas import Codes, Flags, Floats, Indexes
+from .reported_steps import is_long
 
 #: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
 WAITING_POWER_SHARE = 0.21
@@ -37,6 +38,9 @@ PACE_SHARE_MIN = 0.2
 #: Windows of ten seconds in a minute, and minutes after which a member that was long from birth is named: each holds some
 #: steps, so that fewer tell as much.
 COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
+#: Of a longer step, where ranks report it, a window of ten seconds holds less than two: it shows a part of the step, and minutes
+#: alone name who is long in all of it.
+FINE_STEP_SECONDS_MAX = 5.0
 #: Of a gang's GPUs so many must count SM cycles for these to be its measure.
 READ_SHARE_MIN = 0.8
 
@@ -139,14 +143,15 @@ class BusyMonitor:
         calm: tuple[Indexes, Indexes],
         of: Codes,
         changed: Flags,
-        count: int,
+        steps: Floats,
     ) -> BusyChanges:
         """Take in a window, and return what shows now.
 
         *gangs*: of each host and of each GPU, -1 for none; *calm*: the same of those of gangs that worked in this window, and
-        of which nobody stalled. *of*: the host of each GPU. *changed*: hosts that came into another gang. *count*: of gangs.
+        of which nobody stalled. *of*: the host of each GPU. *changed*: hosts that came into another gang. *steps*: the step time that
+        each gang's ranks report, NaN for none: its period is known then, and says which scale counts.
         """
-        group, gpu_group = gangs
+        (group, gpu_group), count = gangs, steps.size
         shares = [
             np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(one)], minlength=count)
             for one in (readings.busy, readings.watts)
@@ -161,7 +166,11 @@ class BusyMonitor:
             scale.observe(readings, counts, members[1], of, members[0], by_power)
             found.append(scale.changes(group, gpu_group, count))
         fine, coarse = found
-        return BusyChanges(either(fine[0], coarse[0]), either(fine[1], coarse[1]), by_power)
+        hosts, gpus = (
+            either(_only_of_short_steps(one, steps, members), other)
+            for one, other, members in zip(fine, coarse, gangs, strict=True)
+        )
+        return BusyChanges(hosts, gpus, by_power)
 
 
 def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Floats, Floats]:
@@ -186,6 +195,12 @@ def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats
         means.work * means.clock,
     )
     return np.log(per_member(medians(work, gpu_group, by_power.size), gpu_group))
+
+
+def _only_of_short_steps(change: Change, steps: Floats, group: Indexes) -> Change:
+    """Return *change*, without those named whose gang reports a step that ten seconds do not hold twice."""
+    is_named = change.is_named & ~is_long(steps, group, FINE_STEP_SECONDS_MAX)
+    return change._replace(is_named=is_named)
 
 
 def _slowing(change: Change) -> Change:

@@ -39,6 +39,7 @@ from .gang_changes import (
 )
 from .gang_pace import GangPaceMonitor, PaceFall
 from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
+from .reported_steps import INFERRED, ReportedSteps, gang_steps
 from .tables import FAST_SECONDS, DeviceTable
 
 if TYPE_CHECKING:
@@ -168,8 +169,6 @@ GAP_CHANGE_MIN, GAP_NOISE_MIN = 0.015, 0.002
 CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
 #: A gang that nobody tells of moves so much between its hosts: bytes a second of each (assumed).
 TRAFFIC_MIN = 50e6
-#: Who manages a job that is known by its hosts' work alone.
-INFERRED = "inferred"
 
 
 class GangComparison(NamedTuple):
@@ -290,6 +289,8 @@ class GangMonitor:
         self._changed_hosts: Flags = np.zeros(0, dtype=bool)
         self._inference = GangInference()
         self._pace = GangPaceMonitor()
+        #: The steps that ranks report, as of the last window.
+        self.steps = ReportedSteps()
         #: The gangs that go slower than they did, by their place in `jobs`.
         self.pace_falls: Mapping[int, PaceFall] = {}
         #: The gangs that nobody tells of, by host; as of the window before.
@@ -345,8 +346,9 @@ class GangMonitor:
         gang, gpus_held = self._gangs_of_hosts(len(fleet))
         gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
         self._infer(fleet, jobs, now_ns)
+        self.steps.update(fleet, now_ns)
         if self.jobs:
-            self._end_window(fleet, gang, gpu_gang, now_ns)
+            self._end_window(fleet, (gang, gpu_gang), shared, now_ns)
             self.comparison = self._compare(fleet.devices["gpu"], gang, gpu_gang, shared)
         else:
             self.comparison, self.pace_falls = None, {}
@@ -438,8 +440,12 @@ class GangMonitor:
             for members in self._inference.update(rates, candidates)
         ]
 
-    def _end_window(self, fleet: Fleet, gang: Indexes, gpu_gang: Indexes, now_ns: int) -> None:
+    def _end_window(
+        self, fleet: Fleet, gangs: tuple[Indexes, Indexes], shared: Flags, now_ns: int
+    ) -> None:
         hosts, count = len(fleet), len(self.jobs)
+        gang, gpu_gang = gangs
+        steps_by_host = self.steps.by_host(self.jobs, gang, shared)
         watts, clock = (
             self._watts(fleet),
             fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)),
@@ -459,12 +465,19 @@ class GangMonitor:
             values = self._busy_excess(busy, means[WORK], cycles_clock, group, count)
             values |= self._gaps(means, group, count)
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
-            self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock))
-            # Work as the middle host does it; where nothing counts it, power above waiting.
+            steps = gang_steps(steps_by_host, group, count)
+            self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock), steps)
+            # Steps where ranks report them; else work as the middle host does it; where nothing counts it, power above waiting.
             work = np.where(np.isfinite(means[WORK]), means[WORK] * cycles_clock, above)
+            paces = medians(np.where(group >= 0, work, np.nan), group, count)
+            is_reported = np.isfinite(steps)
             self.pace_falls = self._pace.update(
-                [self._members[job.key][1] for job in self.jobs],
-                medians(np.where(group >= 0, work, np.nan), group, count),
+                # What is measured in another way has another past.
+                [
+                    2 * self._members[job.key][1] + int(is_reported[at])
+                    for at, job in enumerate(self.jobs)
+                ],
+                np.where(is_reported, 1.0 / steps, paces),
                 now_ns,
             )
         at = self._number % WINDOWS
@@ -504,8 +517,10 @@ class GangMonitor:
         values: dict[str, Floats],
         gangs: tuple[Indexes, Indexes, Indexes],
         power: tuple[Floats, Floats],
+        steps: Floats,
     ) -> None:
-        """Take the window into the pasts of hosts and of GPUs. *gangs*: of hosts, of those that count now, and of GPUs."""
+        """Take the window into the pasts of hosts and of GPUs. *gangs*: of hosts, of those that count now, and of GPUs.
+        *steps*: the step time that each gang reports."""
         gang, group, gpu_gang = gangs
         count, gpus = len(self.jobs), fleet.devices["gpu"]
         watts, clock = power
@@ -534,7 +549,7 @@ class GangMonitor:
             (calm, gpu_calm),
             gpus.host,
             self._changed_hosts,
-            count,
+            steps,
         )
         self._group = group
 

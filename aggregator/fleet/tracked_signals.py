@@ -76,6 +76,7 @@ RUN_SIGNALS = frozenset(
         "gpu_fast.wait_watts",
         "host.cpu_system_ratio",
         "host.cpu_user_ratio",
+        "step.step_seconds",
     }
 )
 

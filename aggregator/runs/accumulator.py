@@ -321,11 +321,20 @@ class RunAccumulator:
         rows = new["gpu_1s"][0]
         self._sums[_SEEN, rows] += 1.0
         self._counts[_SEEN, rows] += 1.0
+        steps = self._reported_steps(fleet)
+        self._add(_AT["step_seconds"], rows, steps[rows])
+        self._add(_CONFIDENCE, rows, np.where(np.isfinite(steps[rows]), 1.0, np.nan))
         for name, (table, column) in _READINGS.items():
             gpus, at = new[table]
-            self._add(_AT[name], gpus, tables[table].gauge_at(column, at))
+            values = tables[table].gauge_at(column, at)
+            # A period is not inferred where the job's own ranks report it.
+            is_reported = np.isfinite(steps[gpus]) & (name == "step_seconds")
+            self._add(_AT[name], gpus, np.where(is_reported, np.nan, values))
         gpus, at = new[slow.name]
-        self._add(_CONFIDENCE, gpus, slow.gauge_at("step_confidence_ratio", at))
+        sure = np.where(
+            np.isfinite(steps[gpus]), np.nan, slow.gauge_at("step_confidence_ratio", at)
+        )
+        self._add(_CONFIDENCE, gpus, sure)
         for name, (table, column) in _POWERS.items():
             gpus, at = new[table]
             limits = tables["gpu_10s"].gauge_at("power_limit_watts", gpus)
@@ -336,6 +345,25 @@ class RunAccumulator:
         for name, (sent, received) in _TRAFFIC.items():
             self._add(_AT[name], gpus, fast.gauge_at(sent, at) + fast.gauge_at(received, at))
         self._sample_hosts(fleet, rows)
+
+    def _reported_steps(self, fleet: Fleet) -> Floats:
+        """Return the step time that the ranks of each GPU's run report on its host, by GPU's row; NaN where none do."""
+        found = np.full(self._row_run.size, np.nan)
+        hosts, jobs, seconds = fleet.gangs.steps.current
+        if not hosts.size:
+            return found
+        count = int(jobs.max()) + 2
+        keys = hosts * count + jobs  # ascending, as they are sorted by host and job
+        held = np.flatnonzero(self._row_run >= 0)
+        code = np.array(
+            [count - 1 if run is None else fleet.gangs.steps.code(run.job) for run in self._runs],
+            dtype=np.intp,
+        )[self._row_run[held]]
+        wanted = fleet.devices["gpu"].host[held].astype(np.intp) * count + code
+        at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        is_found = (keys[at] == wanted) & (code >= 0)
+        found[held[is_found]] = seconds[at[is_found]]
+        return found
 
     def _rows_at_work(self, fleet: Fleet, held: Indexes) -> Indexes:
         """Return the GPUs of *held* whose run does not stand still: a job that hangs for hours is no other workload by it."""

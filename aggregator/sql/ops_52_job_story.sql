@@ -12,6 +12,16 @@ WHERE NOT EXISTS (FROM ops.gpu_processes AS p WHERE p.host = g.host AND p.job = 
 COMMENT ON VIEW ops.job_members IS
     'which GPUs each job has, or had, and from when to when (until NULL: still): SELECT job, host, count(*) AS gpus, min(since) AS since FROM ops.job_members GROUP BY ALL ORDER BY job, host LIMIT 3';
 
+-- The device is JOB/RANK, or JOB/pPID of a rank that is not known.
+CREATE OR REPLACE VIEW ops.job_steps AS
+SELECT
+    regexp_extract(device, '^(.*)/[^/]*$', 1) AS job, host, rank_number::UINTEGER AS rank, time, step_seconds,
+    spread_seconds, since_seconds, steps_count, world_count::UINTEGER AS world_size,
+    process_number::UINTEGER AS process_id, user_number::UINTEGER AS user_id
+FROM readings.step_1s ORDER BY time, job, rank, host;
+COMMENT ON VIEW ops.job_steps IS
+    'the steps that ranks of training jobs report themselves (import gangline.steps): their time, its standard deviation, how long ago the last ended: SELECT job, rank, host, round(arg_max(step_seconds, time), 3) AS step_seconds FROM ops.job_steps GROUP BY ALL ORDER BY job, rank';
+
 -- Without phases from the agent, utilization less idleness is what the host did not hold back; of that the share at work
 -- is SM activity against the GPU's own best, or power between a third of its own highest and that (a waiting H100 draws
 -- about a third of its working power). Checkpoints cannot be told from waiting so: NULL.
@@ -86,9 +96,14 @@ stepped AS (
         AND g.time >= m.since AND (m.until IS NULL OR g.time <= m.until)
     WHERE g.step_seconds > 0 GROUP BY ALL
 ),
+-- What the job's own ranks report is the truth.
+reported AS (
+    SELECT job, time_bucket(INTERVAL 10 SECOND, time) AS time, median(step_seconds) AS reported_seconds
+    FROM ops.job_steps WHERE step_seconds > 0 GROUP BY ALL
+),
 chosen AS (
     SELECT
-        job, time, hosts_reading, step_seconds,
+        job, time, hosts_reading, if(is_reported, reported_seconds, inferred_seconds) AS step_seconds,
         CASE
             WHEN count(step_seconds) OVER every >= 0.5 * count(*) OVER every THEN 'steps'
             WHEN count(tensor) OVER every >= 0.5 * count(*) OVER every
@@ -96,7 +111,12 @@ chosen AS (
             ELSE 'compute share'
         END AS source,
         CASE source WHEN 'steps' THEN 1 / step_seconds WHEN 'tensor cores' THEN tensor ELSE compute END AS work
-    FROM worked LEFT JOIN stepped USING (job, time)
+    FROM (
+        SELECT
+            job, time, hosts_reading, tensor, compute, step_seconds AS inferred_seconds, reported_seconds,
+            count(reported_seconds) OVER (PARTITION BY job) >= 0.5 * count(*) OVER (PARTITION BY job) AS is_reported
+        FROM worked LEFT JOIN stepped USING (job, time) LEFT JOIN reported USING (job, time)
+    )
     WINDOW every AS (PARTITION BY job)
 ),
 windows AS (

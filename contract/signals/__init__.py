@@ -59,6 +59,7 @@ SIGNAL_GROUPS = (
     SignalGroup("gpu fast", gpu.GPU_FAST_TEXT, gpu.GPU_FAST_SIGNALS),
     SignalGroup("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
     SignalGroup("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
+    SignalGroup("step", gpu.STEP_TEXT, gpu.STEP_SIGNALS),
     SignalGroup("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
     SignalGroup("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),
     SignalGroup("nvlink", gpu.NVLINK_TEXT, gpu.NVLINK_SIGNALS),

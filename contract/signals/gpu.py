@@ -244,6 +244,20 @@ GPU_JOB_SIGNALS = (
     Signal(2381, "gpu.told_anew", Kind.EVENT, Pace.EVENT, "the agent", "from when on every gpu.process of the GPU (or gpu.allocation of the host) that holds was told anew, after a restart: what was last told before has ended"),
 )
 
+STEP_TEXT = """Steps of the ranks of training jobs that report them ([torch](torch.md)). Device: `JOB/RANK`, or `JOB/pPID` of a rank that is not known."""
+_SLOT = "the rank's slot in /dev/shm/gangline"
+
+STEP_SIGNALS = (
+    Signal(2600, "step.steps_count", Kind.COUNTER, Pace.SECOND, _SLOT, "steps since the process began"),
+    Signal(2601, "step.step_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "mean time of the steps of the last 10 s, of a longer one the last; missing once a step takes three times as long, and 30 s: the job stands"),
+    Signal(2602, "step.spread_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "standard deviation of the time of the same steps; missing of fewer than three"),
+    Signal(2603, "step.since_seconds", Kind.GAUGE, Pace.SECOND, "agent", "how long ago a step was seen to end: in a job that hangs the rank that stopped first has the most"),
+    Signal(2604, "step.rank_number", Kind.STATE, Pace.SECOND, _SLOT, "rank, as the launcher gave it"),
+    Signal(2605, "step.world_count", Kind.GAUGE, Pace.SECOND, _SLOT, "ranks of the whole job, as the launcher gave them"),
+    Signal(2606, "step.process_number", Kind.STATE, Pace.SECOND, "holder of the slot's lock, F_GETLK", "PID on the host"),
+    Signal(2607, "step.user_number", Kind.STATE, Pace.SECOND, "owner of the slot", "user that the process runs as"),
+)
+
 GPU_PROCESS_TEXT = """Processes on GPUs. Device: `GPU-uuid/PID`, under MIG `GPU-uuid/gi1/ci0/PID`."""
 
 GPU_PROCESS_SIGNALS = (

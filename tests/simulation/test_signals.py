@@ -40,6 +40,7 @@ KINDS_ABSENT = {
     "probe": "nothing hangs that is not sampled by a process",
     "service": "services are not modelled",
     "settings": "settings are not modelled",
+    "step": "jobs report nothing by themselves",
     "tasks": "tasks are not modelled",
 }
 #: Counters of trouble that an H100 machine with InfiniBand does not have -> why. Patterns.

@@ -64,6 +64,8 @@ def answers(query: str) -> list[dict[str, Any]]:
             {"time": BEGIN + timedelta(seconds=10 * at), "pace": 1.0 if at < SLOW_FROM else 0.8, "is_change": at == SLOW_FROM, "change_ratio": -0.2}
             for at in range(12)
         ]  # fmt: skip
+    if "FROM ops.job_steps" in query:
+        return []
     if "AS step_seconds" in query:
         return [
             {

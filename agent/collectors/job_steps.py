@@ -1,0 +1,267 @@
+"""Step time of each rank that reports its steps (`gangline.steps`): a row for each rank, each second.
+
+Whose a process is, is read from its control group where that tells, and only else taken from the slot: a slot that lies
+about its job, or is torn, harms the job of its own process and no other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ..clock import Clock, SystemClock
+from ..collector import AccessDenied, NoData
+from ..hardware import step_slots
+from ..hardware.files import Roots, device_key
+from ..hardware.process_owner import (
+    CGROUP_BYTES_MAX,
+    KUBERNETES,
+    SLURM,
+    Owner,
+    parse_cgroup,
+    pods_by_uid,
+)
+from ..hardware.step_slots import SlotHead, StepCount
+from .block_writer import block_of, row_writer
+
+#: Below the root of devices: `/dev/shm/gangline`.
+FOLDER = Path("shm/gangline")
+#: Slots that are read, and of one user; more are left out, and `access_error` says so.
+SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
+#: Names of the folder that are seen in a turn, and of what is no live slot so many are removed.
+NAMES_MAX, REMOVALS_MAX = 4096, 64
+#: The folder is listed again after so many turns, also when nothing in it changed.
+LISTING_TURNS = 10
+#: What has not become a slot after so many turns is removed.
+DEAD_TURNS = 30
+#: Step times are of the steps of so many seconds, and of the last one at least.
+WINDOW_NS = 10_000_000_000
+#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job stands.
+STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
+#: The spread of fewer steps is not known.
+SPREAD_STEPS_MIN = 3
+STEP_SECONDS_MAX = 86_400.0
+
+_COLUMNS = (
+    "step.steps_count", "step.step_seconds", "step.spread_seconds", "step.since_seconds",
+    "step.rank_number", "step.world_count", "step.process_number", "step.user_number",
+)  # fmt: skip
+REMEDY = (
+    "create it by systemd-tmpfiles --create, or by install -d -m 1777 -o gangline /dev/shm/gangline"
+)
+
+
+@dataclass(slots=True)
+class OpenSlot:
+    """A slot whose process lives."""
+
+    descriptor: int
+    user_id: int
+    head: SlotHead
+    process: int
+    job: str
+    is_attested: bool  # the job's name is that of the control group
+    #: When each was read, by our clock, and what: of the last WINDOW_NS and one before.
+    counts: deque[tuple[int, StepCount]] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def key(self) -> str:
+        """The device: job and rank, or the process of a rank that is not known."""
+        rank = f"p{self.process}" if self.head.rank < 0 else str(self.head.rank)
+        return device_key(f"{self.job}/{rank}")
+
+    def update(self, steps: StepCount, now_ns: int) -> None:
+        """Take over a count that was read."""
+        if self.counts and steps.steps <= self.counts[-1][1].steps:
+            if steps.steps == self.counts[-1][1].steps:
+                return
+            self.counts.clear()  # another count than before: it begins again
+        self.counts.append((now_ns, steps))
+        while len(self.counts) > 2 and now_ns - self.counts[1][0] >= WINDOW_NS:
+            self.counts.popleft()
+
+    def times(self, now_ns: int) -> tuple[float | None, float | None, float]:
+        """Return mean and standard deviation of the steps' time, and how long ago the last was seen to end, in seconds."""
+        last_ns, last = self.counts[-1]
+        _, first = self.counts[0]
+        since_seconds = (now_ns - last_ns) / 1e9
+        steps, seconds = last.steps - first.steps, last.last_seconds - first.last_seconds
+        if steps < 1 or not 0.0 < seconds <= STEP_SECONDS_MAX * steps:
+            return None, None, since_seconds
+        mean = seconds / steps
+        if since_seconds > max(STANDING_STEPS * mean, STANDING_SECONDS_MIN):
+            return None, None, since_seconds
+        variance = (last.squares - first.squares) / steps - mean**2
+        is_known = steps >= SPREAD_STEPS_MIN and variance < STEP_SECONDS_MAX**2
+        return mean, max(0.0, variance) ** 0.5 if is_known else None, since_seconds
+
+
+class JobSteps:
+    """`collect` raises NoData where the folder is missing, AccessDenied where it may not be read."""
+
+    name = "step_1s"
+    pace = Pace.SECOND
+    enters_driver = False  # tmpfs and /proc
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        self._roots, self._clock = roots, clock or SystemClock()
+        self._path = roots.dev / FOLDER
+        self._slots: dict[str, OpenSlot] = {}
+        #: Name of what is no slot (yet) -> for how many turns.
+        self._others: dict[str, int] = {}
+        self._folder_key: tuple[int, int, int] | None = None
+        self._turns_to_listing = 0
+        self._block = Block("step_1s", ())
+        self._writer = row_writer(self._block, _COLUMNS)
+        self._left_out = 0
+        self.access_error = ""
+
+    def __del__(self) -> None:
+        for slot in getattr(self, "_slots", {}).values():
+            os.close(slot.descriptor)
+
+    def collect(self) -> Sequence[Block]:
+        """Read all slots."""
+        try:
+            folder = step_slots.open_folder(self._path)
+        except PermissionError as error:
+            raise AccessDenied(f"/dev/{FOLDER}: {error.strerror}; {REMEDY}") from None
+        except OSError as error:
+            self._close_all()
+            raise NoData(f"no folder /dev/{FOLDER} ({error.strerror}): {REMEDY}") from None
+        try:
+            self._turns_to_listing -= 1
+            self._others = {name: turns + 1 for name, turns in self._others.items()}
+            if folder.key != self._folder_key or self._turns_to_listing <= 0:
+                self._folder_key, self._turns_to_listing = folder.key, LISTING_TURNS
+                self._list(folder.descriptor)
+            now_ns = self._clock.boottime_ns()
+            for name in [
+                name for name, slot in self._slots.items() if not self._read(slot, now_ns)
+            ]:
+                self._close(name)
+                self._others[name] = DEAD_TURNS
+            self._remove_dead(folder.descriptor)
+        finally:
+            os.close(folder.descriptor)
+        self.access_error = (
+            f"{self._left_out} slots in /dev/{FOLDER} are left out: at most {SLOTS_MAX}, and {SLOTS_PER_USER_MAX} of one user, are read"
+            if self._left_out
+            else ""
+        )
+        return (self._fill(now_ns),)
+
+    def _list(self, folder: int) -> None:
+        """Open what is new, forget what is gone."""
+        names = step_slots.names_of(folder, NAMES_MAX)
+        there = set(names)
+        for name in [name for name in self._slots if name not in there and len(names) < NAMES_MAX]:
+            self._close(name)
+        self._others = {name: turns for name, turns in self._others.items() if name in there}
+        self._left_out, pods = 0, None
+        users = Counter(slot.user_id for slot in self._slots.values())
+        for name in sorted(there - self._slots.keys()):
+            opened = step_slots.open_slot(folder, name)
+            if opened is None:
+                self._others.setdefault(name, 0)
+                continue
+            descriptor, user_id = opened
+            head = step_slots.parse_head(step_slots.read_slot(descriptor))
+            process = step_slots.holder_of(descriptor)
+            is_full = len(self._slots) >= SLOTS_MAX or users[user_id] >= SLOTS_PER_USER_MAX
+            if head is None or process is None or is_full:
+                os.close(descriptor)
+                if head is not None and process is not None:
+                    self._left_out += 1  # alive: it stays, and may be read once others are gone
+                else:
+                    self._others.setdefault(name, 0)
+                continue
+            owner = self._owner(process)
+            if owner.source == KUBERNETES and pods is None:
+                pods = pods_by_uid(self._roots.proc.parent)
+            pod = (pods or {}).get(owner.pod_uid)
+            attested = f"{pod.namespace}/{pod.name}" if pod else job_of(owner)
+            job = attested or head.job or f"user{user_id}"
+            users[user_id] += 1
+            self._others.pop(name, None)
+            self._slots[name] = OpenSlot(descriptor, user_id, head, process, job, bool(attested))
+
+    def _owner(self, process: int) -> Owner:
+        try:
+            with open(self._roots.proc / str(process) / "cgroup", "rb") as file:
+                return parse_cgroup(file.read(CGROUP_BYTES_MAX))
+        except OSError:
+            return Owner()
+
+    def _read(self, slot: OpenSlot, now_ns: int) -> bool:
+        """Take over what a slot counts, and say whether its process lives."""
+        steps = step_slots.parse_steps(step_slots.read_slot(slot.descriptor))
+        before = slot.counts[-1][1] if slot.counts else None
+        if steps is not None:
+            slot.update(steps, now_ns)
+        # One that steps lives; one that does not is asked for.
+        return steps not in (None, before) or step_slots.holder_of(slot.descriptor) is not None
+
+    def _remove_dead(self, folder: int) -> None:
+        """Remove what is no live slot: where the folder is ours, and that belongs to nobody else."""
+        dead = (name for name, turns in self._others.items() if turns >= DEAD_TURNS)
+        for name in list(islice(dead, REMOVALS_MAX)):
+            try:
+                os.unlink(name, dir_fd=folder)
+            except OSError:
+                self._others[name] = (
+                    0  # the folder is somebody else's, or it is a folder: later again
+                )
+            else:
+                del self._others[name]
+
+    def _close(self, name: str) -> None:
+        os.close(self._slots.pop(name).descriptor)
+
+    def _close_all(self) -> None:
+        for name in list(self._slots):
+            self._close(name)
+        self._others.clear()
+        self._folder_key = None
+
+    def _fill(self, now_ns: int) -> Block:
+        rows = self._rows()
+        block = block_of(self._block, rows)
+        if block is not self._block:
+            self._block = block
+            self._writer = row_writer(block, _COLUMNS)
+        for row, slot in enumerate(rows.values()):
+            mean, spread, since = slot.times(now_ns)
+            rank = slot.head.rank if slot.head.rank >= 0 else None
+            self._writer.put(
+                row,
+                (
+                    slot.counts[-1][1].steps, mean, spread, since, rank,
+                    slot.head.world or None, slot.process or None, slot.user_id,
+                ),
+            )  # fmt: skip
+        return block
+
+    def _rows(self) -> dict[str, OpenSlot]:
+        """Return the slots that have counted, by device. Of two of one rank, and of two users who name the same job, the
+        first that was read counts: a job that was there before cannot be spoken for."""
+        users: dict[str, int] = {}
+        rows: dict[str, OpenSlot] = {}
+        slots = [slot for slot in self._slots.values() if slot.counts]
+        for slot in sorted(slots, key=lambda slot: not slot.is_attested):
+            if users.setdefault(slot.job, slot.user_id) == slot.user_id or slot.is_attested:
+                rows.setdefault(slot.key, slot)
+        return rows
+
+
+def job_of(owner: Owner) -> str:
+    """Return the job that a control group names, as `ops.jobs` has it; "" where it names none of a scheduler's."""
+    if owner.source == SLURM:
+        return owner.job_id
+    return owner.pod_uid or owner.container_id if owner.source == KUBERNETES else ""

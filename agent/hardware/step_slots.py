@@ -1,0 +1,130 @@
+"""Slots of shared memory in which training jobs count their steps: what `gangline/steps.py` writes, read without trust.
+
+The writer is any user's process. Nothing of it is followed, mapped or waited for: a slot is a regular file of exactly
+SLOT_BYTES, read by pread(2), so that neither a link, a FIFO, a file cut short nor one of a terabyte harms the reader.
+The layout stands in `steps.py`, which may import nothing of ours; a test reads with this file what that one wrote.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import stat
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+MAGIC, VERSION, SLOT_BYTES, STEP_OFFSET = b"GANGSTEP", 1, 128, 64
+_HEAD, _STEP = struct.Struct("<8sIIii40s"), struct.Struct("<dddd")
+#: struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{1,16}", re.ASCII)
+#: More ranks than any launcher numbers; what is outside is not known.
+RANK_MAX = 9_999_999
+#: A count that a float no longer tells from the next.
+STEPS_MAX = 2.0**53
+
+
+class SlotHead(NamedTuple):
+    """What a process says of itself, once. `job` "": nothing; `rank` -1 and `world` 0: not known."""
+
+    job: str
+    rank: int
+    world: int
+
+
+class StepCount(NamedTuple):
+    """Steps since the process began. `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of the squares of their times."""
+
+    steps: int
+    last_seconds: float
+    squares: float
+
+
+class Folder(NamedTuple):
+    """The folder of the slots, as it was opened. `key` changes when a name comes or goes."""
+
+    descriptor: int
+    key: tuple[int, int, int]
+    user_id: int
+
+
+def parse_head(data: bytes) -> SlotHead | None:
+    """Return what the first bytes of a slot say; None for what is no slot of this version."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, version, _, rank, world, job = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        return None
+    name = job.split(b"\0", 1)[0].decode(errors="replace")
+    name = "".join(c if c.isprintable() else "?" for c in name)
+    return SlotHead(
+        name, rank if 0 <= rank <= RANK_MAX else -1, world if 0 < world <= RANK_MAX else 0
+    )
+
+
+def parse_steps(data: bytes) -> StepCount | None:
+    """Return the count; None while none ended, for numbers that are none, and for bytes that were read amid a write."""
+    if len(data) < STEP_OFFSET + _STEP.size:
+        return None
+    end, last_seconds, squares, begin = _STEP.unpack_from(data, STEP_OFFSET)
+    if not (
+        1.0 <= end == begin <= STEPS_MAX and math.isfinite(last_seconds) and math.isfinite(squares)
+    ):
+        return None
+    return StepCount(int(end), last_seconds, squares)
+
+
+def open_folder(path: Path) -> Folder:
+    """Open the folder, which the caller closes. Raises OSError: also for a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    return Folder(descriptor, (found.st_dev, found.st_ino, found.st_mtime_ns), found.st_uid)
+
+
+def names_of(descriptor: int, names_max: int) -> list[str]:
+    """Return the first names in the folder, whatever they are."""
+    found: list[str] = []
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            if len(found) >= names_max:
+                break
+            found.append(entry.name)
+    return found
+
+
+def open_slot(folder: int, name: str) -> tuple[int, int] | None:
+    """Return descriptor and owner's user id of a slot; None for a name or a file that is none. Never waits."""
+    if not NAME.fullmatch(name):
+        return None
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except OSError:
+        return None
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_size == SLOT_BYTES and found.st_nlink == 1:
+        return descriptor, found.st_uid
+    os.close(descriptor)
+    return None
+
+
+def read_slot(descriptor: int) -> bytes:
+    """Return the bytes of a slot; fewer, or none, where it was cut short. Never raises."""
+    try:
+        return os.pread(descriptor, SLOT_BYTES, 0)
+    except OSError:
+        return b""
+
+
+def holder_of(descriptor: int) -> int | None:
+    """Return the PID, in our namespace, of the process that has the slot locked: it lives. 0: it is in no namespace of
+    ours; None: nobody has."""
+    try:
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
+    except OSError:
+        return None
+    return None if kind == fcntl.F_UNLCK else max(0, pid)

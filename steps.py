@@ -1,0 +1,267 @@
+"""Report a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
+
+Every step of a torch optimizer, or every call of `mark()`, writes count, time and scatter into a slot of 128 bytes in
+shared memory. A step costs no system call, no thread and no lock. This file imports the standard library only, runs on
+Python 3.8 and later, may be copied by itself, and never raises into the job: where a slot cannot be had, nothing is reported.
+
+The slot (little endian; the first 64 bytes are written once, the other 64 by each step):
+
+    0 8s magic    8 u32 version    12 u32 pid    16 i32 rank (-1: not known)    20 i32 world size (0)    24 40s job, UTF-8
+    64 f64 steps    72 f64 time of the last, CLOCK_MONOTONIC, seconds    80 f64 sum of the squares of step times, seconds²
+    88 f64 steps again, written first, as 64 is written last: a reader that finds two numbers met a write and reads again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["FOLDER", "HEAD", "MAGIC", "SLOT_BYTES", "STEP", "STEP_OFFSET", "VERSION", "mark"]
+
+FOLDER = "/dev/shm/gangline"
+#: Names the folder where it is another one: a host folder that is mounted into a container.
+FOLDER_VARIABLE = "GANGLINE_STEPS"
+MAGIC, VERSION, SLOT_BYTES, STEP_OFFSET = b"GANGSTEP", 1, 128, 64
+HEAD = struct.Struct("<8sIIii40s")
+STEP = struct.Struct("<dddd")
+JOB_BYTES_MAX = 40
+#: An optimizer that is first to step so often while the one that is counted does not, is counted from then on.
+_TAKEOVER_STEPS = 16
+
+#: Where launchers say which rank a process is, of how many, and of which job; the first that is set counts.
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
+_WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_JOB = ("GANGLINE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+
+
+def _number(names: tuple, missing: int) -> int:  # type: ignore[type-arg]
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) <= 9:
+            return int(text)
+    return missing
+
+
+def _job() -> bytes:
+    names = (os.environ.get(name, "") for name in _JOB)
+    name = next((one for one in names if one and one != "none"), "")
+    return name.encode(errors="replace")[:JOB_BYTES_MAX].decode(errors="ignore").encode()
+
+
+class _Slot:
+    """This process's slot: `write` is what a step calls."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get(FOLDER_VARIABLE) or FOLDER
+        self.pid = os.getpid()
+        self.path = os.path.join(folder, f"{self.pid}-{time.monotonic_ns():x}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self.path, flags, 0o644)
+        try:
+            # The lock ends with the process, however it ends, and names it to the agent across PID namespaces.
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            head = HEAD.pack(
+                MAGIC,
+                VERSION,
+                self.pid & 0xFFFFFFFF,
+                _number(_RANK, -1),
+                _number(_WORLD, 0),
+                _job(),
+            )
+            # Written, not only sized: on a full file system a page that is not there would end the job by SIGBUS.
+            if os.write(self._file, head + STEP.pack(0, 0, 0, 0) + bytes(32)) != SLOT_BYTES:
+                raise OSError("no room for a slot")
+            self._memory = mmap.mmap(self._file, SLOT_BYTES)
+            self.write = _writer(self._memory)
+        except BaseException:
+            os.unlink(self.path)
+            os.close(self._file)
+            raise
+
+    def steps(self) -> float:
+        """Return how many were counted."""
+        return STEP.unpack_from(self._memory, STEP_OFFSET)[0]  # type: ignore[no-any-return]
+
+    def remove(self) -> None:
+        """Take the slot away, at the process's end."""
+        if os.getpid() == self.pid:
+            os.unlink(self.path)
+
+
+def _writer(memory: mmap.mmap) -> Callable[[], None]:
+    """Return what a step calls. All is a float, and names are bound here: after a step of 1 ms what this touches is in no cache."""
+    words, now_seconds = memoryview(memory).cast("d"), time.perf_counter
+    count = squares = 0.0
+    last = now_seconds()
+
+    def write() -> None:
+        nonlocal count, last, squares
+        now = now_seconds()
+        if count:  # the first has no time
+            squares += (now - last) * (now - last)
+        count += 1.0
+        last = now
+        words[11] = count
+        words[9] = now
+        words[10] = squares
+        words[8] = count
+
+    return write
+
+
+def _nothing() -> None:
+    """Report nothing: there is no slot to be had."""
+
+
+def _first() -> None:
+    """Open the slot at the first step: a process that only imports, such as a data loader's, has none."""
+    global _write, _slot
+    try:
+        _turns.pop()  # of several threads one opens it
+    except IndexError:
+        return
+    try:
+        _slot = _Slot()
+        _write = _slot.write
+    except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+        _slot, _write = None, _nothing
+    _write()
+
+
+_turns = [None]
+_slot: _Slot | None = None
+_write: Callable[[], None] = _first
+#: id() of the optimizer whose steps are counted: a GAN has two, and one period. 0: the next one. -1: none, steps are marked.
+_counted = 0
+#: How often others stepped since it did, and how many steps were counted then.
+_others, _others_since = 0, 0.0
+
+
+def mark() -> None:
+    """Report that a step has ended. For frameworks without a torch optimizer; the optimizers' own steps count no more."""
+    global _counted
+    _counted = -1
+    _write()
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Report a step of a torch optimizer (its global post hook)."""
+    # By id(): the optimizer itself would keep its parameters in memory.
+    if id(optimizer) == _counted or (_counted >= 0 and _is_next(id(optimizer))):
+        _write()
+
+
+def _is_next(optimizer: int) -> bool:
+    """Say whether this optimizer, which is not counted, is from now on."""
+    global _counted, _others, _others_since
+    steps = _slot.steps() if _slot is not None else 0.0
+    _others = _others + 1 if steps == _others_since else 1
+    _others_since = steps
+    if _counted and _others <= _TAKEOVER_STEPS:
+        return False
+    _counted, _others = optimizer, 0
+    return True
+
+
+def _in_child() -> None:
+    """A forked child has no slot until it steps itself: its parent's is not its own."""
+    global _write, _slot, _counted, _others
+    _write, _slot, _counted, _others = _first, None, min(_counted, 0), 0
+    _turns[:] = [None]
+
+
+def _at_exit() -> None:
+    global _write
+    _write = _nothing
+    with contextlib.suppress(Exception):
+        if _slot is not None:
+            _slot.remove()
+
+
+# ----------------------------------------------------------------------
+# The hook is registered when the job has imported torch, and not before: this file imports no torch.
+
+_OPTIMIZER = "torch.optim.optimizer"
+
+
+def _register() -> None:
+    """Register the hook, once. torch before 2.0 has no such hook: there, call `mark()`."""
+    global _handle
+    if _handle is None:
+        register = getattr(sys.modules.get(_OPTIMIZER), "register_optimizer_step_post_hook", None)
+        _handle = register(_stepped) if register is not None else None
+
+
+_handle: Any = None
+
+
+class _ImportWatch:
+    """A finder that finds nothing itself: it registers the hook once torch's optimizer module is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _OPTIMIZER:
+            return None
+        try:
+            sys.meta_path.remove(self)
+            from importlib.util import find_spec
+
+            spec: Any = find_spec(name)
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                _quietly(_register)
+
+            spec.loader.exec_module = exec_module
+            return spec
+        except Exception:  # noqa: BLE001 - then torch is imported as it would be without us
+            return None
+
+
+def _quietly(act: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        act()
+
+
+def _start() -> None:
+    import atexit
+
+    os.register_at_fork(after_in_child=_in_child)
+    atexit.register(_at_exit)
+    if _OPTIMIZER in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _ImportWatch())
+
+
+def main(arguments: list) -> int:  # type: ignore[type-arg]
+    """Run a script or, after -m, a module, as `python` would, with its steps reported."""
+    import runpy
+
+    is_module = arguments[:1] == ["-m"]
+    if len(arguments) < 1 + is_module or (not is_module and arguments[0].startswith("-")):
+        print("usage: python -m gangline.steps SCRIPT|-m MODULE [ARGUMENT ...]", file=sys.stderr)
+        return 2
+    target = arguments[is_module]
+    sys.argv = arguments[is_module:]
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return 0
+    sys.path[0] = os.path.dirname(os.path.abspath(target))
+    runpy.run_path(target, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    # The job's own `import gangline.steps` must find this module, and not a second one with a second slot.
+    sys.modules.setdefault("gangline.steps", sys.modules["__main__"])
+    _quietly(_start)
+    sys.exit(main(sys.argv[1:]))
+_quietly(_start)

@@ -1,0 +1,345 @@
+"""The collector of reported steps: over slots of real processes, and over everything that a user can plant there instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.collector import NoData, run_collector
+from gangline.agent.collectors import job_steps
+from gangline.agent.collectors.job_steps import DEAD_TURNS, JobSteps
+from gangline.agent.hardware import step_slots
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.process_owner import Owner
+from gangline.contract.block import Block
+from gangline.contract.signals import index_of
+from tests.hosts.reading import StoppedClock
+
+SECOND = 1_000_000_000
+#: Holds a slot as `gangline.steps` does, and writes into it what it is told line by line.
+HOLDER = """
+import fcntl, os, struct, sys
+path, rank, job = sys.argv[1:4]
+file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+os.write(file, struct.pack("<8sIIii40s", b"GANGSTEP", 1, 1, int(rank), 4, job.encode()) + bytes(64))
+print("ready", flush=True)
+for line in sys.stdin:
+    os.pwrite(file, struct.pack("<dddd", *map(float, line.split())), 64)
+    print("written", flush=True)
+"""
+
+
+class Clock(StoppedClock):
+    """A clock that a test moves."""
+
+    now_ns = 1000 * SECOND
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+
+class Rank:
+    """A process that holds a slot."""
+
+    def __init__(self, folder: Path, number: int, job: str = "", name: str = "") -> None:
+        self.path = folder / (name or f"{1000 + number}-{number:x}")
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(self.path), str(number), job],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.child.stdout
+        assert self.child.stdout.readline() == "ready\n"
+
+    def write(
+        self, steps: float, last: float, squares: float = 0.0, begun: float | None = None
+    ) -> None:
+        assert self.child.stdin
+        assert self.child.stdout
+        self.child.stdin.write(f"{steps} {last} {squares} {steps if begun is None else begun}\n")
+        self.child.stdin.flush()
+        assert self.child.stdout.readline() == "written\n"
+
+    def end(self) -> None:
+        self.child.kill()
+        with self.child:
+            self.child.wait()
+
+
+class Host:
+    """A host that is a folder, with its ranks."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "shm" / "gangline"
+        self.folder.mkdir(parents=True)
+        self.clock = Clock()
+        self.collector = JobSteps(Roots(dev=root), self.clock)
+
+    def collect(self, turns: int = 1) -> Block:
+        for _ in range(turns):
+            self.clock.now_ns += SECOND
+            [block] = self.collector.collect()
+        return block
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.fixture
+def ranks(host: Host) -> Iterator[list[Rank]]:
+    with ExitStack() as stack:
+        found = [Rank(host.folder, number, "77") for number in range(2)]
+        for rank in found:
+            stack.callback(rank.end)
+        yield found
+
+
+def cell(block: Block, row: int, name: str) -> float | None:
+    column = index_of(f"step.{name}")
+    value = dict(enumerate(value for _, value in block.values(row)))[column]
+    return value
+
+
+def test_step_time_and_spread_of_each_rank(host: Host, ranks: list[Rank]) -> None:
+    """Ten steps of 100 ms, half of 80 and half of 120: mean 0.1, standard deviation 0.02."""
+    for second in range(4):
+        for rank in ranks:
+            squares = 10 * second * (0.08**2 + 0.12**2) / 2
+            rank.write(1 + 10 * second, 5.0 + second, squares)
+        block = host.collect()
+    assert block.devices == ("77/0", "77/1")
+    assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
+    assert cell(block, 1, "spread_seconds") == pytest.approx(0.02, rel=1e-3)
+    assert cell(block, 1, "steps_count") == 31
+    assert cell(block, 1, "rank_number") == 1
+    assert cell(block, 1, "world_count") == 4
+    assert cell(block, 1, "process_number") == ranks[1].child.pid
+    assert cell(block, 1, "user_number") == os.geteuid()
+
+
+def test_the_time_is_of_the_last_ten_seconds(host: Host, ranks: list[Rank]) -> None:
+    """A job that became slow an hour ago must not show the mean of the day."""
+    count = 0
+    for second in range(40):
+        count += 10 if second < 20 else 5
+        ranks[0].write(count, 1.0 + second)
+        block = host.collect()
+    assert cell(block, 0, "step_seconds") == pytest.approx(0.2)
+
+
+def test_a_step_longer_than_the_window_has_the_time_of_the_last(
+    host: Host, ranks: list[Rank]
+) -> None:
+    """A step of 20 s ends in one second of twenty: its time is there in all of them."""
+    for number in range(1, 4):
+        ranks[0].write(number, 20.0 * number)
+        block = host.collect(20)
+    assert cell(block, 0, "step_seconds") == pytest.approx(20.0)
+    assert cell(block, 0, "since_seconds") == 19.0
+    block = host.collect(60)
+    assert cell(block, 0, "step_seconds") is None  # it stands
+    assert cell(block, 0, "since_seconds") == 79.0
+
+
+def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
+    """A read amid a write would be a step of any length."""
+    ranks[0].write(10, 5.0)
+    host.collect()
+    ranks[0].write(20, 1e9, 0, begun=11)
+    block = host.collect()
+    assert cell(block, 0, "steps_count") == 10
+    ranks[0].write(20, 6.0)
+    assert cell(host.collect(), 0, "steps_count") == 20
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        (20, 1e308, 1e308),
+        (2.0**60, 6.0, 0),
+        (3, 0, 7),
+        (20, 5.0, -5),
+        (20, float("nan"), 0),
+        (float("inf"), 6.0, 0),
+        (20, 6.0, 1e300),
+    ],
+)
+def test_a_slot_that_lies_harms_its_own_rank_only(
+    host: Host, ranks: list[Rank], lie: tuple[float, float, float]
+) -> None:
+    """Time that runs back, a count that falls, more than a day a step: no number, no exception, and the other rank as ever."""
+    for at, lying in enumerate(((10, 5.0), lie)):
+        ranks[0].write(*lying)
+        ranks[1].write(10 * (1 + at), 5.0 + at)
+        block = host.collect()
+    seconds = cell(block, 0, "step_seconds")
+    assert seconds is None or 0 < seconds <= job_steps.STEP_SECONDS_MAX
+    assert cell(block, 1, "step_seconds") == pytest.approx(0.1)
+
+
+def test_the_control_group_names_the_job_where_it_does(
+    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of job 9 that says it is rank 0 of job 77 would have blamed a host of 77."""
+    liar = Rank(host.folder, 0, "77", name="1-aaa")
+    owners = {liar.child.pid: Owner("slurm", job_id="9")}
+    monkeypatch.setattr(
+        JobSteps, "_owner", lambda _, pid: owners.get(pid, Owner("slurm", job_id="77"))
+    )
+    try:
+        for rank in (*ranks, liar):
+            rank.write(1, 1.0)
+        assert host.collect().devices == ("9/0", "77/0", "77/1")
+    finally:
+        liar.end()
+
+
+def test_a_second_process_of_a_rank_does_not_count(host: Host, ranks: list[Rank]) -> None:
+    """Who comes later cannot speak for a rank whose process lives."""
+    for rank in ranks:
+        rank.write(5, 1.0)
+    host.collect()
+    later = Rank(host.folder, 1, "77", name="1-aaa")
+    try:
+        later.write(900, 1.0)
+        block = host.collect(2)
+        assert block.devices == ("77/0", "77/1")
+        assert cell(block, 1, "steps_count") == 5
+    finally:
+        later.end()
+
+
+def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(
+    host: Host, ranks: list[Rank]
+) -> None:
+    """Killed jobs filled /dev/shm."""
+    for rank in ranks:
+        rank.write(5, 1.0)
+    host.collect()
+    ranks[0].end()
+    assert host.collect().devices == ("77/1",)
+    assert os.listdir(host.folder) == [ranks[1].path.name]
+
+
+def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
+    host: Host, ranks: list[Rank], tmp_path: Path
+) -> None:
+    """A FIFO that nobody writes hung a reader; a link led to somebody's file, a sparse file of a terabyte was read whole."""
+    target = tmp_path / "target"
+    target.write_bytes(b"secret" * 100)
+    os.mkfifo(host.folder / "1-1")
+    (host.folder / "2-2").symlink_to(target)
+    (host.folder / "3-3").write_bytes(b"")
+    os.truncate(host.folder / "3-3", 1 << 40)
+    (host.folder / "4-4").write_bytes(bytes(step_slots.SLOT_BYTES))
+    (host.folder / "5-5").mkdir()
+    (host.folder / "no name of a slot").write_text("")
+    os.link(target, host.folder / "6-6")
+    for rank in ranks:
+        rank.write(5, 1.0)
+    assert host.collect().devices == ("77/0", "77/1")
+    host.collect(DEAD_TURNS + 10)
+    assert sorted(os.listdir(host.folder)) == ["1000-0", "1001-1", "5-5"]
+    assert target.read_bytes() == b"secret" * 100
+
+
+def test_a_slot_cut_short_or_unlinked_under_the_reader(host: Host, ranks: list[Rank]) -> None:
+    """A mapping of a file that is cut short ends the reader by SIGBUS."""
+    for rank in ranks:
+        rank.write(5, 1.0)
+    host.collect()
+    os.truncate(ranks[0].path, 0)
+    ranks[1].path.unlink()
+    assert host.collect().devices == ("77/0",)
+    assert host.collector.access_error == ""
+
+
+def test_more_slots_than_are_read_are_left_out_and_said(
+    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One user's ten thousand slots would have cost every host a second each second."""
+    monkeypatch.setattr(job_steps, "SLOTS_PER_USER_MAX", 1)
+    for rank in ranks:
+        rank.write(5, 1.0)
+    assert len(host.collect().devices) == 1
+    assert "1 slots in /dev/shm/gangline are left out" in host.collector.access_error
+    assert len(os.listdir(host.folder)) == 2  # alive: not removed
+
+
+def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
+    """A descriptor for each job would end the agent within a month."""
+    for rank in ranks:
+        rank.write(5, 1.0)
+    host.collect(3)
+    assert len(open_below(host.folder)) == 2
+    for rank in ranks:
+        rank.end()
+    host.collect()
+    assert open_below(host.folder) == []
+
+
+def open_below(folder: Path) -> list[str]:
+    """Return what this process has open there."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(str(folder))]
+
+
+def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    """A link to somebody else's folder is none."""
+    (tmp_path / "shm").mkdir()
+    collector = JobSteps(Roots(dev=tmp_path))
+    with pytest.raises(NoData, match="install -d -m 1777"):
+        collector.collect()
+    (tmp_path / "shm" / "gangline").symlink_to(tmp_path)
+    with pytest.raises(NoData, match="no folder"):
+        collector.collect()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes two other users")
+def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
+    """The agent is one user, the job another; the agent owns the folder, and so it may clean up there."""
+    base = Path("/dev/shm") / f"test-{os.getpid()}-{time.monotonic_ns()}"
+    folder = base / "shm" / "gangline"
+    folder.mkdir(parents=True)
+    folder.chmod(0o1777)
+    os.chown(folder, 64001, 64001)
+    train = f"import fcntl, os, struct, sys; os.setuid(64002); sys.argv = ['', {str(folder / '7-7')!r}, '0', '77']; exec({HOLDER!r})"
+    child = subprocess.Popen(
+        [sys.executable, "-c", train], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    collector = JobSteps(Roots(dev=base))
+    try:
+        assert child.stdin
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        child.stdin.write("5 1 0 5\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        os.seteuid(64001)
+        try:
+            [block] = collector.collect()
+            assert (block.devices, cell(block, 0, "user_number")) == (("77/0",), 64002)
+            child.stdin.close()  # it ends without taking its slot away
+            child.wait()
+            assert run_collector(collector, Clock()).blocks[0].devices == ()
+            assert os.listdir(folder) == []
+        finally:
+            os.seteuid(0)
+    finally:
+        child.kill()
+        with child:
+            child.wait()
+        for path in (folder, base / "shm", base):
+            path.rmdir()

@@ -1,0 +1,254 @@
+"""`gangline.steps` in a job of its own: what it reports, what it costs the job in trouble (nothing), and what it imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.hardware import step_slots
+from gangline.agent.hardware.step_slots import SlotHead
+from tests import fake_torch
+from tests.torch_rig import torch_python
+
+ROOT = Path(__file__).parent.parent
+#: Steps 5 times, and prints the slots that are there then.
+SCRIPT = """
+import os, sys, torch
+optimizer = torch.optim.SGD({parameters})
+for _ in range(5):
+    optimizer.step()
+print(*[open(os.path.join(os.environ["GANGLINE_STEPS"], name), "rb").read().hex()
+        for name in os.listdir(os.environ["GANGLINE_STEPS"])])
+print(sys.argv[1:], __name__)
+"""
+STAND_IN, REAL = "", "[torch.nn.Parameter(torch.zeros(2))], lr=0.1"
+
+
+class Bench:
+    """A folder for slots, a stand-in for torch, and an interpreter that finds both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.slots = folder, folder / "slots"
+        self.slots.mkdir()
+        names = folder / "names"
+        names.mkdir()
+        (names / "gangline").symlink_to(ROOT)
+        self.environment = {
+            "PATH": os.environ["PATH"], "GANGLINE_STEPS": str(self.slots), "RANK": "3", "WORLD_SIZE": "8",
+            "SLURM_JOB_ID": "4711", "PYTHONPATH": f"{names}:{fake_torch.write(folder / 'fake')}",
+        }  # fmt: skip
+
+    def run(self, *arguments: str, python: Path | str = sys.executable) -> str:
+        done = subprocess.run(
+            [str(python), *arguments], check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    def script(self, text: str) -> str:
+        (self.folder / "train.py").write_text(text)
+        return "train.py"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def check_slot(line: str, steps: int = 5) -> None:
+    data = bytes.fromhex(line)
+    assert len(data) == step_slots.SLOT_BYTES
+    assert step_slots.parse_head(data) == SlotHead("4711", 3, 8)
+    found = step_slots.parse_steps(data)
+    assert found is not None
+    assert found.steps == steps
+
+
+@pytest.mark.parametrize("how", [["train.py", "--lr", "1"], ["-m", "train", "--lr", "1"]])
+def test_a_script_is_run_with_its_steps_reported(bench: Bench, how: list[str]) -> None:
+    """The layout that the agent reads is the one that is written; the script sees its own arguments and name."""
+    bench.script(SCRIPT.format(parameters=STAND_IN))
+    slot, rest = bench.run("-m", "gangline.steps", *how).splitlines()
+    check_slot(slot)
+    assert rest == "['--lr', '1'] __main__"
+    assert list(bench.slots.iterdir()) == []  # gone with its process
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_one_line_in_the_script_is_enough(bench: Bench, place: str) -> None:
+    """Before torch is imported, and after."""
+    text = SCRIPT.format(parameters=STAND_IN)
+    line = "import gangline.steps\n"
+    text = line + text if place == "first" else text.replace("optimizer =", f"{line}optimizer =")
+    check_slot(bench.run(bench.script(text)).splitlines()[0])
+
+
+def test_real_torch(bench: Bench) -> None:
+    """The same with torch itself, both ways."""
+    python = torch_python()
+    text = SCRIPT.format(parameters=REAL)
+    bench.script(text)
+    check_slot(bench.run("-m", "gangline.steps", "train.py", python=python).splitlines()[0])
+    check_slot(
+        bench.run(bench.script("import gangline.steps\n" + text), python=python).splitlines()[0]
+    )
+
+
+def test_it_imports_the_standard_library_only(bench: Bench) -> None:
+    """A job must not load an agent: neither numpy, nor protobuf, nor torch where the job has none."""
+    out = bench.run(
+        "-c",
+        "import sys; before = set(sys.modules); import gangline.steps; print(*sorted(set(sys.modules) - before))",
+    )
+    others = [name for name in out.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert others == ["gangline", "gangline.steps"]
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "/nowhere", "file"])
+def test_where_no_slot_can_be_had_nothing_is_reported(bench: Bench, folder: str) -> None:
+    """No folder, no right to write, no folder at all: the job goes on as if nothing had been asked."""
+    (bench.folder / "file").write_text("")
+    bench.environment["GANGLINE_STEPS"] = folder
+    text = "import gangline.steps, torch\nfor _ in range(3):\n    torch.optim.SGD().step()\ngangline.steps.mark()\nprint('trained')"
+    assert bench.run(bench.script(text)) == "trained\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts a file system")
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_full_or_read_only_shared_memory(bench: Bench, trouble: str) -> None:
+    """A page that a full tmpfs does not have ends a process by SIGBUS at its first write."""
+    fill = (
+        "head -c 1M /dev/zero > SLOTS/filler 2>/dev/null"
+        if trouble == "full"
+        else "mount -o remount,ro SLOTS"
+    )
+    command = f"mount -t tmpfs -o size=64k none SLOTS && {{ {fill}; exec '{sys.executable}' train.py; }}".replace(
+        "SLOTS", str(bench.slots)
+    )
+    bench.script(
+        "import gangline.steps\nfor _ in range(3):\n    gangline.steps.mark()\nprint('trained')"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command],
+        check=False,
+        env=bench.environment,
+        cwd=bench.folder,
+        capture_output=True,
+        text=True,
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"this machine does not mount: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+
+
+FORKS = """
+import os, gangline.steps as steps
+steps.mark(); steps.mark()
+child = os.fork()
+for _ in range(5 if child == 0 else 1):
+    steps.mark()
+if child:
+    os.waitpid(child, 0)
+folder = os.environ["GANGLINE_STEPS"]
+if child:
+    print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
+else:
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
+    """A child that wrote on in its parent's slot made one rank of two. It ends by _exit, so that its slot is left to the agent."""
+    slots = bench.run(bench.script(FORKS)).split()
+    found = sorted(
+        s.steps for s in (step_slots.parse_steps(bytes.fromhex(slot)) for slot in slots) if s
+    )
+    assert found == [3, 5]
+
+
+THREADS = """
+import os, threading, gangline.steps as steps
+def train():
+    for _ in range(200):
+        steps.mark()
+threads = [threading.Thread(target=train) for _ in range(8)]
+[one.start() for one in threads]; [one.join() for one in threads]
+folder = os.environ["GANGLINE_STEPS"]
+print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listdir(folder)])
+"""
+
+
+def test_threads_share_one_slot(bench: Bench) -> None:
+    """Each write is whole: one call that holds the interpreter's lock."""
+    slots = bench.run(bench.script(THREADS)).split()
+    for slot in slots:
+        found = step_slots.parse_steps(bytes.fromhex(slot))
+        assert found is not None
+    assert len(slots) >= 1
+
+
+SPAWNS = """
+import multiprocessing, os
+import gangline.steps as steps
+
+def train(rank):
+    os.environ["RANK"] = str(rank)
+    steps.mark()
+    folder = os.environ["GANGLINE_STEPS"]
+    [name] = [name for name in os.listdir(folder) if name.startswith(f"{os.getpid()}-")]
+    return open(os.path.join(folder, name), "rb").read().hex()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(*pool.map(train, [5, 6], chunksize=1))
+"""
+
+
+@pytest.mark.slow
+def test_spawned_workers_report_by_themselves(bench: Bench) -> None:
+    """A rank is read when its process steps first, not when it imports."""
+    slots = bench.run(bench.script(SPAWNS)).split()
+    heads = [step_slots.parse_head(bytes.fromhex(slot)) for slot in slots]
+    assert {head.rank for head in heads if head} <= {5, 6}
+    assert len(slots) == 2
+
+
+def test_of_two_optimizers_one_is_counted(bench: Bench) -> None:
+    """A GAN steps two in each of its steps: its period was read as half of what it is."""
+    text = (
+        SCRIPT.format(parameters=STAND_IN)
+        .replace("    optimizer.step()", "    optimizer.step(); other.step()")
+        .replace("for _", "other = torch.optim.SGD()\nfor _", 1)
+    )
+    check_slot(bench.run("-m", "gangline.steps", bench.script(text)).splitlines()[0])
+
+
+def test_steps_that_are_marked_count_instead_of_the_optimizers(bench: Bench) -> None:
+    """Who accumulates gradients by his own loop says himself what a step is."""
+    text = "import gangline.steps\ngangline.steps.mark()\n" + SCRIPT.format(parameters=STAND_IN)
+    check_slot(bench.run(bench.script(text)).splitlines()[0], steps=1)
+
+
+def test_an_optimizer_is_not_held_in_memory(bench: Bench) -> None:
+    """One that the hook kept alive would keep the parameters of a whole model on the GPU."""
+    text = "import gc, weakref, gangline.steps, torch\no = torch.optim.SGD(); o.step(); w = weakref.ref(o); del o; gc.collect(); print(w())"
+    assert bench.run(bench.script(text)) == "None\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["--help"]])
+def test_wrong_use_says_what_is_right(bench: Bench, arguments: list[str]) -> None:
+    """A typo must not look like a job that trained."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gangline.steps", *arguments],
+        check=False,
+        env=bench.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m gangline.steps SCRIPT")
