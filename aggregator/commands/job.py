@@ -60,7 +60,7 @@ from .job_story import (
 from .sql_backends import QuerySession, RemoteBackend
 
 #: A query may take so long; rows of a day of the largest job fit.
-SECONDS_MAX, ROWS_MAX = 10.0, 2_000_000
+SECONDS_MAX, ROWS_MAX = 60.0, 2_000_000
 #: Columns of a timeline: more than a picture can show are none.
 COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
 #: Stragglers that a story names; `ops.stragglers` has all.

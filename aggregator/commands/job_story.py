@@ -201,10 +201,15 @@ def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
         by = "" if slow is None else ", stops it" if slow >= 1 else f", {100 * slow:.0f} % slow"
         if by and lower is not None and upper is not None:
             by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
-        until = "still" if one["until"] is None else clock(seconds_of(one["until"]))
+        since = clock(seconds_of(one["since"]))
+        when = (
+            f"since {since}"
+            if one["until"] is None
+            else f"{since} to {clock(seconds_of(one['until']))}"
+        )
         lost = one["lost_gpu_hours"] or 0.0
         lines.append(
-            f"{one['host']}: {one['verdict']}, {one['cause']}{by}, {clock(seconds_of(one['since']))} to {until}, "
+            f"{one['host']}: {one['verdict']}, {one['cause']}{by}, {when}, "
             f"{lost:.2f} GPU-hours lost"
         )
         if one["words"]:

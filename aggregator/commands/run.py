@@ -40,6 +40,7 @@ from .connection import (
 )
 from .host_table import folded, host_of, render, wants_colour, width_of
 from .hosts import FoldMode, show
+from .job import SECONDS_MAX as STORY_SECONDS_MAX
 from .job import worst_job_text
 from .sql_backends import QuerySession, RemoteBackend
 
@@ -485,6 +486,8 @@ def _wait_answering(client: ScoreClient, children: Children, stop: threading.Eve
 
 def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> ChildCommand:
     data = options.data / "aggregator"
+    # Queries yield to everything else: the story at the end takes long on a laptop that is busy.
+    settings = [f"query_seconds={STORY_SECONDS_MAX:g}", *settings]
     assignments = [word for setting in settings for word in ("--set", setting)]
     arguments = ("--data", str(data), "--listen", options.listen, *assignments)
     return ChildCommand("aggregator", arguments, ends_seconds=15.0)
