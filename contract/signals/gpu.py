@@ -70,6 +70,9 @@ GPU_SIGNALS = (
     Signal(1123, "gpu.power_limit_requested_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 192 NVML_FI_DEV_POWER_REQUESTED_LIMIT, else nvmlDeviceGetPowerManagementLimit", "the limit that somebody on this host asked for"),
     Signal(1124, "gpu.module_power_watts", Kind.GAUGE, Pace.SECOND, "field 186 NVML_FI_DEV_POWER_INSTANT, scope 1", "power of the whole module, GPU and CPU, of a superchip"),
     Signal(1125, "gpu.violation_thermal_check_nanoseconds", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetViolationStatus(THERMAL), deprecated in NVML 13", "the same as violation_thermal by another way: where they part, one of them lies", on_change=True),
+    Signal(2700, "gpu.violation_socket_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics socket_thm_residency_acc", "time held down by the heat of the package", on_change=True),
+    Signal(2701, "gpu.violation_regulator_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics vr_thm_residency_acc", "time held down by the heat of its voltage regulators", on_change=True),
+    Signal(2702, "gpu.violation_memory_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics hbm_thm_residency_acc", "time held down by the heat of its memory", on_change=True),
     Signal(1130, "gpu.temperature_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", "where it switches itself off"),
     Signal(1131, "gpu.memory_temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(MEM_MAX)", "where software slows it down for its memory's heat"),
     Signal(1132, "gpu.temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(GPU_MAX)", "where it may be held below its base clock"),
@@ -327,4 +330,13 @@ NVML_EVENTS_SIGNALS = (
     Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the set is then made anew", on_change=True),
     Signal(2323, "nvml_events.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made, on all GPUs and on none", on_change=True),
     Signal(1495, "gpu.driver_event", Kind.EVENT, Pace.EVENT, "NVML events: ECC, MIG configuration, page retirement, poison, GPU unavailable, recovery action", "the driver reported it without an XID; NVML's event type in `code`"),
+)
+
+RAS_TEXT = """Errors that the RAS blocks of AMD GPUs have counted since the driver loaded. Device: `GPU-id/umc`; `umc` is the
+memory, `gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. Asked every 10 s: each look asks the firmware."""
+
+RAS_SIGNALS = (
+    Signal(2710, "ras.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ce", "errors that the block repaired", on_change=True),
+    Signal(2711, "ras.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ue", "errors that it could not repair", on_change=True),
+    Signal(2712, "ras.deferred_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, de, from Linux 6.9", "lost data that nobody has read yet", on_change=True),
 )
