@@ -351,6 +351,8 @@ class AmdGpuSecond(AmdTables):
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         super()._build(gpus)
         self._gpus = gpus
+        self._ras_reads = [0] * len(gpus)
+        self._holdings: object = None
         self._total = [_number(f"{gpu.folder}/mem_info_vram_total") for gpu in gpus]
         columns = [(*self._cells.column_of(name), mask) for name, mask in NEVER_FALL.items()]
         self._counts = Rows(len(gpus), columns)
@@ -374,9 +376,15 @@ class AmdGpuSecond(AmdTables):
             self._lifecycle.restart([self._gpus[row].key])
             self._request_inventory(f"GPU {self._gpus[row].key} was reset: its counters began again")
             self._put_epoch(row)
-        for row in self._session.ras.read(now_ns, 1):
-            self._put_errors(row)
-        self._put_processes()
+        self._session.ras.read(now_ns, 1)
+        if self._session.ras.reads != self._ras_reads:
+            for row, reads in enumerate(self._session.ras.reads):
+                if reads != self._ras_reads[row]:
+                    self._put_errors(row)
+            self._ras_reads = [*self._session.ras.reads]
+        if self._session.holdings is not self._holdings:
+            self._holdings = self._session.holdings
+            self._put_processes()
 
     def _put_errors(self, row: int) -> None:
         for kind in ("corrected", "uncorrected"):
@@ -385,19 +393,18 @@ class AmdGpuSecond(AmdTables):
 
     def _put_processes(self) -> None:
         holdings = self._session.holdings
-        if holdings is None:
-            return
         numbers = {
             partition.kfd_id: row
             for row, gpu in enumerate(self._gpus)
             for partition in gpu.partitions
         }
         pids: list[set[int]] = [set() for _ in self._gpus]
-        for holding in holdings:
+        for holding in holdings or ():
             if holding.kfd_id in numbers:
                 pids[numbers[holding.kfd_id]].add(holding.pid)
         for row, of_gpu in enumerate(pids):
-            put(self._blocks[0], "gpu.processes_count", row, float(len(of_gpu)))
+            count = None if holdings is None else float(len(of_gpu))
+            put(self._blocks[0], "gpu.processes_count", row, count)
 
     def _check_lost(self) -> None:
         """Notice who fell off the bus, and who answers again: where no table is missing, nobody is asked."""

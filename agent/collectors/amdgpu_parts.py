@@ -64,16 +64,13 @@ class XgmiLinks(AmdCollector):
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._gpus = gpus
-        keys = [key for gpu in gpus for key in self._keys(gpu)]
-        self._rows = {key: row for row, key in enumerate(keys)}
-        self._blocks = tuple(Block(table, keys) for table in self.tables)
+        links = [link_key(gpu, link) for gpu in gpus for link in range(XGMI_LINKS_MAX)]
+        with_sums = [*links, *(all_links_key(gpu) for gpu in gpus)]
+        self._rows = {key: row for row, key in enumerate(with_sums)}
+        self._blocks = Block(self.tables[0], links), Block(self.tables[1], with_sums)
         self._targets = Targets(self._blocks)
         self._speeds: list[tuple[FieldPlace, FieldPlace] | None] = [None] * len(gpus)
         self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
-
-    @staticmethod
-    def _keys(gpu: AmdGpu) -> list[str]:
-        return [*(link_key(gpu, link) for link in range(XGMI_LINKS_MAX)), all_links_key(gpu)]
 
     def _plan(self, files: TableFiles, number: int, layout: MetricsLayout) -> None:
         gpu, fields = self._gpus[number], layout.fields

@@ -66,6 +66,8 @@ class RasCounts:
         }
         self._files = [self._files_of(gpu) for gpu in gpus]
         self._read_ns = [-RAS_NS] * len(gpus)
+        #: How often each GPU was asked: whoever shows its counts sees by it that there are others.
+        self.reads = [0] * len(gpus)
 
     def _files_of(self, gpu: AmdGpu) -> CounterFiles:
         files = CounterFiles([(self.block.cells, self.block.valid)], kept_max=len(gpu.ras_blocks))
@@ -81,14 +83,14 @@ class RasCounts:
         for files in self._files:
             files.spare(devices)
 
-    def read(self, now_ns: int, gpus_max: int) -> list[int]:
-        """Ask those GPUs whose counts are due, at most so many, and return which. One that sleeps is not woken."""
+    def read(self, now_ns: int, gpus_max: int) -> None:
+        """Ask those GPUs whose counts are due, at most so many. One that sleeps is not woken: its counts stand."""
         due = [i for i, read_ns in enumerate(self._read_ns) if now_ns - read_ns >= RAS_NS]
         for i in due[:gpus_max]:
             self._read_ns[i] = now_ns
             if not (self._gpus[i].may_sleep and pci.is_asleep(Path(self._gpus[i].folder))):
                 self._files[i].read()
-        return due[:gpus_max]
+                self.reads[i] += 1
 
     def count(self, gpu: AmdGpu, block: str, signal: str) -> int | None:
         """Return a count of one block of a GPU; None: it was not read, or there is no such block."""
