@@ -458,6 +458,9 @@ cdef class TableFiles:
         self._must_be_idle()
         for i in range(self.count):
             self.files[i].spared = self.files[i].device[0] != 0 and (<bytes>self.files[i].device).decode() in devices
+            if self.files[i].spared and self.files[i].fd >= 0:  # what is there when it comes back may be another
+                c_close(self.files[i].fd)
+                self.files[i].fd = -1
 
     def read(self):
         cdef int i, others = 0
