@@ -65,7 +65,8 @@ class AmdHost:
         """Return the collector of that name, made and started at the first call."""
         if name not in self.collectors:
             made = self.collectors[name] = COLLECTORS[name](self.host.roots)
-            made.start(self.published)  # type: ignore[attr-defined]
+            if name in NAMES:
+                made.start(self.published)  # type: ignore[attr-defined]
         return self.collectors[name]
 
     def turn(self, name: str, seconds: float = 1.0) -> CollectResult:
