@@ -65,6 +65,14 @@ class TableFiles:
     def add_file(self, path: str | bytes | os.PathLike[str], device: str = "") -> int:
         """Add a file, and return its number. *device*: by this name `ext.place` shows whose driver a pass is in."""
 
+    def add_number(
+        self, file: int, path: str | bytes | os.PathLike[str], target: int, index: int
+    ) -> None:
+        """Let a pass also read a file of one whole number, below 2^59, into a gauge: of the same device, in the same stay.
+
+        Raises ValueError for a cell outside the buffers, or a second number of one file.
+        """
+
     def plan(
         self,
         file: int,
@@ -76,12 +84,13 @@ class TableFiles:
         time: tuple[int, str, int] | None = None,
         flags: tuple[int, int] | None = None,
         status: tuple[int, Sequence[tuple[int, int]]] | None = None,
+        least_bytes: int = 0,
     ) -> None:
         """Say what to take of a table of *size* bytes that has the *marks*, in place of what was said before.
 
         *cycles*: the counter that `held` are shares of. *time*: when the table was made, (offset, type, nanoseconds each).
         *flags*: the cell (target, index) of the flags. *status*: a word of 64 bits, and (bits of it, flag) for each flag.
-        Raises ValueError for what lies outside the table or the cells.
+        A pass reads as much of the file as all this needs, *least_bytes* at least. Raises ValueError for what lies outside the table or the cells.
         """
 
     def spare(self, devices: Container[str]) -> None:
@@ -95,7 +104,7 @@ class TableFiles:
         """Return errno of a file that is FAILED."""
 
     def data(self, file: int) -> bytes:
-        """Return what the file held in the last pass."""
+        """Return what was read of the file in the last pass."""
 
     def close(self) -> None:
         """Close the descriptors; the next pass opens them again."""

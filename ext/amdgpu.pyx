@@ -95,6 +95,10 @@ cdef struct Bits:
 
 cdef struct TableFile:
     int fd
+    int number_fd
+    char *number_path  # NULL: no number beside it
+    double *number
+    uint8_t *number_valid
     int state
     int error
     Py_ssize_t got
@@ -105,6 +109,7 @@ cdef struct TableFile:
     bint spared
     bint planned
     int size
+    int needed  # bytes from the begin in which all that is planned lies
     int mark_count
     int *mark_offset
     int *mark_bytes
@@ -258,28 +263,64 @@ cdef int _is_planned(TableFile *file) noexcept nogil:
         if memcmp(file.data + file.mark_offset[i], file.marks + at, file.mark_bytes[i]) != 0:
             return S_UNPLANNED
         at += file.mark_bytes[i]
-    return S_READ if file.got >= file.size else S_SHORT
+    return S_READ if file.got >= file.needed else S_SHORT
+
+
+cdef Py_ssize_t _pread(TableFile *file, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t got = pread(file.fd, file.data, size, 0)
+    while got < 0 and errno == EINTR:
+        got = pread(file.fd, file.data, size, 0)
+    return got
+
+
+cdef bint _read_number(TableFile *file) noexcept nogil:
+    """Put the whole number of a file, below 2^63, into its cell. False: it holds none."""
+    cdef char text[32]
+    cdef Py_ssize_t size, i = 0
+    cdef uint64_t value = 0
+    if file.number_fd < 0:
+        file.number_fd = c_open(file.number_path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
+        if file.number_fd < 0:
+            return False
+    size = pread(file.number_fd, text, sizeof(text), 0)
+    if size < 0:
+        c_close(file.number_fd)
+        file.number_fd = -1
+        return False
+    while i < size and i < 18 and c"0" <= text[i] <= c"9":
+        value = 10 * value + <uint64_t>(text[i] - c"0")
+        i += 1
+    if i == 0 or (i < size and text[i] != c"\n"):
+        return False
+    file.number[0] = <double>value
+    return True
 
 
 cdef void _read(TableFile *file) noexcept nogil:
+    """Read as much as the plan needs; all of a table that is not the planned one."""
     cdef Py_ssize_t got = -1
     cdef int i
     if file.spared:
         file.state, file.got = S_SPARED, 0
         _blank(file)
+        if file.number_path != NULL:
+            file.number_valid[0] = 0
         return
     if file.device[0]:
         place_enter(_place[0], file.device, file.call)
     if file.fd < 0:
         file.fd = c_open(file.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
     if file.fd >= 0:
-        got = pread(file.fd, file.data, BUFFER_BYTES, 0)
-        while got < 0 and errno == EINTR:
-            got = pread(file.fd, file.data, BUFFER_BYTES, 0)
+        got = _pread(file, file.needed if file.planned else BUFFER_BYTES)
+        file.got = got if got > 0 else 0
+        if got >= 0 and file.planned and _is_planned(file) != S_READ:
+            got = _pread(file, BUFFER_BYTES)
     file.error = errno if got < 0 else 0
     if got < 0 and file.fd >= 0:  # it may be a descriptor of a device that has gone
         c_close(file.fd)
         file.fd = -1
+    if file.number_path != NULL:
+        file.number_valid[0] = _read_number(file)
     if file.device[0]:
         place_leave(_place[0])
     file.got = got if got > 0 else 0
@@ -348,7 +389,7 @@ cdef class TableFiles:
         self.files = <TableFile *>grown
         cdef TableFile *file = &self.files[self.count]
         memset(file, 0, sizeof(TableFile))
-        file.fd, file.state = -1, S_UNPLANNED
+        file.fd, file.number_fd, file.state = -1, -1, S_UNPLANNED
         self.count += 1
         raw = os.fsencode(path)
         file.path = _text(raw)
@@ -357,16 +398,27 @@ cdef class TableFiles:
         file.data = <uint8_t *>_room(BUFFER_BYTES, 1)
         return self.count - 1
 
-    def plan(self, int file, int size, marks, values, held=(), cycles=None, time=None, flags=None, status=None):
+    def add_number(self, int file, path, int target, Py_ssize_t index):
+        self._must_be_idle()
+        cdef TableFile *one = self._file(file)
+        if one.number_path != NULL:
+            raise ValueError(f"file {file} has a number beside it already")
+        self._check_cell(target, index)
+        one.number, one.number_valid = <double *>(self.bits[target] + index), self.valid[target] + index
+        one.number_path = _text(os.fsencode(path))
+
+    def plan(self, int file, int size, marks, values, held=(), cycles=None, time=None, flags=None, status=None, int least_bytes=0):
         self._must_be_idle()
         cdef TableFile *one = self._file(file)
         if not 0 < size <= BUFFER_BYTES:
             raise ValueError(f"a table of {size} bytes: expected 1 to {BUFFER_BYTES}")
         if len(values) > VALUES_MAX or len(held) > VALUES_MAX or len(marks) > VALUES_MAX:
             raise ValueError(f"a plan has at most {VALUES_MAX} values, marks and held times each")
+        if least_bytes > size:
+            raise ValueError(f"{least_bytes} bytes of a table of {size}")
         _blank(one)
         _forget(one)
-        one.size = size
+        one.size, one.needed = size, max(least_bytes, 1)
         self._plan_marks(one, marks)
         one.values = <Value *>_room(len(values), sizeof(Value))
         for value in values:
@@ -400,6 +452,7 @@ cdef class TableFiles:
             memcpy(one.marks + at, <const char *><bytes>text, len(text))
             one.mark_offset[one.mark_count], one.mark_bytes[one.mark_count] = offset, len(text)
             one.mark_count += 1
+            one.needed = max(one.needed, <int>(offset + len(text)))
             at += len(text)
 
     cdef _plan_value(self, TableFile *one, value):
@@ -437,6 +490,7 @@ cdef class TableFiles:
         at.offset, at.width, at.signed_ = offset, widths[type_], type_.islower()
         if offset < 0 or offset + count * at.width > one.size:
             raise ValueError(f"{count} numbers of {at.width} bytes at {offset} lie outside a table of {one.size} bytes")
+        one.needed = max(one.needed, offset + count * at.width)
         return at
 
     cdef _check_cell(self, int target, Py_ssize_t index):
@@ -458,9 +512,8 @@ cdef class TableFiles:
         self._must_be_idle()
         for i in range(self.count):
             self.files[i].spared = self.files[i].device[0] != 0 and (<bytes>self.files[i].device).decode() in devices
-            if self.files[i].spared and self.files[i].fd >= 0:  # what is there when it comes back may be another
-                c_close(self.files[i].fd)
-                self.files[i].fd = -1
+            if self.files[i].spared:  # what is there when it comes back may be another
+                _close(&self.files[i])
 
     def read(self):
         cdef int i, others = 0
@@ -487,21 +540,27 @@ cdef class TableFiles:
         cdef int i
         self._must_be_idle()
         for i in range(self.count):
-            if self.files[i].fd >= 0:
-                c_close(self.files[i].fd)
-                self.files[i].fd = -1
+            _close(&self.files[i])
 
     def __dealloc__(self):
         cdef int i
         for i in range(self.count):
-            if self.files[i].fd >= 0:
-                c_close(self.files[i].fd)
+            _close(&self.files[i])
             _forget(&self.files[i])
             free(self.files[i].path)
+            free(self.files[i].number_path)
             free(self.files[i].device)
             free(self.files[i].call)
             free(self.files[i].data)
         free(self.files)
+
+
+cdef void _close(TableFile *file) noexcept:
+    if file.fd >= 0:
+        c_close(file.fd)
+    if file.number_fd >= 0:
+        c_close(file.number_fd)
+    file.fd = file.number_fd = -1
 
 
 cdef void _forget(TableFile *file) noexcept:

@@ -168,6 +168,10 @@ class MetricsTables:
         for gpu in gpus:
             self._files.add_file(f"{gpu.folder}/gpu_metrics", call_slot_name(gpu.address))
 
+    def add_number(self, number: int, path: str, cell: tuple[int, int]) -> None:
+        """Read a file of one number with a GPU's table."""
+        self._files.add_number(number, path, *cell)
+
     def exclude(self, devices: frozenset[str]) -> None:
         """Read no table of these GPUs."""
         self._files.spare(devices)
@@ -175,7 +179,8 @@ class MetricsTables:
     def read(self) -> None:
         """Read all tables. Never raises; `errors` has the words of each that is missing."""
         if not self._files.read():
-            self.errors.clear()
+            if self.errors:
+                self.errors.clear()
             return
         is_new = False
         self.errors.clear()
@@ -281,6 +286,7 @@ class AmdTables(AmdCollector):
         self._targets = Targets(self._blocks)
         self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
         self._files = CounterFiles(self._targets.buffers, kept_max=8 * len(gpus))
+        self._has_files = False
         for row, gpu in enumerate(gpus):
             for path, signal, scale in self._files_of(gpu):
                 self._add_file(gpu, row, path, signal, scale)
@@ -292,6 +298,7 @@ class AmdTables(AmdCollector):
     def _add_file(self, gpu: AmdGpu, row: int, path: str, signal: str, scale: float) -> None:
         cell = self._targets.cell(signal, row)
         if cell is not None and os.path.exists(path):
+            self._has_files = True
             self._files.add_file(path, group=gpu.key, device=call_slot_name(gpu.address))
             gauge = is_float(BY_NAME[signal].signal_id)
             self._files.add_cell(cell[1], target=cell[0], shape=NUMBER, scale=scale, gauge=gauge)
@@ -309,7 +316,12 @@ class AmdTables(AmdCollector):
             time=time and (time[0].offset, time[0].type, time[1]),
             flags=self._targets.cell("gpu.clock_event_reasons_flags", row) if cycles or status else None,
             status=status and (status.offset, STATUS_BITS),
+            least_bytes=max((place.end for place in self._beside(layout)), default=0),
         )  # fmt: skip
+
+    def _beside(self, layout: MetricsLayout) -> list[FieldPlace]:
+        """Return the fields that a lane reads from the table by itself."""
+        return []
 
     def _exclude(self, devices: frozenset[str]) -> None:
         if self._blocks:
@@ -318,7 +330,8 @@ class AmdTables(AmdCollector):
 
     def _read(self, now_ns: int) -> None:
         self._metrics.read()
-        self._files.read()
+        if self._has_files:
+            self._files.read()
         errors = self._metrics.errors
         self.access_error = next(iter(errors.values())) if errors else ""
 
@@ -343,15 +356,17 @@ class AmdGpuSecond(AmdTables):
         """Looks at nothing yet."""
         super().__init__("amdgpu_1s", Pace.SECOND, roots, clock)
         self._lifecycle = GpuLifecycle()
+        self._is_any_lost = False
         self._errors_count: dict[str, int] = {}
-
-    def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
-        yield f"{gpu.folder}/mem_info_vram_used", "gpu.memory_used_bytes", 1.0
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         super()._build(gpus)
         self._gpus = gpus
-        self._ras_reads = [0] * len(gpus)
+        for row, gpu in enumerate(gpus):
+            cell = self._targets.cell("gpu.memory_used_bytes", row)
+            if cell is not None:
+                self._metrics.add_number(row, f"{gpu.folder}/mem_info_vram_used", cell)
+        self._ras_changes = [-1] * len(gpus)
         self._holdings: object = None
         self._total = [_number(f"{gpu.folder}/mem_info_vram_total") for gpu in gpus]
         columns = [(*self._cells.column_of(name), mask) for name, mask in NEVER_FALL.items()]
@@ -371,17 +386,19 @@ class AmdGpuSecond(AmdTables):
             used, total = self._cells.number("gpu.memory_used_bytes", row), self._total[row]
             free = None if used is None or total is None else max(0.0, total - used)
             put(self._blocks[0], "gpu.memory_free_bytes", row, free)
-        self._check_lost()
+        if self._metrics.errors or self._is_any_lost:
+            self._check_lost()
         for row in self._counts.fallen():
             self._lifecycle.restart([self._gpus[row].key])
             self._request_inventory(f"GPU {self._gpus[row].key} was reset: its counters began again")
             self._put_epoch(row)
         self._session.ras.read(now_ns, 1)
-        if self._session.ras.reads != self._ras_reads:
-            for row, reads in enumerate(self._session.ras.reads):
-                if reads != self._ras_reads[row]:
+        changes = self._session.ras.changes
+        if changes != self._ras_changes:
+            for row, count in enumerate(changes):
+                if count != self._ras_changes[row]:
                     self._put_errors(row)
-            self._ras_reads = [*self._session.ras.reads]
+            self._ras_changes = [*changes]
         if self._session.holdings is not self._holdings:
             self._holdings = self._session.holdings
             self._put_processes()
@@ -409,8 +426,8 @@ class AmdGpuSecond(AmdTables):
     def _check_lost(self) -> None:
         """Notice who fell off the bus, and who answers again: where no table is missing, nobody is asked."""
         errors = self._metrics.errors
-        if not errors and not self._lifecycle.any_lost:
-            return
+        if errors:
+            self._session.check_soon()
         lost: dict[str, bool] = {}
         for row, gpu in enumerate(self._gpus):
             if row in errors and self._metrics.is_failed(row):
@@ -433,6 +450,7 @@ class AmdGpuSecond(AmdTables):
                         attributes={"state": change.state, "uuid": change.key},
                     )
                 )
+        self._is_any_lost = self._lifecycle.any_lost
         for row in range(len(self._gpus)):
             self._put_epoch(row)
 
@@ -487,6 +505,9 @@ class AmdGpuTenSeconds(AmdTables):
             put(self._blocks[0], "gpu.pcie_generation_number", row, self._generation_number(row))
             if call_slot_name(gpu.address) not in self._session.excluded:
                 self._put_memory(row, gpu)
+
+    def _beside(self, layout: MetricsLayout) -> list[FieldPlace]:
+        return [layout.fields[name] for name in ("pcie_link_speed",) if name in layout.fields]
 
     def _generation_number(self, row: int) -> float | None:
         place, data = self._speeds[row], self._metrics.data(row)

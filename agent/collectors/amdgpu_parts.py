@@ -82,8 +82,9 @@ class XgmiLinks(AmdCollector):
                 one = FieldPlace(place.offset + link * place.element_bytes, place.type)
                 if cell is not None:
                     values.append(table_value(source, one, cell))
-        files.plan(number, layout.size, layout.marks, values)
         width, speed = fields.get("xgmi_link_width"), fields.get("xgmi_link_speed")
+        least = max(width.end, speed.end) if width and speed else 0
+        files.plan(number, layout.size, layout.marks, values, least_bytes=least)
         self._speeds[number] = (width, speed) if width and speed else None
 
     def _exclude(self, devices: frozenset[str]) -> None:

@@ -14,6 +14,7 @@ from ...contract.block import Block
 from ...contract.signals import index_of
 from ...ext.counterfiles import KEYED, CounterFiles
 from ...ext.hostfiles import Glance
+from ...ext.nvml import ALL_BITS, Rows
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, NoData, call_slot_name
 from ..hardware import pci
@@ -28,8 +29,10 @@ from ..hardware.files import Roots, device_key
 from ..hardware.nvidia import driver_gpus
 
 SECOND_NS = 1_000_000_000
+#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not answer.
+CHECK_NS = 10 * SECOND_NS
 #: GPUs are listed again after this long, and at once when a card, a node or a GPU's mode comes or goes.
-LIST_NS = 60 * SECOND_NS
+LIST_NS = 3600 * SECOND_NS
 #: A RAS count is read this often: each read asks the firmware.
 RAS_NS = 10 * SECOND_NS
 #: What a process holds is looked at again after so long; that a process came or went, at once.
@@ -66,8 +69,13 @@ class RasCounts:
         }
         self._files = [self._files_of(gpu) for gpu in gpus]
         self._read_ns = [-RAS_NS] * len(gpus)
-        #: How often each GPU was asked: whoever shows its counts sees by it that there are others.
+        self._next = 0  # they are asked in turn
+        #: How often each GPU was asked, and how often its counts were others: by that whoever shows them sees it.
         self.reads = [0] * len(gpus)
+        self.changes = [0] * len(gpus)
+        self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]
+        columns = [(self.block.cells, self.block.valid, index_of(name), ALL_BITS) for name in _RAS_FIELDS]
+        self._watch = Rows(self.block.rows, columns)
 
     def _files_of(self, gpu: AmdGpu) -> CounterFiles:
         files = CounterFiles([(self.block.cells, self.block.valid)], kept_max=len(gpu.ras_blocks))
@@ -85,12 +93,18 @@ class RasCounts:
 
     def read(self, now_ns: int, gpus_max: int) -> None:
         """Ask those GPUs whose counts are due, at most so many. One that sleeps is not woken: its counts stand."""
-        due = [i for i, read_ns in enumerate(self._read_ns) if now_ns - read_ns >= RAS_NS]
-        for i in due[:gpus_max]:
-            self._read_ns[i] = now_ns
-            if not (self._gpus[i].may_sleep and pci.is_asleep(Path(self._gpus[i].folder))):
-                self._files[i].read()
-                self.reads[i] += 1
+        for _ in range(min(gpus_max, len(self._gpus))):
+            number = self._next
+            if now_ns - self._read_ns[number] < RAS_NS:
+                break
+            self._read_ns[number] = now_ns
+            self._next = (number + 1) % len(self._gpus)
+            gpu = self._gpus[number]
+            if not (gpu.may_sleep and pci.is_asleep(Path(gpu.folder))):
+                self._files[number].read()
+                self.reads[number] += 1
+                for row in self._watch.changed():
+                    self.changes[self._owners[row]] += 1
 
     def count(self, gpu: AmdGpu, block: str, signal: str) -> int | None:
         """Return a count of one block of a GPU; None: it was not read, or there is no such block."""
@@ -134,26 +148,33 @@ class AmdGpuSession:
             Glance(roots.sys / "class/kfd/kfd/topology/nodes"),
         ]
         self._last_seen_keys: list[int] = []
-        self._listed_ns = self._checked_ns = -LIST_NS
+        self._is_shared = False  # with GPUs of NVIDIA
+        self._listed_ns = -LIST_NS
+        self._next_check_ns = -LIST_NS
         self._pids: list[int] = []
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
         """See whether the GPUs are others, and return the boot time. Raises NoData, AccessDenied beside NVIDIA's GPUs."""
         now_ns = self._clock.boottime_ns()
-        if not self._last_seen_keys or now_ns - self._checked_ns >= SECOND_NS:
-            self._checked_ns = now_ns
+        if now_ns >= self._next_check_ns:
+            self._next_check_ns = now_ns + CHECK_NS
             before, self._last_seen_keys = self._last_seen_keys, [each.look() for each in self._glances]
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)
         if not self.gpus:
             raise NoData(NO_GPU)
-        if driver_gpus(self._roots.proc):
+        if self._is_shared:
             raise AccessDenied(TWO_VENDORS)
         return now_ns
 
+    def check_soon(self) -> None:
+        """See at the next turn whether the GPUs are others: one did not answer."""
+        self._next_check_ns = 0
+
     def _list(self, now_ns: int) -> None:
         self._listed_ns = now_ns
+        self._is_shared = bool(driver_gpus(self._roots.proc))
         gpus = amd_gpus(self._roots.sys)
         if gpus != self.gpus:
             self.gpus = gpus

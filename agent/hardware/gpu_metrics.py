@@ -38,6 +38,11 @@ class FieldPlace(NamedTuple):
         """Width of one number."""
         return struct.calcsize(f"<{self.type}")
 
+    @property
+    def end(self) -> int:
+        """Where the last number ends."""
+        return self.offset + self.count * self.element_bytes
+
 
 class MetricsLayout(NamedTuple):
     """What a table holds. Another table has the same layout if it has all *marks* (offset, bytes) and as many bytes."""

@@ -171,7 +171,7 @@ def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) 
     assert host.turn("amdgpu_1s").outcome is CollectOutcome.OK
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", pack("1.8", {})[:1000], os.urandom(4096), b"\xff" * 9000])
+@pytest.mark.parametrize("data", [b"", b"\x01", pack("1.8", {})[:100], os.urandom(4096), b"\xff" * 9000])
 def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
     """A short read while the GPU is reset, and garbage: blind, with words."""
     host = AmdHost(tmp_path)
@@ -240,16 +240,16 @@ def test_a_reset_is_another_epoch(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    """A card was taken out of the list: its row is gone in the next second, and an inventory is asked for."""
+    """A card was taken out of the list: its row is gone at the next look, and an inventory is asked for."""
     host = AmdHost(tmp_path)
     assert len(host.rows("amdgpu_1s", "gpu_1s")) == 8
     card = host.host.roots.sys / "class/drm/card8/device"
     target = os.readlink(card)
     shutil.rmtree(card.parent)
-    assert len(host.rows("amdgpu_1s", "gpu_1s")) == 7
+    assert len(host.rows("amdgpu_1s", "gpu_1s", 11)) == 7
     card.parent.mkdir()
     card.symlink_to(target)
-    assert len(host.rows("amdgpu_1s", "gpu_1s")) == 8
+    assert len(host.rows("amdgpu_1s", "gpu_1s", 11)) == 8
     assert [r.split()[2:4] for r in host.published.reasons] == [["is", "gone"], ["appeared", "at"]]
 
 

@@ -63,7 +63,8 @@ class AmdFleet:
             (path / "ras/xgmi_wafl_err_count").write_text("ue: 0\nce: 0\nde: 0\n")
             (path / "ras/gpu_vram_bad_pages").write_text("")
         host.session.gpus = ()
-        host.session._last_seen_keys = []
+        host.session._next_check_ns = 0
+        host.session._listed_ns = -(10**12)
 
     def _well(self, number: int, gpu: int) -> dict[str, Value]:
         return {
