@@ -70,7 +70,11 @@ class PassingClock:
 
 
 def _take_turns(
-    collector: AmdGpuSecond, floor: subprocess.Popen[str], turns: int, batch: int, seconds: float = 0.0
+    collector: AmdGpuSecond,
+    floor: subprocess.Popen[str],
+    turns: int,
+    batch: int,
+    seconds: float = 0.0,
 ) -> tuple[list[float], list[float]]:
     agent: list[float] = []
     bare: list[float] = []

@@ -32,11 +32,11 @@ class TableValue(NamedTuple):
     """
 
     target: int
-    index: int
+    cell: int
     gauge: bool
     offset: int
     type: str
-    count: int
+    numbers: int
     reduce: int
     scale: float
     least: float
@@ -44,14 +44,14 @@ class TableValue(NamedTuple):
     bits: int = 64
 
 class HeldTime(NamedTuple):
-    """Counters of cycles in which something held the device, as nanoseconds for a cell of whole numbers (index -1: none).
+    """Counters of cycles in which something held the device, as nanoseconds for a cell of whole numbers (cell -1: none).
 
     Of several the greatest step counts: they may run at the same time. Where the step is *share_min* of all cycles or more,
     *flag* is set in the file's flags.
     """
 
     target: int
-    index: int
+    cell: int
     sources: Sequence[tuple[int, str]]
     flag: int
     share_min: float

@@ -41,11 +41,11 @@ cdef Place **_place = <Place **><uintptr_t>place.POINTER
 
 class TableValue(NamedTuple):
     target: int
-    index: int
+    cell: int
     gauge: bool
     offset: int
     type: str
-    count: int
+    numbers: int
     reduce: int
     scale: float
     least: float
@@ -55,7 +55,7 @@ class TableValue(NamedTuple):
 
 class HeldTime(NamedTuple):
     target: int
-    index: int
+    cell: int
     sources: object
     flag: int
     share_min: float
@@ -458,12 +458,12 @@ cdef class TableFiles:
     cdef _plan_value(self, TableFile *one, value):
         cdef Value *it = &one.values[one.value_count]
         cdef int bits = value.bits
-        self._check_cell(value.target, value.index)
-        if not FIRST <= value.reduce <= SUM or not 1 <= bits <= 64 or value.count < 1:
-            raise ValueError(f"a value of {value.count} numbers, reduced by {value.reduce}, cut to {bits} bits")
-        it.at = self._number(one, value.offset, value.type, value.count)
-        it.bits, it.valid = self.bits[<int>value.target] + <Py_ssize_t>value.index, self.valid[<int>value.target] + <Py_ssize_t>value.index
-        it.count, it.reduce, it.gauge, it.scale = value.count, value.reduce, value.gauge, value.scale
+        self._check_cell(value.target, value.cell)
+        if not FIRST <= value.reduce <= SUM or not 1 <= bits <= 64 or value.numbers < 1:
+            raise ValueError(f"a value of {value.numbers} numbers, reduced by {value.reduce}, cut to {bits} bits")
+        it.at = self._number(one, value.offset, value.type, value.numbers)
+        it.bits, it.valid = self.bits[<int>value.target] + <Py_ssize_t>value.cell, self.valid[<int>value.target] + <Py_ssize_t>value.cell
+        it.count, it.reduce, it.gauge, it.scale = value.numbers, value.reduce, value.gauge, value.scale
         it.multiplier = 1 if value.gauge else int(value.scale)
         it.least, it.most = value.least, value.most
         it.mask = U64_MAX >> (64 - bits)
@@ -476,9 +476,9 @@ cdef class TableFiles:
         for offset, type_ in each.sources:
             it.at[it.sources] = self._number(one, offset, type_, 1)
             it.sources += 1
-        if each.index >= 0:
-            self._check_cell(each.target, each.index)
-            it.bits, it.valid = self.bits[<int>each.target] + <Py_ssize_t>each.index, self.valid[<int>each.target] + <Py_ssize_t>each.index
+        if each.cell >= 0:
+            self._check_cell(each.target, each.cell)
+            it.bits, it.valid = self.bits[<int>each.target] + <Py_ssize_t>each.cell, self.valid[<int>each.target] + <Py_ssize_t>each.cell
         it.flag, it.share_min = each.flag, each.share_min
         one.held_count += 1
 

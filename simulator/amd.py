@@ -65,7 +65,7 @@ _BESIDE = frozenset(
     "nvlink.transmitted_data_bytes", "nvlink.received_data_bytes", "nvlink.link_state",
     "nvlink.speed_bytes_per_second", "nvlink.crc_errors",
 }  # fmt: skip
-TOLD = _BESIDE | {source.signal for source in SOURCES} | {signal for signal, _, _ in HELD}
+AMD_SIGNALS = _BESIDE | {source.signal for source in SOURCES} | {signal for signal, _, _ in HELD}
 
 
 def as_amd(block: Block) -> None:
@@ -86,7 +86,7 @@ def as_amd(block: Block) -> None:
     floats = np.frombuffer(block.cells, np.float64).reshape(valid.shape)
     for column, signal_id in enumerate(block.signal_ids):
         name = BY_ID[signal_id].name
-        if name not in TOLD:
+        if name not in AMD_SIGNALS:
             valid[column] = 0
         elif name in CONSTANTS and is_float(signal_id):
             floats[column] = CONSTANTS[name]
@@ -107,10 +107,14 @@ def _link_number(name: str) -> int:
 
 #: Class of a fault -> lines of its kernel log.
 KERNEL_LINES = {
-    "nvlink": ("amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in xgmi_wafl block",),
+    "nvlink": (
+        "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in xgmi_wafl block",
+    ),
     "gsp_hang": ("amdgpu {gpu}.0: amdgpu: HWS hang",),
     "gpu_lost": ("amdgpu {gpu}.0: amdgpu: device lost from bus!",),
-    "gpu_fault": ("amdgpu {gpu}.0: amdgpu: ring comp_1.0.1 timeout, signaled seq=1042, emitted seq=1044",),
+    "gpu_fault": (
+        "amdgpu {gpu}.0: amdgpu: ring comp_1.0.1 timeout, signaled seq=1042, emitted seq=1044",
+    ),
     "hbm": (
         "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in umc block",
         "amdgpu {gpu}.0: amdgpu: GPU reset begin!",

@@ -10,28 +10,33 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 U16, U32, U64 = ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 NUM_HBM_INSTANCES, NUM_XGMI_LINKS, MAX_GFX_CLKS, MAX_CLKS, NUM_VCN = 4, 8, 8, 4, 4
 NUM_JPEG_ENG, NUM_JPEG_ENG_V1, MAX_XCC, NUM_XCP = 32, 40, 8, 8
 
 Value = int | Sequence[int]
-Field = tuple[str, type]
+Field = tuple[str, Any]
 
 
-def _each(kind: type, *names: str) -> list[Field]:
+def _each(kind: Any, *names: str) -> list[Field]:
     return [(name, kind) for name in names]
 
 
-def _array(kind: type, count: int, *names: str) -> list[Field]:
-    return [(name, kind * count) for name in names]  # type: ignore[operator]
+def _array(kind: Any, count: int, *names: str) -> list[Field]:
+    return [(name, kind * count) for name in names]
 
 
-def _structure(name: str, fields: Sequence[Field]) -> type[ctypes.LittleEndianStructure]:
+def _structure(name: str, fields: Sequence[Field]) -> Any:
     return type(name, (ctypes.LittleEndianStructure,), {"_fields_": list(fields)})
 
 
-HEADER = [("structure_size", U16), ("format_revision", ctypes.c_uint8), ("content_revision", ctypes.c_uint8)]
+HEADER = [
+    ("structure_size", U16),
+    ("format_revision", ctypes.c_uint8),
+    ("content_revision", ctypes.c_uint8),
+]
 _CLOCKS = [
     *_array(U16, MAX_GFX_CLKS, "current_gfxclk"),
     *_array(U16, MAX_CLKS, "current_socclk", "current_vclk0", "current_dclk0"),
@@ -113,15 +118,15 @@ XCP_2 = _structure(
 )  # fmt: skip
 
 
-def _with_partitions(
-    name: str, xcp: type, *, bandwidth: bool
-) -> type[ctypes.LittleEndianStructure]:
-    status = [*_array(U16, NUM_XGMI_LINKS, "xgmi_link_status"), ("padding", U16)] if bandwidth else []
+def _with_partitions(name: str, xcp: Any, *, bandwidth: bool) -> Any:
+    status = (
+        [*_array(U16, NUM_XGMI_LINKS, "xgmi_link_status"), ("padding", U16)] if bandwidth else []
+    )
     return _structure(
         name,
         [*HEADER, *_HEAT_AND_POWER, *([("mem_max_bandwidth", U64)] if bandwidth else []), *_ENERGY, *_RESIDENCIES,
          ("gfxclk_lock_status", U32), *_LINKS, *_ACTIVITY, *_PCIE, *_NAK, *_XGMI, *status,
-         ("firmware_timestamp", U64), *_CLOCKS, ("num_partition", U16), ("xcp_stats", xcp * NUM_XCP),  # type: ignore[operator]
+         ("firmware_timestamp", U64), *_CLOCKS, ("num_partition", U16), ("xcp_stats", xcp * NUM_XCP),
          ("pcie_lc_perf_other_end_recovery", U32)],
     )  # fmt: skip
 
@@ -185,7 +190,9 @@ def pack_described(
         value = values[name]
         numbers = [value] if isinstance(value, int) else list(value)
         kind = counters if name in COUNTERS else _type_of(name)
-        encoding = units << 24 | TYPES.index(kind) << 20 | ATTRIBUTES.index(name) << 10 | len(numbers)
+        encoding = (
+            units << 24 | TYPES.index(kind) << 20 | ATTRIBUTES.index(name) << 10 | len(numbers)
+        )
         body += struct.pack(f"<Q{len(numbers)}{kind}", encoding, *numbers)
     size = 4 + 4 + len(body)
     return struct.pack("<HBBi", size, 1, 9, len(names)) + body
@@ -195,5 +202,12 @@ def _type_of(name: str) -> str:
     """Return the type that the driver of SMU 13.0.6 gives an attribute."""
     if name in ("gfx_busy_inst", "gfxclk_lock_status", "pcie_lc_perf_other_end_recovery"):
         return "I"
-    wide = ("_acc", "_counter", "_accumulator", "_timestamp", "mem_max_bandwidth", "pcie_bandwidth_inst")
+    wide = (
+        "_acc",
+        "_counter",
+        "_accumulator",
+        "_timestamp",
+        "mem_max_bandwidth",
+        "pcie_bandwidth_inst",
+    )
     return "Q" if name.endswith(wide) else "H"

@@ -88,7 +88,11 @@ SOURCES = (
     MetricSource("gpu.pcie_naks_sent_count", ("pcie_nak_sent_count_acc",), bits=32),
     MetricSource("gpu.pcie_naks_received_count", ("pcie_nak_rcvd_count_acc",), bits=32),
 )  # fmt: skip
-_SOCKET, _REGULATOR, _MEMORY = "socket_thm_residency_acc", "vr_thm_residency_acc", "hbm_thm_residency_acc"
+_SOCKET, _REGULATOR, _MEMORY = (
+    "socket_thm_residency_acc",
+    "vr_thm_residency_acc",
+    "hbm_thm_residency_acc",
+)
 #: Time held down, by the firmware's counters of cycles: signal, its counters, and the reason that it is.
 HELD = (
     ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
@@ -125,8 +129,9 @@ def table_value(source: MetricSource, place: FieldPlace, cell: tuple[int, int]) 
     """Return how a field of the table becomes a cell."""
     gauge = is_float(BY_NAME[source.signal].signal_id)
     return TableValue(
-        *cell, gauge, *place, source.reduce, source.scale, source.least, source.most, source.bits
-    )
+        *cell, gauge, place.offset, place.type, place.numbers,
+        source.reduce, source.scale, source.least, source.most, source.bits,
+    )  # fmt: skip
 
 
 def values_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[TableValue]:
@@ -144,7 +149,9 @@ def held_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[HeldT
         cell = targets.cell(signal, row)
         places = [layout.fields[name] for name in names if name in layout.fields]
         if cell is not None and places:
-            yield HeldTime(*cell, [(place.offset, place.type) for place in places], flag, HELD_SHARE_MIN)
+            yield HeldTime(
+                *cell, [(place.offset, place.type) for place in places], flag, HELD_SHARE_MIN
+            )
 
 
 # ----------------------------------------------------------------------
@@ -187,18 +194,20 @@ class MetricsTables:
         for number in range(len(self._gpus)):
             state = self._files.state(number)
             if state not in (READ, SPARED):
-                is_new |= not self._look_at(number, state)
+                is_new |= not self._is_current(number, state)
         if is_new and self._files.read():
             for number in range(len(self._gpus)):
                 if self._files.state(number) not in (READ, SPARED) and number not in self.errors:
-                    self.errors[number] = self._words(number, "gpu_metrics changes from read to read")
+                    self.errors[number] = self._error_of(
+                        number, "gpu_metrics changes from read to read"
+                    )
 
-    def _look_at(self, number: int, state: int) -> bool:
+    def _is_current(self, number: int, state: int) -> bool:
         """Plan a table whose header is new. True: nothing can be read of it, and why is noted."""
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""
-            self.errors[number] = self._words(number, f"gpu_metrics: {os.strerror(error)}{hint}")
+            self.errors[number] = self._error_of(number, f"gpu_metrics: {os.strerror(error)}{hint}")
             return True
         try:
             layout = layout_of(self._files.data(number))
@@ -206,11 +215,11 @@ class MetricsTables:
                 raise MetricsError(f"gpu_metrics {layout.revision} ends before what it had before")
             self._plan(self._files, number, layout)
         except MetricsError as error:
-            self.errors[number] = self._words(number, str(error))
+            self.errors[number] = self._error_of(number, str(error))
             return True
         return False
 
-    def _words(self, number: int, text: str) -> str:
+    def _error_of(self, number: int, text: str) -> str:
         return f"GPU {self._gpus[number].address}: {text}"
 
     def is_failed(self, number: int) -> bool:
@@ -308,7 +317,9 @@ class AmdTables(AmdCollector):
         values = [*values_of(layout, self._targets, row)]
         held = [*held_of(layout, self._targets, row)]
         cycles = layout.fields.get("accumulation_counter")
-        time = next(((layout.fields[name], ns) for name, ns in TIMES if name in layout.fields), None)
+        time = next(
+            ((layout.fields[name], ns) for name, ns in TIMES if name in layout.fields), None
+        )
         status = layout.fields.get("indep_throttle_status")
         files.plan(
             row, layout.size, layout.marks, values, held,
@@ -390,7 +401,9 @@ class AmdGpuSecond(AmdTables):
             self._check_lost()
         for row in self._counts.fallen():
             self._lifecycle.restart([self._gpus[row].key])
-            self._request_inventory(f"GPU {self._gpus[row].key} was reset: its counters began again")
+            self._request_inventory(
+                f"GPU {self._gpus[row].key} was reset: its counters began again"
+            )
             self._put_epoch(row)
         self._session.ras.read(now_ns, 1)
         changes = self._session.ras.changes
@@ -455,7 +468,9 @@ class AmdGpuSecond(AmdTables):
             self._put_epoch(row)
 
     def _put_epoch(self, row: int) -> None:
-        self._cells.put("gpu.counter_epoch_count", row, self._lifecycle.epochs.get(self._gpus[row].key, 0))
+        self._cells.put(
+            "gpu.counter_epoch_count", row, self._lifecycle.epochs.get(self._gpus[row].key, 0)
+        )
 
     def _request_inventory(self, reason: str) -> None:
         log.info("%s", reason, extra={"cause": "gpu.lifecycle"})
@@ -489,8 +504,15 @@ class AmdGpuTenSeconds(AmdTables):
             ten = self._blocks[0]
             put(ten, "gpu.pcie_generation_max_number", row, generation)
             put(ten, "gpu.pcie_width_max_lanes", row, lanes)
-            put(ten, "gpu.sm_clock_max_hertz", row, parse_levels_max(read_text(f"{gpu.folder}/pp_dpm_sclk")))
-            self._cells.put("gpu.mig_mode_state", row, int(gpu.is_split) if gpu.compute_mode else None)
+            put(
+                ten,
+                "gpu.sm_clock_max_hertz",
+                row,
+                parse_levels_max(read_text(f"{gpu.folder}/pp_dpm_sclk")),
+            )
+            self._cells.put(
+                "gpu.mig_mode_state", row, int(gpu.is_split) if gpu.compute_mode else None
+            )
 
     def _plan(self, files: TableFiles, row: int, layout: MetricsLayout) -> None:
         super()._plan(files, row, layout)
@@ -517,7 +539,9 @@ class AmdGpuTenSeconds(AmdTables):
 
     def _put_memory(self, row: int, gpu: AmdGpu) -> None:
         pages = read_bad_pages(gpu.folder)
-        self._cells.put("gpu.retired_uncorrected_pages", row, None if pages is None else pages.reserved)
+        self._cells.put(
+            "gpu.retired_uncorrected_pages", row, None if pages is None else pages.reserved
+        )
         self._cells.put(
             "gpu.retirement_pending_state", row, None if pages is None else int(pages.pending > 0)
         )
@@ -552,7 +576,9 @@ class AmdGpuMinute(AmdCollector):
         self._files = CounterFiles([(block.cells, block.valid)], kept_max=0)
         for row, gpu in enumerate(gpus):
             for name, (signal, scale) in _SETTINGS.items() if gpu.hwmon else ():
-                self._files.add_file(f"{gpu.hwmon}/{name}", group=gpu.key, device=call_slot_name(gpu.address))
+                self._files.add_file(
+                    f"{gpu.hwmon}/{name}", group=gpu.key, device=call_slot_name(gpu.address)
+                )
                 self._files.add_cell(index_of(signal) * block.rows + row, scale=scale, gauge=True)
 
     def _exclude(self, devices: frozenset[str]) -> None:
@@ -570,5 +596,3 @@ class AmdGpuMinute(AmdCollector):
 def _number(path: str) -> float | None:
     text = read_text(path)
     return float(text) if text and text.isdecimal() else None
-
-

@@ -23,8 +23,8 @@ from .amdgpu import AmdCollector, MetricSource, MetricsTables, Targets, table_va
 from .block_writer import put
 from .gpu_parts import cleared_block
 from .gpu_processes import (
-    TICK_NS,
     ROWS_MAX,
+    TICK_NS,
     GpuProcess,
     GpuProcessList,
     process_key,
@@ -77,7 +77,7 @@ class XgmiLinks(AmdCollector):
         values = []
         for source, name in _LINK_SOURCES:
             place = fields.get(name, FieldPlace(0, "H", 0))
-            for link in range(min(place.count, XGMI_LINKS_MAX)):
+            for link in range(min(place.numbers, XGMI_LINKS_MAX)):
                 cell = self._targets.cell(source.signal, self._rows[link_key(gpu, link)])
                 one = FieldPlace(place.offset + link * place.element_bytes, place.type)
                 if cell is not None:
@@ -219,7 +219,9 @@ class KfdProcesses(AmdCollector):
     def _read(self, now_ns: int) -> None:
         holdings = self._session.read_holdings(now_ns)
         if holdings is None:
-            raise NoData("KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded")
+            raise NoData(
+                "KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded"
+            )
         if holdings is not self._last:  # the same object as long as nobody looked anew
             self._last = holdings
             self._fill()
@@ -232,14 +234,20 @@ class KfdProcesses(AmdCollector):
             if owner is not None:
                 gpu, number = owner
                 instance = number if gpu.is_split else None
-                found.append((gpu, Process(holding.pid, holding.memory_bytes, instance, None, COMPUTE)))
+                found.append(
+                    (gpu, Process(holding.pid, holding.memory_bytes, instance, None, COMPUTE))
+                )
         is_over_limit = len(found) > ROWS_MAX
-        self.access_error = f"{len(found)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+        self.access_error = (
+            f"{len(found)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+        )
         found = found[:ROWS_MAX]
         gpus = tuple(gpu.key for gpu in self._session.gpus)
         self._process_list = GpuProcessList(
             gpus,
-            tuple(GpuProcess(gpu.key, p.pid, p.gpu_instance, None, p.memory_bytes) for gpu, p in found),
+            tuple(
+                GpuProcess(gpu.key, p.pid, p.gpu_instance, None, p.memory_bytes) for gpu, p in found
+            ),
         )
         tasks = read_tasks(self._roots.proc, map(str, sorted({p.pid for _, p in found})))
         starts = {task.number: task.start_ticks * TICK_NS for task in tasks}

@@ -74,7 +74,9 @@ class RasCounts:
         self.reads = [0] * len(gpus)
         self.changes = [0] * len(gpus)
         self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]
-        columns = [(self.block.cells, self.block.valid, index_of(name), ALL_BITS) for name in _RAS_FIELDS]
+        columns = [
+            (self.block.cells, self.block.valid, index_of(name), ALL_BITS) for name in _RAS_FIELDS
+        ]
         self._watch = Rows(self.block.rows, columns)
 
     def _files_of(self, gpu: AmdGpu) -> CounterFiles:
@@ -159,7 +161,10 @@ class AmdGpuSession:
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
-            before, self._last_seen_keys = self._last_seen_keys, [each.look() for each in self._glances]
+            before, self._last_seen_keys = (
+                self._last_seen_keys,
+                [each.look() for each in self._glances],
+            )
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)
         if not self.gpus:

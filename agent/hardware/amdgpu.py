@@ -187,7 +187,9 @@ class KfdHolding(NamedTuple):
 def kfd_processes(sys: Path) -> list[int]:
     """Return the numbers of the processes that opened KFD. Each has a file for every GPU, whether it uses it or not."""
     names = names_in(sys / "class/kfd/kfd/proc")
-    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)[:PROCESSES_MAX]
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)[
+        :PROCESSES_MAX
+    ]
 
 
 def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
@@ -200,7 +202,8 @@ def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
     }
     queues = folder / "queues"
     on_queues = {
-        parse_unsigned(read_text(queues / queue / "gpuid")) for queue in names_in(queues)[:QUEUES_MAX]
+        parse_unsigned(read_text(queues / queue / "gpuid"))
+        for queue in names_in(queues)[:QUEUES_MAX]
     }
     return [
         KfdHolding(pid, kfd_id, size)
@@ -226,8 +229,12 @@ def parse_bad_pages(text: bytes) -> BadPages:
 
     R: reserved, nobody gets it. P and F: pending, or not to be had now; the driver takes it out when it loads again.
     """
-    flags = [line.rpartition(b":")[2].strip() for line in text.splitlines() if line.startswith(b"0x")]
-    return BadPages(flags.count(b"R"), flags.count(b"P") + flags.count(b"F"), len(text) >= BAD_PAGES_BYTES_MAX)
+    flags = [
+        line.rpartition(b":")[2].strip() for line in text.splitlines() if line.startswith(b"0x")
+    ]
+    return BadPages(
+        flags.count(b"R"), flags.count(b"P") + flags.count(b"F"), len(text) >= BAD_PAGES_BYTES_MAX
+    )
 
 
 def read_bad_pages(folder: str) -> BadPages | None:
@@ -249,8 +256,9 @@ def read_bad_pages(folder: str) -> BadPages | None:
 
 def parse_levels_max(text: str | None) -> float | None:
     """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk); None where there is none."""
-    levels = [int(match[1]) for line in (text or "").splitlines()[:64] if (match := _LEVEL.match(line))]
-    return max(levels) * 1e6 if levels and max(levels) else None
+    matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
+    highest = max((int(match[1]) for match in matches if match is not None), default=0)
+    return highest * 1e6 if highest else None
 
 
 #: Tenths of GT/s -> PCIe generation.
@@ -272,7 +280,9 @@ def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
             speeds.append(GENERATIONS[round(speed / 1e8)])
         if width is not None and 0 < width <= 32:
             widths.append(width)
-        if read_unsigned(folder / "vendor", 16) != AMD or str(folder).endswith(parents[-1:] or ("",)):
+        if read_unsigned(folder / "vendor", 16) != AMD or str(folder).endswith(
+            parents[-1:] or ("",)
+        ):
             break
     return min(speeds, default=None), min(widths, default=None)
 

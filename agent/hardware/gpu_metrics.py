@@ -27,11 +27,11 @@ class MetricsError(ValueError):
 
 
 class FieldPlace(NamedTuple):
-    """Where a value is in the table: *count* numbers of a `struct` type, one behind the other."""
+    """Where a value is in the table: *numbers* values of a `struct` type, one behind the other."""
 
     offset: int
     type: str
-    count: int = 1
+    numbers: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -41,7 +41,7 @@ class FieldPlace(NamedTuple):
     @property
     def end(self) -> int:
         """Where the last number ends."""
-        return self.offset + self.count * self.element_bytes
+        return self.offset + self.numbers * self.element_bytes
 
 
 class MetricsLayout(NamedTuple):
@@ -175,13 +175,19 @@ _ENCODING = struct.Struct("<Q")
 def layout_of(data: bytes) -> MetricsLayout:
     """Return where the values of a table are. Raises MetricsError for one that is cut off, or of an unknown revision."""
     if len(data) < HEADER_BYTES:
-        raise MetricsError(f"gpu_metrics holds {len(data)} bytes, its header alone has {HEADER_BYTES}")
+        raise MetricsError(
+            f"gpu_metrics holds {len(data)} bytes, its header alone has {HEADER_BYTES}"
+        )
     size, major, minor = struct.unpack_from("<HBB", data)
     revision = f"{major}.{minor}"
     if len(data) < size or size < HEADER_BYTES:
-        raise MetricsError(f"gpu_metrics {revision} says that it has {size} bytes, and {len(data)} were read")
+        raise MetricsError(
+            f"gpu_metrics {revision} says that it has {size} bytes, and {len(data)} were read"
+        )
     if size > TABLE_BYTES_MAX:
-        raise MetricsError(f"gpu_metrics {revision} has {size} bytes, at most {TABLE_BYTES_MAX} are read")
+        raise MetricsError(
+            f"gpu_metrics {revision} has {size} bytes, at most {TABLE_BYTES_MAX} are read"
+        )
     if (major, minor) == FIRST_SELF_DESCRIBING:
         return _self_described(data[:size], revision)
     fields = LAYOUTS.get((major, minor, size))
@@ -217,7 +223,9 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
         raise MetricsError(f"gpu_metrics {revision} ends before its number of attributes")
     (count,) = _COUNT.unpack_from(data, HEADER_BYTES)
     if not 0 < count <= ATTRIBUTES_MAX:
-        raise MetricsError(f"gpu_metrics {revision} says that it has {count} attributes, expected 1 to {ATTRIBUTES_MAX}")
+        raise MetricsError(
+            f"gpu_metrics {revision} says that it has {count} attributes, expected 1 to {ATTRIBUTES_MAX}"
+        )
     offset = HEADER_BYTES + _COUNT.size
     for index in range(count):
         if offset + _ENCODING.size > len(data):
@@ -225,7 +233,9 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
         (encoding,) = _ENCODING.unpack_from(data, offset)
         kind, number, values = (encoding >> 20) & 0xF, (encoding >> 10) & 0x3FF, encoding & 0x3FF
         if kind >= len(ATTRIBUTE_TYPES) or not values:
-            raise MetricsError(f"gpu_metrics {revision}: attribute {index} is of type {kind} with {values} values")
+            raise MetricsError(
+                f"gpu_metrics {revision}: attribute {index} is of type {kind} with {values} values"
+            )
         place = FieldPlace(offset + _ENCODING.size, ATTRIBUTE_TYPES[kind], values)
         yield place, number, data[offset : place.offset]
         offset = place.offset + place.element_bytes * values
@@ -240,10 +250,12 @@ def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, Fi
     if "num_partition" in fields:
         place = fields["num_partition"]
         (partitions,) = struct.unpack_from(f"<{place.type}", data, place.offset)
-    if not 0 < partitions <= PARTITIONS_MAX or busy.count % partitions:
+    if not 0 < partitions <= PARTITIONS_MAX or busy.numbers % partitions:
         return {}
-    each = busy.count // partitions
+    each = busy.numbers // partitions
     return {
-        busy_name(partition): FieldPlace(busy.offset + partition * each * busy.element_bytes, busy.type, each)
+        busy_name(partition): FieldPlace(
+            busy.offset + partition * each * busy.element_bytes, busy.type, each
+        )
         for partition in range(partitions)
     }

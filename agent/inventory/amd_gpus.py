@@ -55,7 +55,10 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
 def _attributes(gpu: AmdGpu, driver: str) -> dict[str, str]:
     folder = Path(gpu.folder)
     node = pci.numa_node(folder)
-    texts = {name: (read_text(folder / file) or "")[:TEXT_CHARACTERS_MAX] for name, file in _FILES.items()}
+    texts = {
+        name: (read_text(folder / file) or "")[:TEXT_CHARACTERS_MAX]
+        for name, file in _FILES.items()
+    }
     attributes = {
         "name": _model(folder),
         "vendor": "AMD",

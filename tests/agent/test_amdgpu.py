@@ -28,7 +28,9 @@ from tests.hosts.reading import rows_of
 CYCLES, STAMP = 5_000_000, 86_400_000_000
 
 
-def held(host: AmdHost, second: float, gpu: int = 0, revision: str = "1.8", **residencies: int) -> None:
+def held(
+    host: AmdHost, second: float, gpu: int = 0, revision: str = "1.8", **residencies: int
+) -> None:
     """Let a GPU's firmware have counted for *second* seconds: a cycle is a millisecond, a stamp 10 ns."""
     host.set(
         gpu, revision, accumulation_counter=CYCLES + round(1000 * second),
@@ -88,9 +90,13 @@ def test_counters_of_32_bits_begin_again(revision: str, tmp_path: Path) -> None:
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     near = 2**32 - 500
-    host.set(0, revision, accumulation_counter=near, firmware_timestamp=10**9, ppt_residency_acc=near)
+    host.set(
+        0, revision, accumulation_counter=near, firmware_timestamp=10**9, ppt_residency_acc=near
+    )
     host.turn("amdgpu_1s")
-    host.set(0, revision, accumulation_counter=500, firmware_timestamp=10**9 + 10**8, ppt_residency_acc=0)
+    host.set(
+        0, revision, accumulation_counter=500, firmware_timestamp=10**9 + 10**8, ppt_residency_acc=0
+    )
     row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
     assert row["violation_power_nanoseconds"] == 500_000_000
 
@@ -100,7 +106,12 @@ def test_a_step_back_counts_nothing(tmp_path: Path) -> None:
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     for second, cycles, ppt in ((0, 10**6, 0), (1, 10**6 + 1000, 900), (2, 50, 10), (3, 1050, 510)):
-        host.set(0, accumulation_counter=cycles, firmware_timestamp=STAMP + second * 10**8, ppt_residency_acc=ppt)
+        host.set(
+            0,
+            accumulation_counter=cycles,
+            firmware_timestamp=STAMP + second * 10**8,
+            ppt_residency_acc=ppt,
+        )
         row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
     assert row["violation_power_nanoseconds"] == 900_000_000 + 500_000_000
 
@@ -146,7 +157,9 @@ def test_all_ones_and_absurd_numbers_are_missing(tmp_path: Path) -> None:
     host.turn("amdgpu_1s")
     host.set(0)
     row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
-    assert not {"power_watts", "sm_clock_hertz", "temperature_celsius", "energy_joules"} & row.keys()
+    assert (
+        not {"power_watts", "sm_clock_hertz", "temperature_celsius", "energy_joules"} & row.keys()
+    )
     host.set(0, curr_socket_power=60_000, average_gfx_activity=101, temperature_hotspot=0,
              current_gfxclk=[0, 65535, 2000, 1000])  # fmt: skip
     row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
@@ -163,7 +176,11 @@ def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) 
     host.write(3, "gpu_metrics", bytes(data))
     turn = host.turn("amdgpu_1s")
     assert turn.outcome is CollectOutcome.BLIND
-    assert "0000:65:00.0" in turn.message and "revision 1.42" in turn.message and "upgrade" in turn.message
+    assert (
+        "0000:65:00.0" in turn.message
+        and "revision 1.42" in turn.message
+        and "upgrade" in turn.message
+    )
     rows = dict(rows_of(turn.blocks[0]))
     assert known(rows[host.key(3)] or {}).keys().isdisjoint({"power_watts", "sm_clock_hertz"})
     assert (rows[host.key(2)] or {})["power_watts"]
@@ -171,7 +188,9 @@ def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) 
     assert host.turn("amdgpu_1s").outcome is CollectOutcome.OK
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", pack("1.8", {})[:100], os.urandom(4096), b"\xff" * 9000])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01", pack("1.8", {})[:100], os.urandom(4096), b"\xff" * 9000]
+)
 def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
     """A short read while the GPU is reset, and garbage: blind, with words."""
     host = AmdHost(tmp_path)
@@ -179,7 +198,9 @@ def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
         host.turn(name)
         host.write(0, "gpu_metrics", data)
         turn = host.turn(name)
-        assert turn.outcome is CollectOutcome.BLIND and turn.message.startswith("GPU 0000:05:00.0: "), turn
+        assert turn.outcome is CollectOutcome.BLIND and turn.message.startswith(
+            "GPU 0000:05:00.0: "
+        ), turn
         host.set(0)
         assert host.turn(name).outcome is CollectOutcome.OK
 
@@ -187,7 +208,11 @@ def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
 def test_a_table_that_changes_its_layout_is_planned_again(tmp_path: Path) -> None:
     """The driver was upgraded under the agent: read by the old plan, a temperature was a power."""
     host = AmdHost(tmp_path)
-    for revision, name in (("1.8", "curr_socket_power"), ("1.9", "curr_socket_power"), ("1.3", "average_socket_power")):
+    for revision, name in (
+        ("1.8", "curr_socket_power"),
+        ("1.9", "curr_socket_power"),
+        ("1.3", "average_socket_power"),
+    ):
         host.set(0, revision, **{name: 321, "temperature_hotspot": 44})
         row = host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]
         assert (row["power_watts"], row["temperature_celsius"]) == (321.0, 44.0), revision
@@ -222,7 +247,11 @@ def test_a_gpu_off_the_bus_is_lost_once_and_back_once(tmp_path: Path) -> None:
         row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
     assert row["lost_state"] == 1 and row["calls_failed_errors"] == 4
     (event,) = host.published.events
-    assert (event.name, event.device, event.attributes["state"]) == ("gpu.lost", "0000:26:00.0", "lost")
+    assert (event.name, event.device, event.attributes["state"]) == (
+        "gpu.lost",
+        "0000:26:00.0",
+        "lost",
+    )
     host.set(1, curr_socket_power=600)
     row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
     assert row["lost_state"] == 0 and row["counter_epoch_count"] == 1
@@ -313,8 +342,14 @@ def test_bad_pages_are_retired_pages(tmp_path: Path) -> None:
     """Two are out, and one waits for the driver to load again."""
     host = AmdHost(tmp_path)
     rows = host.rows("amdgpu_10s", "gpu_10s_changes")
-    assert (rows[host.key(6)]["retired_uncorrected_pages"], rows[host.key(6)]["retirement_pending_state"]) == (2, 1)
-    assert (rows[host.key(0)]["retired_uncorrected_pages"], rows[host.key(0)]["retirement_pending_state"]) == (0, 0)
+    assert (
+        rows[host.key(6)]["retired_uncorrected_pages"],
+        rows[host.key(6)]["retirement_pending_state"],
+    ) == (2, 1)
+    assert (
+        rows[host.key(0)]["retired_uncorrected_pages"],
+        rows[host.key(0)]["retirement_pending_state"],
+    ) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +402,10 @@ def test_partitions_are_told_as_instances(tmp_path: Path) -> None:
 def test_who_holds_a_partition(tmp_path: Path) -> None:
     """KFD has a file for every GPU in each process's folder: who holds none of its memory and has no queue does not hold it."""
     host = AmdHost(tmp_path, "mi300x-cpx")
-    assert set(host.rows("kfd_process_1s")) == {f"{host.key(0)}/gi0/7100", f"{host.key(0)}/gi3/7101"}
+    assert set(host.rows("kfd_process_1s")) == {
+        f"{host.key(0)}/gi0/7100",
+        f"{host.key(0)}/gi3/7101",
+    }
     shutil.rmtree(host.host.roots.sys / "class/kfd/kfd/proc/7100")
     assert set(host.rows("kfd_process_1s")) == {f"{host.key(0)}/gi3/7101"}
     folder = host.host.roots.sys / "class/kfd/kfd/proc/7102"
@@ -390,10 +428,10 @@ def test_processes_are_counted_and_have_their_jobs(tmp_path: Path) -> None:
     for _ in range(2):
         host.turn("kfd_process_1s")
         turn = run_collector(jobs, host.clock)
-    assert dict(rows_of(turn.blocks[0]))[host.key(0)] | {} == {
+    assert dict(rows_of(turn.blocks[0]))[host.key(0)] == {
         "processes_count": 1.0, "jobs_count": 1.0, "in_jobs_count": 1.0, "others_count": 0.0,
         "unknown_count": 0.0, "dead_count": 0.0, "dead_memory_bytes": 0.0,
-    }  # type: ignore[operator]  # fmt: skip
+    }  # fmt: skip
 
 
 def test_xgmi_links(tmp_path: Path) -> None:
@@ -424,7 +462,12 @@ def test_the_highest_level(text: str | None, hertz: float | None) -> None:
 def test_properties_and_addresses_of_nodes() -> None:
     """A partition says which it is in the function's bits; newer drivers above them."""
     assert parse_properties("simd_count 1216\nname gfx942\nx -1\n") == {"simd_count": 1216}
-    assert pci_address(0, 0xC300) == pci_address(0, 0xC303) == pci_address(0, 0xC300 | 5 << 28) == "0000:c3:00.0"
+    assert (
+        pci_address(0, 0xC300)
+        == pci_address(0, 0xC303)
+        == pci_address(0, 0xC300 | 5 << 28)
+        == "0000:c3:00.0"
+    )
     assert pci_address(2, 0x0508) == "0002:05:01.0"
 
 

@@ -32,7 +32,7 @@ VALUES = {name: 100 + number for number, name in enumerate(ATTRIBUTES[:48])} | {
 def read(data: bytes, name: str) -> list[int]:
     """Return the numbers of a field, by its place."""
     place = layout_of(data).fields[name]
-    return list(struct.unpack_from(f"<{place.count}{place.type}", data, place.offset))
+    return list(struct.unpack_from(f"<{place.numbers}{place.type}", data, place.offset))
 
 
 @pytest.mark.parametrize("revision", STRUCTURES)
@@ -50,7 +50,7 @@ def test_every_field_is_where_the_header_puts_it(revision: str) -> None:
             offset = structure.xcp_stats.offset + int(partition) * ctypes.sizeof(owner)
         descriptor = getattr(owner, field)
         expected = offset + descriptor.offset, descriptor.size
-        assert (place.offset, place.count * place.element_bytes) == expected, name
+        assert (place.offset, place.numbers * place.element_bytes) == expected, name
 
 
 @pytest.mark.parametrize("revision", STRUCTURES)
@@ -116,7 +116,7 @@ def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> N
         return
     each = 8 // partitions
     dies = [die for number in range(partitions) for die in read(data, busy_name(number))]
-    assert dies == list(range(8)) and fields[busy_name(0)].count == each
+    assert dies == list(range(8)) and fields[busy_name(0)].numbers == each
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,9 @@ def test_garbage_never_raises_anything_else(data: bytes) -> None:
     except MetricsError:
         return
     for place in layout.fields.values():
-        assert 0 <= place.offset and place.offset + place.count * place.element_bytes <= layout.size
+        assert (
+            place.offset >= 0 and place.offset + place.numbers * place.element_bytes <= layout.size
+        )
 
 
 @given(st.sampled_from(sorted(STRUCTURES)), st.integers(0, 3872), st.integers(0, 255))

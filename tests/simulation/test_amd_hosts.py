@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.contract import frame
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
-from gangline.simulator.amd import ABSENT_KINDS, CLOCK_MAX_HERTZ, KERNEL_LINES, LINKS, TOLD
+from gangline.simulator.amd import ABSENT_KINDS, AMD_SIGNALS, CLOCK_MAX_HERTZ, KERNEL_LINES, LINKS
 from gangline.simulator.machine import AMD_GPU_NAME, GPU_NAME
 from gangline.simulator.readings import incident_events
 from gangline.simulator.scenario_file import load
@@ -23,11 +24,16 @@ from gangline.simulator.world import World
 SETTINGS = load()
 
 
-def small(classes: tuple[str, ...] = (), hosts: int = 12, **changes: object) -> World:
+def small(classes: tuple[str, ...] = (), hosts: int = 12, **changes: Any) -> World:
     """Return a mixed world of few hosts, in which nothing happens but *classes*."""
     scenario = replace(
-        SETTINGS.scenarios["mixed"], hosts=hosts, classes=classes, days=0.02, parade_seconds=0.0, **changes
-    )  # type: ignore[arg-type]
+        SETTINGS.scenarios["mixed"],
+        hosts=hosts,
+        classes=classes,
+        days=0.02,
+        parade_seconds=0.0,
+        **changes,
+    )
     return World("mixed", 3, settings=replace(SETTINGS, scenarios={"mixed": scenario}))
 
 
@@ -48,28 +54,37 @@ def test_the_second_half_has_amds_gpus() -> None:
     }  # fmt: skip
 
 
-def test_what_amds_driver_does_not_tell_is_missing() -> None:
+def test_what_the_driver_of_amd_does_not_tell_is_missing() -> None:
     """The model's remapped rows stood on GPUs that have none, and their clock was an H100's."""
     blocks = blocks_of(small(), 9)
-    assert not any(table.startswith(ABSENT_KINDS) and any(block.valid) for table, block in blocks.items())
-    told = {
+    assert not any(
+        table.startswith(ABSENT_KINDS) and any(block.valid) for table, block in blocks.items()
+    )
+    shown = {
         BY_ID[signal_id].name
         for block in blocks.values()
         for column, signal_id in enumerate(block.signal_ids)
-        if BY_ID[signal_id].device_kind == "gpu" and any(block.valid[column * block.rows : (column + 1) * block.rows])
+        if BY_ID[signal_id].device_kind == "gpu"
+        and any(block.valid[column * block.rows : (column + 1) * block.rows])
     }
-    assert told <= TOLD and "gpu.sm_clock_hertz" in told and "gpu.remap_failed_state" not in told
+    assert (
+        shown <= AMD_SIGNALS
+        and "gpu.sm_clock_hertz" in shown
+        and "gpu.remap_failed_state" not in shown
+    )
     clocks = dict(zip(blocks["gpu_1s"].signal_ids, range(99), strict=False))[1000]
     values = [blocks["gpu_1s"].floats[clocks * 8 + row] for row in range(8)]
     assert max(values) <= CLOCK_MAX_HERTZ * 1.08
     links = blocks.get("nvlink_10s_changes")
     if links is not None:
-        shown = [name for row, name in enumerate(links.devices) if any(links.valid[row :: links.rows])]
-        assert len(shown) == 8 * LINKS
+        with_values = [
+            name for row, name in enumerate(links.devices) if any(links.valid[row :: links.rows])
+        ]
+        assert len(with_values) == 8 * LINKS
 
 
 @pytest.mark.parametrize("name", sorted(KERNEL_LINES))
-def test_a_fault_is_told_by_amds_driver(name: str) -> None:
+def test_a_fault_is_told_by_the_driver_of_amd(name: str) -> None:
     """An XID of an AMD GPU is one that nobody ever saw."""
     world = small()
     events = list(incident_events(SETTINGS.classes[name], world.machines[9], 1, 2, 0.5))
@@ -89,7 +104,12 @@ def test_a_mixed_fleet_is_well() -> None:
         for delivery in step.deliveries:
             host = world.names.index(delivery.host)
             if delivery.host not in fleet.names:
-                fleet.register(delivery.host, simulated=True, boot_id=delivery.boot_id, devices=world.devices(host))
+                fleet.register(
+                    delivery.host,
+                    simulated=True,
+                    boot_id=delivery.boot_id,
+                    devices=world.devices(host),
+                )
             fleet.observe(delivery.host, read_frame(delivery.frame), step.now_ns)
         judged = evaluate(fleet, step.now_ns, judged)
     assert judged is not None

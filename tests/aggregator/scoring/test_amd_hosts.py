@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collector import run_collector
-from gangline.agent.collectors import COLLECTORS
 from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.inventory import amd_gpus
 from gangline.aggregator.config import AggregatorConfig
@@ -20,11 +19,12 @@ from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.score_rows import with_gpu_states
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
+from gangline.contract.block import Block
 from gangline.contract.signal import PERIOD_SECONDS
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.amd_host import NAMES, SECOND_NS, AmdHost
-from tests.amd_metrics import Value
 from tests.aggregator.query.asking import rows_of
+from tests.amd_metrics import Value
 from tests.worlds import START_NS, UPTIME_NS, World, gpu_of
 
 CLOCK_MEGAHERTZ, WATTS = 2050, 640
@@ -83,7 +83,9 @@ class AmdFleet:
         """Register a host with what its inventory finds."""
         host, name = self.hosts[number], self.names[number]
         found = amd_gpus.gpus(host.host.roots)
-        devices = [telemetry_pb2.Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in found]
+        devices = [
+            telemetry_pb2.Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in found
+        ]
         boot = bytes([number + 1]) * 16
         self.fleet.register(name, simulated=False, boot_id=boot, devices=devices)
         if self.store is not None:
@@ -110,13 +112,17 @@ class AmdFleet:
         host.clock.now_ns = self.now_ns - START_NS + UPTIME_NS
         for gpu in range(8):
             table, more = self.tables[8 * number + gpu], self.grow[8 * number + gpu]
-            steps = {"accumulation_counter": 1000, "firmware_timestamp": 10**8, "energy_accumulator": WATTS << 16}
+            steps = {
+                "accumulation_counter": 1000,
+                "firmware_timestamp": 10**8,
+                "energy_accumulator": WATTS << 16,
+            }
             for name, step in (steps | more).items():
                 value = table[name]
                 assert isinstance(value, int)
                 table[name] = value + step
             host.set(gpu, REVISION, **table)
-        blocks = []
+        blocks: list[Block] = []
         for name in ("host_1s", *NAMES):
             collector = host.collector(name)
             if self.second % PERIOD_SECONDS[collector.pace] == 1 % PERIOD_SECONDS[collector.pace]:
@@ -126,7 +132,9 @@ class AmdFleet:
         received = read_frame(frame)
         self.fleet.observe(self.names[number], received, self.now_ns)
         if self.store is not None:
-            taken = self.store.submit_frame(self.names[number], received, self.now_ns - boottime_ns, lambda _: None)
+            taken = self.store.submit_frame(
+                self.names[number], received, self.now_ns - boottime_ns, lambda _: None
+            )
             assert taken
 
     def change(self, gpu: int, **values: Value) -> None:
@@ -150,7 +158,9 @@ def fleet(tmp_path: Path) -> Iterator[AmdFleet]:
     """A fleet of AMD hosts that has run for a while, all well."""
     made = AmdFleet(tmp_path)
     made.run(21)
-    assert {made.score(n).state for n in range(3)} == {HealthState.HEALTHY}, made.score().reason_message
+    assert {made.score(n).state for n in range(3)} == {HealthState.HEALTHY}, (
+        made.score().reason_message
+    )
     yield made
 
 
@@ -186,7 +196,9 @@ def lost_data(fleet: AmdFleet) -> None:
 
 
 def bad_page(fleet: AmdFleet) -> None:
-    (fleet.hosts[0].folder(2) / "ras/gpu_vram_bad_pages").write_text("0x00000001 : 0x00001000 : P\n")
+    (fleet.hosts[0].folder(2) / "ras/gpu_vram_bad_pages").write_text(
+        "0x00000001 : 0x00001000 : P\n"
+    )
 
 
 def link_down(fleet: AmdFleet) -> None:
@@ -223,7 +235,9 @@ def test_a_fault_of_an_amd_gpu_is_found_by_the_rule_that_nvidias_is(
     assert finding in fleet.names_found(), score.reason_message
     assert score.state is state, score.reason_message
     assert words in " ".join(evidence.words for evidence in score.evidence)
-    assert fleet.hosts[0].key(2) in {evidence.device.partition("/")[0] for evidence in score.evidence}
+    assert fleet.hosts[0].key(2) in {
+        evidence.device.partition("/")[0] for evidence in score.evidence
+    }
     assert [fleet.score(n).state for n in (1, 2)] == [HealthState.HEALTHY] * 2
 
 
@@ -235,7 +249,9 @@ def test_noisy_links_are_called_by_their_name(fleet: AmdFleet) -> None:
     def more() -> None:
         nonlocal errors
         errors += 50
-        (fleet.hosts[0].folder(2) / "ras/xgmi_wafl_err_count").write_text(f"ue: 0\nce: {errors}\nde: 0\n")
+        (fleet.hosts[0].folder(2) / "ras/xgmi_wafl_err_count").write_text(
+            f"ue: 0\nce: {errors}\nde: 0\n"
+        )
 
     fleet.run(70, more)
     assert fleet.names_found() == {"nvlink.crc"}
@@ -243,6 +259,7 @@ def test_noisy_links_are_called_by_their_name(fleet: AmdFleet) -> None:
     assert f"{fleet.hosts[0].key(2)}/xgmi" == fleet.score().evidence[0].device
 
 
+@pytest.mark.slow
 def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None) -> None:
     """An operator asks for it as for any other GPU."""
     fleet = AmdFleet(tmp_path / "hosts", folder=tmp_path / "store")
@@ -254,7 +271,9 @@ def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None)
         score = fleet.score()
         assert score.state is HealthState.DEGRADED and fleet.names_found() == {"gpu.power"}
         assert fleet.snapshot is not None
-        fleet.store.submit_scores(fleet.snapshot, with_gpu_states(fleet.snapshot, fleet.snapshot.hosts))
+        fleet.store.submit_scores(
+            fleet.snapshot, with_gpu_states(fleet.snapshot, fleet.snapshot.hosts)
+        )
     finally:
         fleet.store.close(60.0)  # commits all, and writes the operators' file
     key = fleet.hosts[0].key(2)
@@ -263,7 +282,8 @@ def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None)
         def rows(query: str) -> list[tuple[object, ...]]:
             return rows_of(connection, query)[1]
 
-        states = dict(rows("SELECT gpu, state FROM ops.gpu_scores WHERE host = 'amd0'"))
+        gpus = rows("SELECT gpu, state FROM ops.gpu_scores WHERE host = 'amd0'")
+        states = {gpu: state for gpu, state in gpus}
         assert states.pop(key) == "DEGRADED" and set(states.values()) == {"HEALTHY"}
         ((words, sql),) = rows(f"SELECT words, sql FROM evidence WHERE device = '{key}'")
         assert "power brake" in str(words) and rows(str(sql))
@@ -293,7 +313,13 @@ def test_vendors_are_not_each_others_peers(tmp_path: Path) -> None:
     assert len(states) == 7 and set(states.values()) == {HealthState.HEALTHY}
     brake(amd)
     device = gpu_of(nvidia.hosts[1], 0)
-    nvidia.hosts[1].set("gpu_1s", device, sm_clock_hertz=1.1e9, temperature_celsius=88, clock_event_reasons_flags=0x20)
+    nvidia.hosts[1].set(
+        "gpu_1s",
+        device,
+        sm_clock_hertz=1.1e9,
+        temperature_celsius=88,
+        clock_event_reasons_flags=0x20,
+    )
     amd.run(30, both)
     assert amd.snapshot is not None
     found = {h.host: h for h in amd.snapshot.hosts if h.state is not HealthState.HEALTHY}
