@@ -140,13 +140,18 @@ METRICS = (
     *(pack(revision, {}) for revision in STRUCTURES),
     *(
         pack_described(
-            {"temperature_hotspot": 60, "gfx_busy_inst": [7] * 8, "num_partition": 8}, counters=width
+            {"temperature_hotspot": 60, "gfx_busy_inst": [7] * 8, "num_partition": 8},
+            counters=width,
         )
         for width in "IQ"
     ),
 )
-BAD_PAGES = b"0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F\n"
-PROPERTIES = b"simd_count 1216\ngpu_id 51247\nlocation_id 1280\ndomain 0\nvendor_id 4098\nnum_xcc 8\n"
+BAD_PAGES = (
+    b"0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F\n"
+)
+PROPERTIES = (
+    b"simd_count 1216\ngpu_id 51247\nlocation_id 1280\ndomain 0\nvendor_id 4098\nnum_xcc 8\n"
+)
 
 
 def fuzz_gpu_metrics(source: random.Random) -> str:
