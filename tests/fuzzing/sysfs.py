@@ -166,7 +166,7 @@ def fuzz_gpu_metrics(source: random.Random) -> str:
         return REFUSED
     assert 0 < layout.size <= len(table) and layout.fields
     for name, place in layout.fields.items():
-        assert 0 <= place.offset and place.numbers >= 1 and place.end <= layout.size, name
+        assert place.offset >= 0 and place.numbers >= 1 and place.end <= layout.size, name
     for offset, mark in layout.marks:
         assert table[offset : offset + len(mark)] == mark
     return ACCEPTED
