@@ -16,6 +16,7 @@ BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
     "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
+    "amd_sweep": "the sweep over eight AMD GPUs against a C program that reads the same files",
     "phases": "tracker, history and period of eight GPUs at 10 Hz against a C loop that only copies the ring",
     "check": "`gangline check` of a prolog against the bare start of an interpreter",
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",

@@ -17,7 +17,20 @@ from tests.hosts import unpack
 PORTS = 12
 FILES_MIN = 710
 #: Those of NVML, and the ones that wait by themselves for what the kernel tells.
-NOT_OF_FILES = ("gpu", "nvlink", "nvml", "c2c", "mig", "kernel_log", "rtnetlink", "kubelet")
+NOT_OF_FILES = (
+    "gpu",
+    "nvlink",
+    "nvml",
+    "c2c",
+    "mig",
+    "amdgpu",
+    "xgmi",
+    "ras",
+    "kfd",
+    "kernel_log",
+    "rtnetlink",
+    "kubelet",
+)
 
 
 def make_host(folder: Path) -> Roots:

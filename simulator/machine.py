@@ -12,11 +12,15 @@ from enum import IntEnum
 
 import numpy as np
 
+from ..agent.collectors import SAME_TABLES
 from ..contract.wire import telemetry_pb2
 
 GPUS = 8
 GPU_NAME = "NVIDIA H100 80GB HBM3 (simulated)"
 GPU_MEMORY_BYTES = 85_520_809_984  # 81559 MiB
+#: Of hosts with AMD's GPUs; what else is otherwise on them is in `amd.py`.
+AMD_GPU_NAME = "AMD Instinct MI300X (simulated)"
+AMD_MEMORY_BYTES = 206_141_652_992  # 196,592 MiB
 SM_CLOCK_MAX_HERTZ = 1980e6
 MEMORY_CLOCK_HERTZ = 2619e6
 POWER_LIMIT_WATTS = 700.0
@@ -100,6 +104,8 @@ _DEVICES: dict[str, tuple[str, ...]] = {
         "power_meter@ACPI000D:00/power1",
     ),
 }
+#: What reads NVIDIA's GPUs -> what reads AMD's into the same tables.
+_AMD_COLLECTORS = {theirs: name for name, theirs in SAME_TABLES.items()}
 #: Kinds that have a row for each GPU.
 _GPU_KINDS = ("gpu", "gpu_fast", "gpu_fabric")
 KINDS = (*_DEVICES, *_GPU_KINDS, "nvlink")
@@ -111,6 +117,7 @@ class SimulatedMachine:
 
     name: str
     gpus: tuple[str, ...]
+    is_amd: bool = False  # else NVIDIA's: what that changes is in `amd.py`
 
     def devices_of(self, kind: str) -> tuple[str, ...]:
         """Return the keys of its devices of *kind*, in the order of their rows."""
@@ -118,6 +125,8 @@ class SimulatedMachine:
             return tuple(
                 f"{gpu}/link{link}" for gpu in self.gpus for link in range(NVLINKS_PER_GPU)
             )
+        if kind == "collector" and self.is_amd:
+            return tuple(_AMD_COLLECTORS.get(name, name) for name in COLLECTORS)
         return self.gpus if kind in _GPU_KINDS else _DEVICES[kind]
 
     def inventory(self) -> list[telemetry_pb2.Device]:
@@ -126,10 +135,11 @@ class SimulatedMachine:
             _device(
                 "gpu",
                 key,
-                name=GPU_NAME,
+                name=AMD_GPU_NAME if self.is_amd else GPU_NAME,
                 pci_address=GPU_ADDRESSES[i],
                 index=str(i),
-                memory_bytes=str(GPU_MEMORY_BYTES),
+                memory_bytes=str(AMD_MEMORY_BYTES if self.is_amd else GPU_MEMORY_BYTES),
+                **({"vendor": "AMD"} if self.is_amd else {}),
             )
             for i, key in enumerate(self.gpus)
         ]
@@ -145,10 +155,15 @@ def _device(kind: str, key: str, **attributes: str) -> telemetry_pb2.Device:
     return telemetry_pb2.Device(kind=kind, key=key, attributes=attributes | {"simulated": "true"})
 
 
-def build_machines(hosts: int, random: np.random.Generator) -> list[SimulatedMachine]:
-    """Return *hosts* machines, `sim-000` and so on; the GPUs' UUIDs are drawn."""
+def build_machines(
+    hosts: int, random: np.random.Generator, amd_ratio: float = 0.0
+) -> list[SimulatedMachine]:
+    """Return *hosts* machines, `sim-000` and so on; the GPUs' UUIDs are drawn. The last *amd_ratio* of them are AMD's."""
+    first_amd = hosts - round(hosts * amd_ratio)
     return [
-        SimulatedMachine(f"sim-{i:03d}", tuple(f"GPU-{_uuid(random)}" for _ in range(GPUS)))
+        SimulatedMachine(
+            f"sim-{i:03d}", tuple(f"GPU-{_uuid(random)}" for _ in range(GPUS)), i >= first_amd
+        )
         for i in range(hosts)
     ]
 

@@ -46,9 +46,11 @@ from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, PORT_BYTES_PER_SECOND
 class FleetHardware:
     """All hosts' parts; arrays are (hosts, 8)."""
 
-    def __init__(self, spread: PartVariation, seed: int, hosts: int) -> None:
+    def __init__(
+        self, spread: PartVariation, seed: int, hosts: int, amd_ratio: float = 0.0
+    ) -> None:
         self.machines: list[SimulatedMachine] = build_machines(
-            hosts, named_random(seed, "machines")
+            hosts, named_random(seed, "machines"), amd_ratio
         )
         random = named_random(seed, "parts")
         shape = hosts, GPUS

@@ -14,6 +14,7 @@ from ..contract.wire import telemetry_pb2
 from . import host_tables
 from . import machine as parts
 from . import tables as ports
+from .amd import KERNEL_LINES as AMD_KERNEL_LINES
 from .faults import Ints
 from .incidents import Rows, named_random
 from .jobs import SimulatedJob
@@ -513,7 +514,9 @@ def incident_events(
     """Yield what the agent tells of an incident of *each* when its onset is over. No clock is set."""
     gpu = max(part, 0)
     texts: tuple[str, ...] = _KERNEL_LINES.get(each.name, ())
-    if each.name == "hbm":
+    if machine.is_amd:
+        texts = AMD_KERNEL_LINES.get(each.name, ())
+    elif each.name == "hbm":
         failed = variant < each.remap_failed_ratio
         texts = (*_HBM_LINES, _NOT_REMAPPED_LINE if failed else _REMAPPED_LINE)
     for text in texts:

@@ -156,6 +156,7 @@ class Scenario:
     classes: tuple[str, ...]
     about: str
     nvlink_hosts: int = 1  # hosts of one NVLink domain; of more than one, a domain is a rack
+    amd_ratio: float = 0.0  # of the hosts, the last of them: these have AMD's GPUs
     stage_seconds: Pair = (0.0, 0.0)
     jobs: JobShapes | None = None  # instead of the file's
 

@@ -271,6 +271,7 @@ def _check_scenario(scenario: Scenario, settings: WorldSettings) -> None:
     _check_bounds(f"{where} rate_factor", scenario.rate_factor, 0.0, 1e4)
     _check_bounds(f"{where} parade_seconds", scenario.parade_seconds, 0.0, 1e6)
     _check_bounds(f"{where} nvlink_hosts", scenario.nvlink_hosts, 1, NVLINK_HOSTS_MAX)
+    _check_bounds(f"{where} amd_ratio", scenario.amd_ratio, 0.0, 1.0)
     _check_range(f"{where} stage_seconds", scenario.stage_seconds, 0.0, 1e6)
     if scenario.stage_seconds[1] and scenario.parade_seconds:
         raise ScenarioError(f"{where} stage_seconds: expected no parade_seconds beside it")

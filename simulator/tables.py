@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS, Kind, Signal
 from ..contract.signals import TABLES
+from .amd import as_amd
 from .machine import KINDS, SimulatedMachine
 
 # ----------------------------------------------------------------------
@@ -26,6 +27,9 @@ _UNAVAILABLE = (
     "rdma.receive_icrc_errors",  # of RoCE
     "pcie.aer_root_port_*",  # GPUs and NICs are no root ports
     "gpu.retired_*",  # before Ampere
+    "gpu.violation_socket_*",  # AMD's, as the next two
+    "gpu.violation_regulator_*",
+    "gpu.violation_memory_*",
     # Since Hopper the driver tells errors as those of DRAM and of SRAM (nvidia-smi -q of an H100).
     "gpu.ecc_*_l1_errors",
     "gpu.ecc_*_l2_errors",
@@ -64,6 +68,7 @@ class _HostTable:
         self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
         self._ints_of, self._valid_of = list(self.ints), list(self.valid)
         self._block_revisions = [(0, 0)] * len(machines)  # revisions of each host's block
+        self._is_amd = [machine.is_amd for machine in machines]
 
     def block(self, host: int) -> Block:
         revision, valid_revision = self._block_revisions[host]
@@ -72,6 +77,8 @@ class _HostTable:
             if valid_revision != self.valid_revision:
                 np.copyto(self._valid[host], self._valid_of[host])
             self._block_revisions[host] = self.revision, self.valid_revision
+            if self._is_amd[host]:
+                as_amd(self.blocks[host])
         return self.blocks[host]
 
 

@@ -70,7 +70,9 @@ class World:
             raise ScenarioError(f"seed {seed}: expected 0 or more")
         self.seed, self.start_wall_ns = seed, start_wall_ns
         self.schedule: WorldSchedule = build_schedule(self.settings, self.scenario, seed)
-        self.hardware = FleetHardware(self.settings.spread, seed, self.scenario.hosts)
+        self.hardware = FleetHardware(
+            self.settings.spread, seed, self.scenario.hosts, self.scenario.amd_ratio
+        )
 
     @property
     def seconds(self) -> float:

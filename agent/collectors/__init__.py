@@ -20,7 +20,7 @@ from .rdma import rdma_1s, rdma_10s
 from .settings import Services, SettingsMinute
 from .tasks import BlockedTasks
 
-__all__ = ["COLLECTORS", "Roots"]
+__all__ = ["COLLECTORS", "SAME_TABLES", "Roots"]
 
 
 def _gpu_1s(roots: Roots) -> Collector:
@@ -101,7 +101,59 @@ def _nvml_events_10s(roots: Roots) -> Collector:
     return NvmlEvents(roots)
 
 
-#: Every collector by its name: device kind and pace, as in the tables that it fills.
+def _amdgpu_1s(roots: Roots) -> Collector:
+    from .amdgpu import AmdGpuSecond
+
+    return AmdGpuSecond(roots)
+
+
+def _amdgpu_10s(roots: Roots) -> Collector:
+    from .amdgpu import AmdGpuTenSeconds
+
+    return AmdGpuTenSeconds(roots)
+
+
+def _amdgpu_60s(roots: Roots) -> Collector:
+    from .amdgpu import AmdGpuMinute
+
+    return AmdGpuMinute(roots)
+
+
+def _xgmi_10s(roots: Roots) -> Collector:
+    from .amdgpu_parts import XgmiLinks
+
+    return XgmiLinks(roots)
+
+
+def _amdgpu_partition_10s(roots: Roots) -> Collector:
+    from .amdgpu_parts import AmdPartitions
+
+    return AmdPartitions(roots)
+
+
+def _ras_10s(roots: Roots) -> Collector:
+    from .amdgpu_parts import RasBlocks
+
+    return RasBlocks(roots)
+
+
+def _kfd_process_1s(roots: Roots) -> Collector:
+    from .amdgpu_parts import KfdProcesses
+
+    return KfdProcesses(roots)
+
+
+#: Collectors that fill tables of another vendor's: name -> the collector that these tables are named after.
+SAME_TABLES = {
+    "amdgpu_1s": "gpu_1s",
+    "amdgpu_10s": "gpu_10s",
+    "amdgpu_60s": "gpu_60s",
+    "xgmi_10s": "nvlink_10s",
+    "amdgpu_partition_10s": "mig_10s",
+    "kfd_process_1s": "gpu_process_1s",
+}
+
+#: Every collector by its name: device kind and pace, as in the tables that it fills; or see SAME_TABLES.
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "host_1s": HostSecond,
     "host_10s": HostTenSeconds,
@@ -144,8 +196,15 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "nvlink_10s": _nvlink_10s,
     "c2c_10s": _c2c_10s,
     "mig_10s": _mig_10s,
+    "amdgpu_1s": _amdgpu_1s,
+    "amdgpu_10s": _amdgpu_10s,
+    "amdgpu_60s": _amdgpu_60s,
+    "xgmi_10s": _xgmi_10s,
+    "amdgpu_partition_10s": _amdgpu_partition_10s,
+    "ras_10s": _ras_10s,
     "gpu_process_1s": _gpu_process_1s,
-    "gpu_job_1s": _gpu_job_1s,  # after the one that lists the processes
+    "kfd_process_1s": _kfd_process_1s,
+    "gpu_job_1s": _gpu_job_1s,  # after those that list the processes
     "kubelet_10s": _kubelet_10s,
     "gpu_fabric_1s": _gpu_fabric_1s,
     "nvml_events_10s": _nvml_events_10s,

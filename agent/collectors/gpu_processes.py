@@ -92,7 +92,7 @@ ROWS_MAX = 8192
 #: PID have been given to another within a second.
 UNCHANGED_TURNS_MAX = 9
 
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class GpuProcesses(GpuPartsCollector):
@@ -156,7 +156,7 @@ class GpuProcesses(GpuPartsCollector):
 
     def _starts(self, pids: Iterable[int]) -> dict[int, int]:
         tasks = read_tasks(self._roots.proc, map(str, pids))
-        return {task.number: task.start_ticks * _TICK_NS for task in tasks}
+        return {task.number: task.start_ticks * TICK_NS for task in tasks}
 
 
 def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess, ...]:
@@ -693,7 +693,7 @@ class GpuJobs:
         if not tracked.source:
             attributes["unknown"] = self._unknown_reason(tracked)
         if tracked.snapshot and not tracked.is_reused:
-            numbers["start_nanoseconds"] = tracked.snapshot.start_ticks * _TICK_NS
+            numbers["start_nanoseconds"] = tracked.snapshot.start_ticks * TICK_NS
             numbers["user_id"] = tracked.snapshot.user_id
             numbers["namespace_pid"] = tracked.snapshot.namespace_pid
             attributes |= tracked.snapshot.owner.attributes()

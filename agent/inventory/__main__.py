@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..hardware.files import Roots
-from . import HostDevice, host, links
+from . import HostDevice, amd_gpus, host, links
 from .gpus import gpus
 
 #: In the order in which they are printed.
@@ -31,6 +31,7 @@ SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
     "RDMA ports": links.rdma,
     "network interfaces": links.interfaces,
     "GPUs": gpus,
+    "AMD GPUs": amd_gpus.gpus,
 }
 
 
@@ -56,7 +57,10 @@ def main(arguments: list[str]) -> int:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     roots = Roots(options.sys, options.proc, options.nvml)
     left_out = None if options.leave_out == "all" else _names(options.leave_out)
-    sections = SECTIONS | {"GPUs": lambda roots: gpus(roots, left_out)}
+    sections = SECTIONS | {
+        "GPUs": lambda roots: gpus(roots, left_out),
+        "AMD GPUs": lambda roots: amd_gpus.gpus(roots, left_out),
+    }
     found, problems = run_sections(sections, roots, options.seconds)
     answer = {
         "devices": [

@@ -73,7 +73,7 @@ class LineRule:
     #: Attributes that are always the same for this kind of line.
     attributes: Mapping[str, str] = field(default_factory=dict)
     #: Last word on what was read, where a table cannot say it.
-    finish: Callable[[ParsedLine], ParsedLine] | None = None
+    finish: Callable[[ParsedLine], ParsedLine | None] | None = None
 
     def read(self, text: str) -> ParsedLine | None:
         """Return what *text* tells, None if it is of another kind. Never raises."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...contract.xid.decode import VARYING, decode
 from ..hardware.network import was_up
+from .amdgpu import AMDGPU_RULES
 from .record import (
     ATTRIBUTES_MAX,
     BDF,
@@ -713,6 +714,7 @@ NETWORK_RULES = (
 
 RULES: tuple[LineRule, ...] = (
     *NVIDIA_RULES,
+    *AMDGPU_RULES,
     *PCIE_RULES,
     *MACHINE_RULES,
     *NETWORK_RULES,

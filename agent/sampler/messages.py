@@ -381,7 +381,7 @@ GPU, HOST = "gpu", "host"
 #: Samplers of all kinds at once: two lanes, a standby, those that look at one device, those that were left behind.
 #: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
 PROCESSES_MAX = 16
-#: Kinds of collectors that call NVML, or stand on what those of the same process have found.
+#: Kinds of collectors that call NVML or read AMD's GPUs, or stand on what those of the same process have found.
 GPU_KINDS = frozenset(
     {
         "gpu",
@@ -393,6 +393,11 @@ GPU_KINDS = frozenset(
         "c2c",
         "mig",
         "nvml_events",
+        "amdgpu",
+        "amdgpu_partition",
+        "xgmi",
+        "ras",
+        "kfd_process",
     }
 )
 

@@ -46,7 +46,7 @@ from .tracked_signals import TRACKED_COUNTERS, TRACKED_SIGNALS
 #: Attributes that rules, `fleet.py`, `peers.py` and `pcie_topology.py` ask for.
 ATTRIBUTES = (
     "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
-    "vbios",
+    "vbios", "vendor",
 )  # fmt: skip
 #: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
 ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")

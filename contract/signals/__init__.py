@@ -63,6 +63,7 @@ SIGNAL_GROUPS = (
     SignalGroup("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
     SignalGroup("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),
     SignalGroup("nvlink", gpu.NVLINK_TEXT, gpu.NVLINK_SIGNALS),
+    SignalGroup("ras", gpu.RAS_TEXT, gpu.RAS_SIGNALS),
     SignalGroup("nvml events", gpu.NVML_EVENTS_TEXT, gpu.NVML_EVENTS_SIGNALS),
 )
 SIGNALS: tuple[Signal, ...] = tuple(signal for part in SIGNAL_GROUPS for signal in part.signals)

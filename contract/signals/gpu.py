@@ -2,7 +2,32 @@
 
 from ..signal import Kind, Pace, Signal
 
-GPU_TEXT = """GPUs, through NVML. Device: the GPU's UUID."""
+GPU_TEXT = """GPUs: NVIDIA's through NVML, AMD's from what the kernel's driver shows in sysfs. Device: the GPU's UUID; `GPU-` and the
+unique id of an AMD GPU, its PCI address where it has none. Each die of an MI250X is a GPU.
+
+AMD's GPUs have rows in the same tables, under the same signals; the source below is NVIDIA's. Theirs, fields of `gpu_metrics`
+(revisions 1.3 to 1.8, from 1.9 as it describes itself) where no other file is named:
+
+| signal | of an AMD GPU |
+|---|---|
+| `sm_clock_hertz`, `memory_clock_hertz`, `video_clock_hertz` | `current_gfxclk`, the mean of the compute dies that there are; `current_uclk`; `current_vclk0` |
+| `sm_clock_max_hertz`, `memory_clock_max_hertz` | the highest level of `pp_dpm_sclk`, `pp_dpm_mclk` |
+| `power_watts`, `power_limit_watts`, `energy_joules` | `curr_socket_power`, else `average_socket_power`; hwmon `power1_cap`; `energy_accumulator`, 2^-16 J each |
+| `temperature_celsius`, `memory_temperature_celsius`, `temperature_slowdown_celsius` | `temperature_hotspot`; `temperature_mem`; hwmon `temp2_crit` |
+| `utilization_ratio`, `memory_utilization_ratio` | `average_gfx_activity`, `average_umc_activity` |
+| `memory_used_bytes`, `memory_total_bytes`, `bar1_*` | `mem_info_vram_used`, `_total`; `mem_info_vis_vram_used`, `_total`: what the CPU can reach |
+| `violation_power_`, `violation_hw_power_brake_`, `violation_thermal_nanoseconds` | `ppt_`, `prochot_residency_acc`; the longest of the three of heat: firmware cycles, as time by `accumulation_counter` and the table's timestamp |
+| `clock_event_reasons_flags` | what held for 5 % of the time since the table before: 0x4 PPT, 0x20 heat of the socket or the HBM, 0x40 heat of voltage regulators, 0x80 PROCHOT. Revision 1.3: `indep_throttle_status`. 1.4 and 1.5 do not say why: missing |
+| `pcie_*` | link and width, replays, roll-overs, recoveries, NAKs sent and received |
+| `ecc_*_volatile_errors` | sums of the RAS blocks (below) but those of links |
+| `retired_uncorrected_pages`, `retirement_pending_state` | `ras/gpu_vram_bad_pages`: retired (R); pending or not to be had (P, F) |
+| `mig_mode_state` | 1: split into compute partitions (all but SPX) |
+
+No counterpart, so missing: `recovery_action`, `performance_state`, `temperature_margin_celsius`, application clocks, row remaps
+(bad pages are the same loss), ECC counts in the part's life and by cache, PCIe bytes, encoder and decoder, `memory_reserved_bytes`, and
+the tables `gpu_fast`, `gpu_phase` and `gpu_fabric`. The other die of an MI250X has no power and no limit of its own: its clock
+is judged only while the firmware says that it is held down. Of AMD's what is not read: use of the VCN engines, `gfx_low_utilization_acc`
+and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows NVIDIA's, and its AMD lanes are blind."""
 
 GPU_SIGNALS = (
     Signal(1000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(SM)", "pace of the compute units"),
@@ -70,6 +95,9 @@ GPU_SIGNALS = (
     Signal(1123, "gpu.power_limit_requested_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 192 NVML_FI_DEV_POWER_REQUESTED_LIMIT, else nvmlDeviceGetPowerManagementLimit", "the limit that somebody on this host asked for"),
     Signal(1124, "gpu.module_power_watts", Kind.GAUGE, Pace.SECOND, "field 186 NVML_FI_DEV_POWER_INSTANT, scope 1", "power of the whole module, GPU and CPU, of a superchip"),
     Signal(1125, "gpu.violation_thermal_check_nanoseconds", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetViolationStatus(THERMAL), deprecated in NVML 13", "the same as violation_thermal by another way: where they part, one of them lies", on_change=True),
+    Signal(2700, "gpu.violation_socket_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics socket_thm_residency_acc", "time held down by the heat of the package", on_change=True),
+    Signal(2701, "gpu.violation_regulator_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics vr_thm_residency_acc", "time held down by the heat of its voltage regulators", on_change=True),
+    Signal(2702, "gpu.violation_memory_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics hbm_thm_residency_acc", "time held down by the heat of its memory", on_change=True),
     Signal(1130, "gpu.temperature_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", "where it switches itself off"),
     Signal(1131, "gpu.memory_temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(MEM_MAX)", "where software slows it down for its memory's heat"),
     Signal(1132, "gpu.temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(GPU_MAX)", "where it may be held below its base clock"),
@@ -258,7 +286,8 @@ STEP_SIGNALS = (
     Signal(2607, "step.user_number", Kind.STATE, Pace.SECOND, "owner of the slot", "user that the process runs as"),
 )
 
-GPU_PROCESS_TEXT = """Processes on GPUs. Device: `GPU-uuid/PID`, under MIG `GPU-uuid/gi1/ci0/PID`."""
+GPU_PROCESS_TEXT = """Processes on GPUs. Device: `GPU-uuid/PID`, under MIG `GPU-uuid/gi1/ci0/PID`, in a partition of AMD's `GPU-id/gi1/PID`.
+Of AMD GPUs: who has queues or memory there, of `/sys/class/kfd/kfd/proc`, memory of `vram_*` there, each 10 s."""
 
 GPU_PROCESS_SIGNALS = (
     Signal(1470, "gpu_process.memory_used_bytes", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetComputeRunningProcesses_v3, ...Graphics..., ...MPSCompute...", "GPU memory that the process holds", on_change=True),
@@ -268,7 +297,10 @@ GPU_PROCESS_SIGNALS = (
     Signal(1474, "gpu_process.compute_instance_number", Kind.STATE, Pace.SECOND, "nvmlProcessInfo_t.computeInstanceId", "MIG compute instance that it runs in", on_change=True),
 )
 
-MIG_TEXT = """MIG devices. Device: `MIG-uuid`; its GPU is in the inventory. The mode of each GPU is `gpu.mig_mode_state`."""
+MIG_TEXT = """MIG devices. Device: `MIG-uuid`; its GPU is in the inventory. The mode of each GPU is `gpu.mig_mode_state`.
+
+Compute partitions of AMD GPUs (DPX, TPX, QPX, CPX) are such instances: `GPU-id/xcp3`, with number, share of the memory, compute units
+(`multiprocessors_count`) and dies of KFD's topology, and `sm_active_ratio` of `gfx_busy_inst`."""
 
 MIG_SIGNALS = (
     Signal(1440, "mig.gpu_instance_number", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetGpuInstanceId", "GPU instance that it is in", on_change=True),
@@ -288,7 +320,10 @@ MIG_SIGNALS = (
     Signal(1454, "mig.memory_bandwidth_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "GPM 10 NVML_GPM_METRIC_DRAM_BW_UTIL, by nvmlGpmMigSampleGet; Hopper and later", "mean share of its GPU instance's memory bandwidth in use"),
 )
 
-NVLINK_TEXT = """NVLinks of each GPU, and its links to a Grace CPU (C2C). Device: `GPU-uuid/link0`, `GPU-uuid/c2c0`."""
+NVLINK_TEXT = """NVLinks of each GPU, and its links to a Grace CPU (C2C). Device: `GPU-uuid/link0`, `GPU-uuid/c2c0`.
+
+XGMI links of AMD GPUs are such links: bytes (`xgmi_read_data_acc`, `xgmi_write_data_acc`, KiB), state and speed of `gpu_metrics`; errors
+are counted for all links of a GPU together: `crc_errors` of `GPU-id/xgmi`, all that the RAS block `xgmi_wafl` counts."""
 
 def _fec(symbols: int) -> Signal:
     return Signal(1356 + symbols, f"nvlink.fec_history_{symbols}_count", Kind.COUNTER, Pace.TEN_SECONDS, f"field {235 + symbols} NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_{symbols}", f"blocks in which error correction mended {symbols} symbols; weight moving to higher bins is a link going bad")
@@ -341,4 +376,13 @@ NVML_EVENTS_SIGNALS = (
     Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the set is then made anew", on_change=True),
     Signal(2323, "nvml_events.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made, on all GPUs and on none", on_change=True),
     Signal(1495, "gpu.driver_event", Kind.EVENT, Pace.EVENT, "NVML events: ECC, MIG configuration, page retirement, poison, GPU unavailable, recovery action", "the driver reported it without an XID; NVML's event type in `code`"),
+)
+
+RAS_TEXT = """Errors that the RAS blocks of AMD GPUs have counted since the driver loaded. Device: `GPU-id/umc`; `umc` is the
+memory, `gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. Asked every 10 s: each look asks the firmware."""
+
+RAS_SIGNALS = (
+    Signal(2710, "ras.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ce", "errors that the block repaired", on_change=True),
+    Signal(2711, "ras.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ue", "errors that it could not repair", on_change=True),
+    Signal(2712, "ras.deferred_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, de, from Linux 6.9", "lost data that nobody has read yet", on_change=True),
 )

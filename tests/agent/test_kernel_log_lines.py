@@ -57,6 +57,29 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "version 535.161.08.": ("gpu.driver_message", 0, "host", 0, "", {}),
     "nvidia: probe of 0000:02:00.0 failed with error -1":
         ("gpu.driver_message", 0, "0000:02:00.0", 0, "", {}),
+    # amdgpu, of several kernels
+    "amdgpu 0000:c3:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block":
+        ("gpu.ras_error", 1, "0000:c3:00.0", 0, "", {"block": "umc", "errors": "2"}),
+    "amdgpu 0000:de:0d.0: amdgpu: {17}socket: 4, die: 0, 3 new correctable hardware errors detected in gfx block":
+        ("gpu.ras_error", 0, "0000:de:0d.0", 0, "", {"block": "gfx", "socket": "4", "die": "0"}),
+    "amdgpu 0000:c3:00.0: amdgpu: socket: 0, die: 1, 1 new deferred hardware errors detected in umc block":
+        ("gpu.ras_error", 2, "0000:c3:00.0", 0, "", {"kind": "deferred"}),
+    "amdgpu 0000:68:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!":
+        ("gpu.ras_error", 1, "0000:68:00.0", 0, "", {"source": "ERREVENT_ATHUB_INTERRUPT"}),
+    "amdgpu 0000:c2:00.0: amdgpu: RAS records:2100 exceed threshold:2048":
+        ("gpu.ras_error", 3, "0000:c2:00.0", 0, "", {"records": "2100"}),
+    "amdgpu 0000:c2:00.0: amdgpu: Saved bad pages 257 reaches threshold value 256":
+        ("gpu.ras_error", 3, "0000:c2:00.0", 0, "", {"pages": "257"}),
+    "amdgpu 0000:c2:00.0: ring comp_1.0.1 timeout, signaled seq=166926, emitted seq=166928":
+        ("gpu.hang", 0, "0000:c2:00.0", 0, "", {"ring": "comp_1.0.1"}),
+    "amdgpu 0000:c2:00.0: amdgpu: ring sdma0 timeout, but soft recovered":
+        ("gpu.hang", 1, "0000:c2:00.0", 0, "", {"ring": "sdma0"}),
+    "amdgpu 0000:c2:00.0: amdgpu: HWS hang": ("gpu.hang", 0, "0000:c2:00.0", 0, "", {}),
+    "amdgpu 0000:e3:00.0: amdgpu: GPU reset begin!": ("gpu.reset", 0, "0000:e3:00.0", 0, "", {}),
+    "amdgpu 0000:e3:00.0: amdgpu: GPU reset(9) failed": ("gpu.reset", 1, "0000:e3:00.0", 0, "", {}),
+    "amdgpu 0000:e3:00.0: amdgpu: GPU reset end with ret = -62":
+        ("gpu.reset", 1, "0000:e3:00.0", 0, "", {"error": "-62"}),
+    "amdgpu 0000:e3:00.0: amdgpu: device lost from bus!": ("gpu.lost", 0, "0000:e3:00.0", 0, "", {}),
     "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 46 egress sequence ID error (First)":
         ("nvswitch.sxid", 12020, "0000:c1:00.0", 0, "", {"link": "46", "switch": "nvidia-nvswitch3"}),
     "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Non-fatal, LTSSM Fault Up":
@@ -308,6 +331,11 @@ QUIET = (
     "python[4711]: segfault at 8 ip 00007f00 sp 00007f01 error 4 in libcuda.so.570[7f00+1000]",
     "traps: python[4711] general protection fault ip:7f00 sp:7f01 error:0 in libc.so[7f00+1000]",
     "INFO: lockdep is turned off.",
+    "amdgpu 0000:c3:00.0: amdgpu: no uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c3:00.0: amdgpu: {17}socket: 4, die: 0, 3 correctable hardware errors detected in total in gfx block",
+    "amdgpu 0000:04:00.0: amdgpu: GPU reset(2) succeeded!",
+    "amdgpu 0000:04:00.0: amdgpu: ring gfx_0.0.0 test failed",
 )
 
 
@@ -410,7 +438,8 @@ def test_every_event_of_the_table_is_in_the_catalogue() -> None:
     """A name that nobody knows would be stored and never judged; and the other way round."""
     named = {rule.name for rule in RULES}
     assert all(BY_NAME[name].kind is Kind.EVENT for name in named)
-    rows = {s.name for s in BY_NAME.values() if 2210 <= s.signal_id < 2225 or s.signal_id == 2226}
+    ids = {*range(2210, 2225), 2226, 2720, 2721, 2722}
+    rows = {s.name for s in BY_NAME.values() if s.signal_id in ids}
     assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
 
 

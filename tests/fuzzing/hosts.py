@@ -216,6 +216,8 @@ def names_of(host: Host, folder: Path) -> set[str]:
     for slaves in host.roots.sys.glob("class/net/*/bonding/slaves"):
         if not names.isdisjoint(slaves.read_text().split()):
             names.add(slaves.parts[-3])
+    # A GPU of AMD's goes by its unique id.
+    names |= {f"GPU-{path.read_text().strip()}" for path in folder.rglob("unique_id")}
     if "cpu" in folder.parts:
         names.add("host")  # the heat brakes of all cores are one sum
     for chip, place in power.chips(host.roots.sys).items():

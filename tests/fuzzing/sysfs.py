@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import struct
 
-from gangline.agent.hardware import network, pci, settings, storage
+from gangline.agent.hardware import amdgpu, network, pci, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
+from gangline.agent.hardware.gpu_metrics import MetricsError, layout_of
 from gangline.agent.hardware.host import parse_timex
 from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
 from gangline.agent.inventory.gpus import fabric, platform
 from gangline.ext import counterfiles
 from gangline.ext.counterfiles import Meter
 from gangline.ext.nvml_parts import bit_error_ratio
+from tests.amd_metrics import STRUCTURES, pack, pack_described
 from tests.fuzzing.damage import (
     ACCEPTED,
     ODD_WORDS,
@@ -131,6 +133,55 @@ def _config() -> bytes:
     struct.pack_into("<I", space, 0x100, 1 | 1 << 16 | 0x148 << 20)  # AER, then ACS at 0x148
     struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0, 0x1D)
     return bytes(space)
+
+
+#: Tables of AMD's firmware, one of each revision.
+METRICS = (
+    *(pack(revision, {}) for revision in STRUCTURES),
+    *(
+        pack_described(
+            {"temperature_hotspot": 60, "gfx_busy_inst": [7] * 8, "num_partition": 8},
+            counters=width,
+        )
+        for width in "IQ"
+    ),
+)
+BAD_PAGES = (
+    b"0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n0x00000003 : 0x00001000 : F\n"
+)
+PROPERTIES = (
+    b"simd_count 1216\ngpu_id 51247\nlocation_id 1280\ndomain 0\nvendor_id 4098\nnum_xcc 8\n"
+)
+
+
+def fuzz_gpu_metrics(source: random.Random) -> str:
+    """A table of any revision, cut or turned anywhere: places within it, or words."""
+    table = source.choice(METRICS)
+    for _ in range(source.randrange(4)):
+        table = flipped(table, source)
+    try:
+        layout = layout_of(table)
+    except MetricsError as error:
+        assert 0 < len(str(error)) < 400
+        return REFUSED
+    assert 0 < layout.size <= len(table) and layout.fields
+    for name, place in layout.fields.items():
+        assert place.offset >= 0 and place.numbers >= 1 and place.end <= layout.size, name
+    for offset, mark in layout.marks:
+        assert table[offset : offset + len(mark)] == mark
+    return ACCEPTED
+
+
+def fuzz_amd_files(source: random.Random) -> str:
+    """Bad pages, levels and KFD's properties: numbers that can be, or none."""
+    pages = amdgpu.parse_bad_pages(damaged(BAD_PAGES, source))
+    assert pages.reserved >= 0 and pages.pending >= 0
+    level = amdgpu.parse_levels_max(text(damaged(b"0: 132Mhz\n1: 2100Mhz *\n", source)))
+    assert level is None or 0 < level < 1e12
+    properties = amdgpu.parse_properties(text(damaged(PROPERTIES, source)))
+    assert all(0 <= number <= U64_MAX for number in properties.values())
+    check(properties)
+    return outcome(level)
 
 
 def fuzz_smart_page(source: random.Random) -> str:
@@ -256,6 +307,8 @@ def fuzz_bit_error_ratio(source: random.Random) -> str:
 
 
 TARGETS = {
+    "gpu-metrics": fuzz_gpu_metrics,
+    "amd-files": fuzz_amd_files,
     "counter-files": fuzz_counter_files,
     "pci": fuzz_pci,
     "config-space": fuzz_config_space,

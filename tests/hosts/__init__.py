@@ -5,6 +5,8 @@ The lines of such a file:
     /sys/class/net/eth0/mtu = 1500              a file of one line; `\\n` in it begins another
     /sys/class/net/eth0/device -> ../../../x    a symbolic link
     /sys/class/net/eth0/queues/                 an empty folder
+    gpu_metrics ~ 1.8 curr_socket_power=640 ... a table of the amdgpu driver (`tests/amd_metrics.py`): its revision,
+                                                and fields; `2094*8` and `1,0,1` are arrays, the rest is all ones
     [/sys/class/net/eth0]                       the folder of the names that follow:
       mtu = 1500
     # ...                                       a remark
@@ -19,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.agent.hardware.files import Roots
+from tests.amd_metrics import Value, pack, pack_described
 
 HERE = Path(__file__).parent
-NAMES = ("gb200-nvl72", "h100-ib", "h200-roce", "plain-vm")
+NAMES = ("gb200-nvl72", "h100-ib", "h200-roce", "mi250x", "mi300x-cpx", "mi300x-spx", "plain-vm")
 LATER = "@later"
 #: A name that no loader finds, so that the NVML of the machine which runs the tests is not asked.
 NO_NVML = "no-nvml-here.so"
@@ -69,6 +72,22 @@ def _make(folder: Path, name: str, rest: str) -> None:
     sign, _, text = rest.partition(" ")
     if sign == "->":
         place.symlink_to(text)
+    elif sign == "~":
+        place.write_bytes(metrics_table(text))
     elif sign == "=":
         content = text.replace("\\n", "\n").replace("\\t", "\t")
         place.write_text(content + "\n" if content else "")
+
+
+def metrics_table(text: str) -> bytes:
+    """Return the table of a line `1.8 curr_socket_power=640 current_gfxclk=2094*8`."""
+    revision, *pairs = text.split()
+    values = {name: _numbers(number) for name, _, number in (pair.partition("=") for pair in pairs)}
+    return pack_described(values, counters="Q") if revision == "1.9" else pack(revision, values)
+
+
+def _numbers(text: str) -> Value:
+    number, _, times = text.partition("*")
+    if times:
+        return [int(number)] * int(times)
+    return [int(each) for each in text.split(",")] if "," in text else int(text)

@@ -17,7 +17,7 @@ TEXT = PATH.read_text()
 def test_every_class_says_where_its_numbers_come_from() -> None:
     """A rate without a source is an opinion; one that nobody has published says so."""
     settings = load()
-    assert len(settings.classes) == 32 and len(settings.scenarios) == 13
+    assert len(settings.classes) == 32 and len(settings.scenarios) == 14
     for each in settings.classes.values():
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:

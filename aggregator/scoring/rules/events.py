@@ -64,6 +64,32 @@ EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
     ("gpu.driver_message", 0): _event_kind(
         "gpu.driver_message", H, Reason.NONE, 1.0, "its driver complained"
     ),
+    ("gpu.ras_error", 0): _event_kind(
+        "gpu.ras_error.corrected", W, MEMORY, 1.5, "it repaired errors (RAS)", count_min=CORRECTED_MIN
+    ),
+    ("gpu.ras_error", 1): _event_kind(
+        "gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it met errors that it could not repair (RAS)"
+    ),
+    ("gpu.ras_error", 2): _event_kind(
+        "gpu.ras_error.deferred", W, MEMORY, 10.0, "it lost data that nobody has read yet (RAS)"
+    ),
+    ("gpu.ras_error", 3): _event_kind(
+        "gpu.ras_error.replace", S, Reason.HBM_REMAP, 50.0,
+        "more of its memory is bad than its driver lets pass: AMD's service guide says whether to replace it",
+    ),
+    ("gpu.hang", 0): _event_kind(
+        "gpu.hang", W, Reason.XID_FATAL, 5.0, "a queue of it hung, and its driver resets it"
+    ),
+    ("gpu.hang", 1): _event_kind(
+        "gpu.hang.recovered", H, Reason.NONE, 1.0, "a queue of it hung, and came back by itself"
+    ),
+    ("gpu.reset", 0): _event_kind(
+        "gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"
+    ),
+    ("gpu.reset", 1): _event_kind(
+        "gpu.reset_failed", U, Reason.XID_FATAL, 1000.0,
+        "its driver could not reset it; only a reboot brings it back",
+    ),
     ("pcie.aer", 0): _event_kind(
         "pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe repaired an error (AER)"
     ),

@@ -142,10 +142,13 @@ FABRICS = (
 def links(view: FleetView) -> Iterator[Symptom]:
     """A link that was up is down, or makes errors as its peers do not.
 
+    Links between AMD's GPUs (XGMI) stand in the same tables, and are called by their own name.
     The host's other GPUs step together with its own and wait for it: they are counted in words, and have no fault.
     """
     waiting: dict[int, list[str]] = {}
     for one in _links(view):
+        if _is_xgmi(view, one.host, one.device):
+            one = replace(one, message=one.message.replace("NVLink", "XGMI link"))
         if one.host not in waiting:
             waiting[one.host] = _waiting(view, one.host)
         gpu = one.device.partition("/")[0]
@@ -154,6 +157,12 @@ def links(view: FleetView) -> Iterator[Symptom]:
             many = f"{others} other GPUs wait" if others > 1 else "other GPU waits"
             one = replace(one, message=f"{one.message}; its host's {many} for it meanwhile")
         yield one
+
+
+def _is_xgmi(view: FleetView, host: int, link: str) -> bool:
+    """Say whether a link is one of AMD's, by what the inventory says of its GPU."""
+    attributes = view.fleet.attributes[host].get(("gpu", link.partition("/")[0]), {})
+    return attributes.get("vendor", "") == "AMD"
 
 
 def _links(view: FleetView) -> Iterator[Symptom]:

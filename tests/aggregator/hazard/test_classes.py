@@ -57,6 +57,7 @@ OF_REASONS = {
     Reason.FABRIC: "link",
     Reason.RAIL_DOWN: "link",
     Reason.ECC_TREND: "memory",
+    Reason.HBM_REMAP: "memory",  # gpu.ras_error.replace
     Reason.HOST_CPU: "host",
     Reason.STORAGE: "host",
     Reason.BLIND: OTHER,

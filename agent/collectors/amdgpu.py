@@ -1,0 +1,598 @@
+"""AMD GPUs, from sysfs, in the tables and under the signals that NVIDIA's have.
+
+Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`), by a plan that is made when a table's
+header is first seen or changes. What the table lacks comes from small files beside it. A GPU is known by the unique id that
+ROCm knows it by, and by its PCI address where it has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ...contract.block import Block, is_float
+from ...contract.signal import Pace
+from ...contract.signals import BY_NAME, TABLES, index_of
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ...ext.amdgpu import FAILED, FIRST, MEAN, READ, SHORT, SPARED, HeldTime, TableFiles, TableValue
+from ...ext.counterfiles import NUMBER, CounterFiles
+from ...ext.nvml import ALL_BITS, Rows
+from ..clock import Clock
+from ..collector import call_slot_name
+from ..events import EventPublisher
+from ..hardware.amdgpu import (
+    GENERATIONS,
+    AmdGpu,
+    is_off_bus,
+    link_max,
+    parse_levels_max,
+    read_bad_pages,
+)
+from ..hardware.files import Roots, read_text
+from ..hardware.gpu_metrics import FieldPlace, MetricsError, MetricsLayout, layout_of
+from .amdgpu_session import MEMORY_BLOCK, amd_session_of
+from .block_writer import Cells, put
+from .gpu import GpuLifecycle
+
+log = logging.getLogger(__name__)
+
+# ----------------------------------------------------------------------
+# What of the table is which signal.
+
+#: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*), by what AMD's firmware calls it.
+POWER_CAP, SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 0x4, 0x20, 0x40, 0x80
+#: Held for this share of the time between two tables, a reason is one.
+HELD_SHARE_MIN = 0.05
+#: Bits of `indep_throttle_status` (SMU_THROTTLER_* of drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h) -> reasons.
+STATUS_BITS = (
+    (0xFF, POWER_CAP),  # PPT0 to PPT3, SPL, FPPT, SPPT, SPPT_APU
+    (0xFF << 16, POWER_CAP),  # currents: TDC_*, EDC_*, APCC
+    (0x3F << 32, SOFTWARE_THERMAL),  # GPU, core, memory, edge, hot spot, SoC
+    (0xFF << 38, HARDWARE_THERMAL),  # voltage regulators and their VRHOT, liquid
+    (0x3 << 46, POWER_BRAKE),  # PROCHOT
+)
+
+
+class MetricSource(NamedTuple):
+    """A signal and the fields of the table that it may be, the first that is there. Bounds are those of the raw number."""
+
+    signal: str
+    fields: tuple[str, ...]
+    scale: float = 1.0
+    reduce: int = FIRST
+    least: float = 0.0
+    most: float = 2.0**64
+    bits: int = 64
+
+
+MEGAHERTZ, KIBIBYTES = 1e6, 1024.0
+SOURCES = (
+    # Each compute die (XCD) has a clock of its own; those that the part lacks read as all ones.
+    MetricSource("gpu.sm_clock_hertz", ("current_gfxclk",), MEGAHERTZ, MEAN, 1, 10_000),
+    MetricSource("gpu.memory_clock_hertz", ("current_uclk",), MEGAHERTZ, FIRST, 1, 10_000),
+    # Of the two dies of an MI250X one says what the package draws, and the other 0.
+    MetricSource("gpu.power_watts", ("curr_socket_power", "average_socket_power"), 1.0, FIRST, 1, 10_000),
+    MetricSource("gpu.energy_joules", ("energy_accumulator",), 2.0**-16, FIRST, 1),
+    MetricSource("gpu.temperature_celsius", ("temperature_hotspot",), 1.0, FIRST, 1, 200),
+    MetricSource("gpu.memory_temperature_celsius", ("temperature_mem",), 1.0, FIRST, 1, 200),
+    MetricSource("gpu.utilization_ratio", ("average_gfx_activity",), 0.01, FIRST, 0, 100),
+    MetricSource("gpu.memory_utilization_ratio", ("average_umc_activity",), 0.01, FIRST, 0, 100),
+    MetricSource("gpu.video_clock_hertz", ("current_vclk0",), MEGAHERTZ, FIRST, 1, 10_000),
+    MetricSource("gpu.jpeg_utilization_ratio", ("jpeg_activity",), 0.01, MEAN, 0, 100),
+    MetricSource("gpu.pcie_width_lanes", ("pcie_link_width",), 1.0, FIRST, 1, 32),
+    MetricSource("gpu.pcie_replays_count", ("pcie_replay_count_acc",), bits=32),
+    MetricSource("gpu.pcie_replay_rollovers_count", ("pcie_replay_rover_count_acc",), bits=32),
+    MetricSource("gpu.pcie_recoveries_count", ("pcie_l0_to_recov_count_acc",), bits=32),
+    MetricSource("gpu.pcie_naks_sent_count", ("pcie_nak_sent_count_acc",), bits=32),
+    MetricSource("gpu.pcie_naks_received_count", ("pcie_nak_rcvd_count_acc",), bits=32),
+)  # fmt: skip
+_SOCKET, _REGULATOR, _MEMORY = (
+    "socket_thm_residency_acc",
+    "vr_thm_residency_acc",
+    "hbm_thm_residency_acc",
+)
+#: Time held down, by the firmware's counters of cycles: signal, its counters, and the reason that it is.
+HELD = (
+    ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
+    ("gpu.violation_hw_power_brake_nanoseconds", ("prochot_residency_acc",), POWER_BRAKE),
+    ("gpu.violation_socket_thermal_nanoseconds", (_SOCKET,), SOFTWARE_THERMAL),
+    ("gpu.violation_memory_thermal_nanoseconds", (_MEMORY,), SOFTWARE_THERMAL),
+    ("gpu.violation_regulator_thermal_nanoseconds", (_REGULATOR,), HARDWARE_THERMAL),
+    ("gpu.violation_thermal_nanoseconds", (_SOCKET, _MEMORY, _REGULATOR), 0),
+)
+#: When a table was made: its field, and nanoseconds each.
+TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
+
+
+class Targets:
+    """Where a signal's values go: the blocks of a lane, as a pass writes them."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.buffers = [(block.cells, block.valid) for block in blocks]
+        self._columns = {
+            signal.name: (number, column, block.rows)
+            for number, block in enumerate(blocks)
+            for column, signal in enumerate(TABLES[block.table])
+        }
+
+    def cell(self, signal: str, row: int) -> tuple[int, int] | None:
+        """Return target and index of a row's cell; None of a signal that the lane does not have."""
+        if signal not in self._columns:
+            return None
+        number, column, rows = self._columns[signal]
+        return number, column * rows + row
+
+
+def table_value(source: MetricSource, place: FieldPlace, cell: tuple[int, int]) -> TableValue:
+    """Return how a field of the table becomes a cell."""
+    gauge = is_float(BY_NAME[source.signal].signal_id)
+    return TableValue(
+        *cell, gauge, place.offset, place.type, place.numbers,
+        source.reduce, source.scale, source.least, source.most, source.bits,
+    )  # fmt: skip
+
+
+def values_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[TableValue]:
+    """Yield what a lane takes of a GPU's table."""
+    for source in SOURCES:
+        cell = targets.cell(source.signal, row)
+        field = next((name for name in source.fields if name in layout.fields), "")
+        if cell is not None and field:
+            yield table_value(source, layout.fields[field], cell)
+
+
+def held_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[HeldTime]:
+    """Yield what holds a GPU down, by the counters that its table has."""
+    for signal, names, flag in HELD:
+        cell = targets.cell(signal, row)
+        places = [layout.fields[name] for name in names if name in layout.fields]
+        if cell is not None and places:
+            yield HeldTime(
+                *cell, [(place.offset, place.type) for place in places], flag, HELD_SHARE_MIN
+            )
+
+
+# ----------------------------------------------------------------------
+# The tables of all GPUs, and their plans.
+
+
+class MetricsTables:
+    """`gpu_metrics` of every GPU. A table that cannot be read is that GPU's missing cells, and has words."""
+
+    def __init__(
+        self,
+        gpus: Sequence[AmdGpu],
+        buffers: Sequence[tuple[bytearray, bytearray]],
+        plan: Callable[[TableFiles, int, MetricsLayout], None],
+    ) -> None:
+        """*plan*: says of a GPU by its number what to take of its table."""
+        self.errors: dict[int, str] = {}
+        self._plan = plan
+        self._gpus = gpus
+        self._files = TableFiles(buffers)
+        for gpu in gpus:
+            self._files.add_file(f"{gpu.folder}/gpu_metrics", call_slot_name(gpu.address))
+
+    def add_number(self, number: int, path: str, cell: tuple[int, int]) -> None:
+        """Read a file of one number with a GPU's table."""
+        self._files.add_number(number, path, *cell)
+
+    def exclude(self, devices: frozenset[str]) -> None:
+        """Read no table of these GPUs."""
+        self._files.spare(devices)
+
+    def read(self) -> None:
+        """Read all tables. Never raises; `errors` has the words of each that is missing."""
+        if not self._files.read():
+            if self.errors:
+                self.errors.clear()
+            return
+        is_new = False
+        self.errors.clear()
+        for number in range(len(self._gpus)):
+            state = self._files.state(number)
+            if state not in (READ, SPARED):
+                is_new |= not self._is_current(number, state)
+        if is_new and self._files.read():
+            for number in range(len(self._gpus)):
+                if self._files.state(number) not in (READ, SPARED) and number not in self.errors:
+                    self.errors[number] = self._error_of(
+                        number, "gpu_metrics changes from read to read"
+                    )
+
+    def _is_current(self, number: int, state: int) -> bool:
+        """Plan a table whose header is new. True: nothing can be read of it, and why is noted."""
+        if state == FAILED:
+            error = self._files.error(number)
+            hint = ": let the agent read it" if error == 13 else ""
+            self.errors[number] = self._error_of(number, f"gpu_metrics: {os.strerror(error)}{hint}")
+            return True
+        try:
+            layout = layout_of(self._files.data(number))
+            if state == SHORT:
+                raise MetricsError(f"gpu_metrics {layout.revision} ends before what it had before")
+            self._plan(self._files, number, layout)
+        except MetricsError as error:
+            self.errors[number] = self._error_of(number, str(error))
+            return True
+        return False
+
+    def _error_of(self, number: int, text: str) -> str:
+        return f"GPU {self._gpus[number].address}: {text}"
+
+    def is_failed(self, number: int) -> bool:
+        """Say whether the kernel refused the last read."""
+        return self._files.state(number) == FAILED
+
+    def data(self, number: int) -> bytes:
+        """Return a table as it was read last; empty where it was not."""
+        return self._files.data(number) if self._files.state(number) == READ else b""
+
+
+class AmdCollector:
+    """The signals of AMD GPUs of one pace, in blocks that NVIDIA's have too.
+
+    `collect` raises NoData where the driver shows no GPU, AccessDenied beside GPUs of NVIDIA.
+    """
+
+    enters_driver = True
+    #: The tables that it fills, in the order of its blocks.
+    tables: tuple[str, ...] = ()
+
+    def __init__(self, name: str, pace: Pace, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        self.name, self.pace = name, pace
+        self.access_error = ""
+        self._roots = roots
+        self._session = amd_session_of(roots, clock)
+        self._generation = -1
+        self._publisher: EventPublisher | None = None
+        self._blocks: tuple[Block, ...] = ()
+
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher: what becomes of a GPU is told at once."""
+        self._publisher = publisher
+
+    def close(self) -> None:
+        """Let go of all files; the next turn opens them again."""
+        self._generation, self._blocks = -1, ()
+
+    def exclude(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing; their rows remain, and are missing."""
+        self._session.exclude(devices)
+        self._exclude(devices)
+
+    def collect(self) -> Sequence[Block]:
+        """Read every GPU that is not excluded."""
+        now_ns = self._session.refresh()
+        if self._generation != self._session.generation:
+            self._generation = self._session.generation
+            self._build(self._session.gpus)
+            self._exclude(self._session.excluded)
+        self._read(now_ns)
+        return self._blocks
+
+    def _exclude(self, devices: frozenset[str]) -> None:
+        """Tell the files."""
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        """Make the blocks of these GPUs."""
+        raise NotImplementedError
+
+    def _read(self, now_ns: int) -> None:
+        """Fill the blocks."""
+        raise NotImplementedError
+
+
+class AmdTables(AmdCollector):
+    """A lane that reads `gpu_metrics`, and small files, into rows of GPUs."""
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._blocks = tuple(Block(table, [gpu.key for gpu in gpus]) for table in self.tables)
+        self._cells = Cells(self._blocks)
+        self._targets = Targets(self._blocks)
+        self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
+        self._files = CounterFiles(self._targets.buffers, kept_max=8 * len(gpus))
+        self._has_files = False
+        for row, gpu in enumerate(gpus):
+            for path, signal, scale in self._files_of(gpu):
+                self._add_file(gpu, row, path, signal, scale)
+
+    def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
+        """Yield path, signal and scale of the small files that are read each turn."""
+        yield from ()
+
+    def _add_file(self, gpu: AmdGpu, row: int, path: str, signal: str, scale: float) -> None:
+        cell = self._targets.cell(signal, row)
+        if cell is not None and os.path.exists(path):
+            self._has_files = True
+            self._files.add_file(path, group=gpu.key, device=call_slot_name(gpu.address))
+            gauge = is_float(BY_NAME[signal].signal_id)
+            self._files.add_cell(cell[1], target=cell[0], shape=NUMBER, scale=scale, gauge=gauge)
+
+    def _plan(self, files: TableFiles, row: int, layout: MetricsLayout) -> None:
+        """Say what this lane takes of a GPU's table."""
+        values = [*values_of(layout, self._targets, row)]
+        held = [*held_of(layout, self._targets, row)]
+        cycles = layout.fields.get("accumulation_counter")
+        time = next(
+            ((layout.fields[name], ns) for name, ns in TIMES if name in layout.fields), None
+        )
+        status = layout.fields.get("indep_throttle_status")
+        files.plan(
+            row, layout.size, layout.marks, values, held,
+            cycles=cycles and (cycles.offset, cycles.type),
+            time=time and (time[0].offset, time[0].type, time[1]),
+            flags=self._targets.cell("gpu.clock_event_reasons_flags", row) if cycles or status else None,
+            status=status and (status.offset, STATUS_BITS),
+            least_bytes=max((place.end for place in self._beside(layout)), default=0),
+        )  # fmt: skip
+
+    def _beside(self, layout: MetricsLayout) -> list[FieldPlace]:
+        """Return the fields that a lane reads from the table by itself."""
+        return []
+
+    def _exclude(self, devices: frozenset[str]) -> None:
+        if self._blocks:
+            self._metrics.exclude(devices)
+            self._files.spare(devices)
+
+    def _read(self, now_ns: int) -> None:
+        self._metrics.read()
+        if self._has_files:
+            self._files.read()
+        errors = self._metrics.errors
+        self.access_error = next(iter(errors.values())) if errors else ""
+
+
+# ----------------------------------------------------------------------
+# The lanes.
+
+#: The energy falls only when the GPU's counters began again; a gauge of doubles.
+NEVER_FALL = {"gpu.energy_joules": 0}
+
+
+class AmdGpuSecond(AmdTables):
+    """What changes within a second: clocks and why they are held down, power, heat, use, memory, sums of RAS counts.
+
+    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory whenever
+    the GPUs are not what they were; a GPU whose counters began again has another epoch.
+    """
+
+    tables = ("gpu_1s", "gpu_1s_changes")
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("amdgpu_1s", Pace.SECOND, roots, clock)
+        self._lifecycle = GpuLifecycle()
+        self._is_any_lost = False
+        self._errors_count: dict[str, int] = {}
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        super()._build(gpus)
+        self._gpus = gpus
+        for row, gpu in enumerate(gpus):
+            cell = self._targets.cell("gpu.memory_used_bytes", row)
+            if cell is not None:
+                self._metrics.add_number(row, f"{gpu.folder}/mem_info_vram_used", cell)
+        self._ras_changes = [-1] * len(gpus)
+        self._holdings: object = None
+        self._total = [_number(f"{gpu.folder}/mem_info_vram_total") for gpu in gpus]
+        columns = [(*self._cells.column_of(name), mask) for name, mask in NEVER_FALL.items()]
+        self._counts = Rows(len(gpus), columns)
+        self._used = Rows(len(gpus), [(*self._cells.column_of("gpu.memory_used_bytes"), ALL_BITS)])
+        changes = self._lifecycle.update({gpu.key: gpu.address for gpu in gpus}, "", 0)
+        if changes:
+            self._request_inventory("; ".join(changes))
+        for row, gpu in enumerate(gpus):
+            self._cells.put("gpu.lost_state", row, 0)
+            self._cells.put("gpu.calls_failed_errors", row, self._errors_count.get(gpu.key, 0))
+            self._put_epoch(row)
+
+    def _read(self, now_ns: int) -> None:
+        super()._read(now_ns)
+        for row in self._used.changed():
+            used, total = self._cells.number("gpu.memory_used_bytes", row), self._total[row]
+            free = None if used is None or total is None else max(0.0, total - used)
+            put(self._blocks[0], "gpu.memory_free_bytes", row, free)
+        if self._metrics.errors or self._is_any_lost:
+            self._check_lost()
+        for row in self._counts.fallen():
+            self._lifecycle.restart([self._gpus[row].key])
+            self._request_inventory(
+                f"GPU {self._gpus[row].key} was reset: its counters began again"
+            )
+            self._put_epoch(row)
+        self._session.ras.read(now_ns, 1)
+        changes = self._session.ras.changes
+        if changes != self._ras_changes:
+            for row, count in enumerate(changes):
+                if count != self._ras_changes[row]:
+                    self._put_errors(row)
+            self._ras_changes = [*changes]
+        if self._session.holdings is not self._holdings:
+            self._holdings = self._session.holdings
+            self._put_processes()
+
+    def _put_errors(self, row: int) -> None:
+        for kind in ("corrected", "uncorrected"):
+            count = self._session.ras.total(self._gpus[row], f"ras.{kind}_errors")
+            self._cells.put(f"gpu.ecc_{kind}_volatile_errors", row, count)
+
+    def _put_processes(self) -> None:
+        holdings = self._session.holdings
+        numbers = {
+            partition.kfd_id: row
+            for row, gpu in enumerate(self._gpus)
+            for partition in gpu.partitions
+        }
+        pids: list[set[int]] = [set() for _ in self._gpus]
+        for holding in holdings or ():
+            if holding.kfd_id in numbers:
+                pids[numbers[holding.kfd_id]].add(holding.pid)
+        for row, of_gpu in enumerate(pids):
+            count = None if holdings is None else float(len(of_gpu))
+            put(self._blocks[0], "gpu.processes_count", row, count)
+
+    def _check_lost(self) -> None:
+        """Notice who fell off the bus, and who answers again: where no table is missing, nobody is asked."""
+        errors = self._metrics.errors
+        if errors:
+            self._session.check_soon()
+        lost: dict[str, bool] = {}
+        for row, gpu in enumerate(self._gpus):
+            if row in errors and self._metrics.is_failed(row):
+                count = self._errors_count[gpu.key] = self._errors_count.get(gpu.key, 0) + 1
+                self._cells.put("gpu.calls_failed_errors", row, count)
+            if gpu.address not in self._session.excluded:
+                lost[gpu.key] = row in errors and is_off_bus(gpu.folder)
+                self._cells.put("gpu.lost_state", row, int(lost[gpu.key]))
+        for change in self._lifecycle.update_lost(lost):
+            message = "fell off the bus" if change.state == "lost" else "answers again"
+            text = f"GPU {change.key} at {change.address} {message}"
+            self._request_inventory(text)
+            if self._publisher:
+                self._publisher.publish(
+                    HealthEvent(
+                        device_kind="gpu",
+                        device=change.address,
+                        name="gpu.lost",
+                        message=text,
+                        attributes={"state": change.state, "uuid": change.key},
+                    )
+                )
+        self._is_any_lost = self._lifecycle.any_lost
+        for row in range(len(self._gpus)):
+            self._put_epoch(row)
+
+    def _put_epoch(self, row: int) -> None:
+        self._cells.put(
+            "gpu.counter_epoch_count", row, self._lifecycle.epochs.get(self._gpus[row].key, 0)
+        )
+
+    def _request_inventory(self, reason: str) -> None:
+        log.info("%s", reason, extra={"cause": "gpu.lifecycle"})
+        if self._publisher:
+            self._publisher.request_inventory(reason)
+
+
+class AmdGpuTenSeconds(AmdTables):
+    """What changes slowly: limits, the PCIe link and its errors, bad pages, whether the GPU is split."""
+
+    tables = ("gpu_10s", "gpu_10s_changes")
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("amdgpu_10s", Pace.TEN_SECONDS, roots, clock)
+
+    def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
+        yield f"{gpu.folder}/mem_info_vram_total", "gpu.memory_total_bytes", 1.0
+        yield f"{gpu.folder}/mem_info_vis_vram_used", "gpu.bar1_used_bytes", 1.0
+        yield f"{gpu.folder}/mem_info_vis_vram_total", "gpu.bar1_total_bytes", 1.0
+        if gpu.hwmon:
+            yield f"{gpu.hwmon}/power1_cap", "gpu.power_limit_watts", 1e-6
+            yield f"{gpu.hwmon}/temp2_crit", "gpu.temperature_slowdown_celsius", 1e-3
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        super()._build(gpus)
+        self._gpus = gpus
+        self._speeds: list[FieldPlace | None] = [None] * len(gpus)
+        for row, gpu in enumerate(gpus):
+            generation, lanes = link_max(self._roots.sys, gpu)
+            ten = self._blocks[0]
+            put(ten, "gpu.pcie_generation_max_number", row, generation)
+            put(ten, "gpu.pcie_width_max_lanes", row, lanes)
+            put(
+                ten,
+                "gpu.sm_clock_max_hertz",
+                row,
+                parse_levels_max(read_text(f"{gpu.folder}/pp_dpm_sclk")),
+            )
+            self._cells.put(
+                "gpu.mig_mode_state", row, int(gpu.is_split) if gpu.compute_mode else None
+            )
+
+    def _plan(self, files: TableFiles, row: int, layout: MetricsLayout) -> None:
+        super()._plan(files, row, layout)
+        self._speeds[row] = layout.fields.get("pcie_link_speed")
+        if "pcie_replay_count_acc" not in layout.fields:
+            path = f"{self._gpus[row].folder}/pcie_replay_count"
+            self._add_file(self._gpus[row], row, path, "gpu.pcie_replays_count", 1.0)
+
+    def _read(self, now_ns: int) -> None:
+        super()._read(now_ns)
+        for row, gpu in enumerate(self._gpus):
+            put(self._blocks[0], "gpu.pcie_generation_number", row, self._generation_number(row))
+            if call_slot_name(gpu.address) not in self._session.excluded:
+                self._put_memory(row, gpu)
+
+    def _beside(self, layout: MetricsLayout) -> list[FieldPlace]:
+        return [layout.fields[name] for name in ("pcie_link_speed",) if name in layout.fields]
+
+    def _generation_number(self, row: int) -> float | None:
+        place, data = self._speeds[row], self._metrics.data(row)
+        if place is None or not data:
+            return None
+        return GENERATIONS.get(int.from_bytes(data[place.offset : place.offset + 2], "little"))
+
+    def _put_memory(self, row: int, gpu: AmdGpu) -> None:
+        pages = read_bad_pages(gpu.folder)
+        self._cells.put(
+            "gpu.retired_uncorrected_pages", row, None if pages is None else pages.reserved
+        )
+        self._cells.put(
+            "gpu.retirement_pending_state", row, None if pages is None else int(pages.pending > 0)
+        )
+        for kind in ("corrected", "uncorrected"):
+            count = self._session.ras.count(gpu, MEMORY_BLOCK, f"ras.{kind}_errors")
+            self._cells.put(f"gpu.ecc_{kind}_volatile_device_errors", row, count)
+
+
+#: hwmon of amdgpu: temp1 is the edge, temp2 the junction, temp3 the memory.
+_SETTINGS: Mapping[str, tuple[str, float]] = {
+    "power1_cap_default": ("gpu.power_limit_default_watts", 1e-6),
+    "power1_cap_min": ("gpu.power_limit_min_watts", 1e-6),
+    "power1_cap_max": ("gpu.power_limit_max_watts", 1e-6),
+    "temp2_emergency": ("gpu.temperature_shutdown_celsius", 1e-3),
+    "temp3_crit": ("gpu.memory_temperature_max_celsius", 1e-3),
+}
+
+
+class AmdGpuMinute(AmdCollector):
+    """What somebody sets, and what the GPU was made with: limits of power and heat, the highest memory clock."""
+
+    tables = ("gpu_60s",)
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("amdgpu_60s", Pace.MINUTE, roots, clock)
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._gpus = gpus
+        block = Block(self.tables[0], [gpu.key for gpu in gpus])
+        self._blocks = (block,)
+        self._files = CounterFiles([(block.cells, block.valid)], kept_max=0)
+        for row, gpu in enumerate(gpus):
+            for name, (signal, scale) in _SETTINGS.items() if gpu.hwmon else ():
+                self._files.add_file(
+                    f"{gpu.hwmon}/{name}", group=gpu.key, device=call_slot_name(gpu.address)
+                )
+                self._files.add_cell(index_of(signal) * block.rows + row, scale=scale, gauge=True)
+
+    def _exclude(self, devices: frozenset[str]) -> None:
+        if self._blocks:
+            self._files.spare(devices)
+
+    def _read(self, now_ns: int) -> None:
+        self._files.read()
+        for row, gpu in enumerate(self._gpus):
+            if call_slot_name(gpu.address) not in self._session.excluded:
+                levels = read_text(f"{gpu.folder}/pp_dpm_mclk")
+                put(self._blocks[0], "gpu.memory_clock_max_hertz", row, parse_levels_max(levels))
+
+
+def _number(path: str) -> float | None:
+    text = read_text(path)
+    return float(text) if text and text.isdecimal() else None

@@ -1,0 +1,261 @@
+"""Parts of AMD GPUs: their XGMI links, their compute partitions, the errors of their RAS blocks, who holds them.
+
+Links stand in the tables of NVLinks, partitions in those of MIG devices, processes in those of the processes that NVML lists.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.signals import index_of
+from ...ext.amdgpu import FIRST, MEAN, TableFiles
+from ...ext.nvml_parts import COMPUTE, Process
+from ..clock import Clock
+from ..collector import NoData
+from ..hardware.amdgpu import AmdGpu
+from ..hardware.files import Roots, device_key
+from ..hardware.gpu_metrics import XGMI_LINKS_MAX, FieldPlace, MetricsLayout, busy_name
+from ..hardware.processes import read_tasks
+from .amdgpu import AmdCollector, MetricSource, MetricsTables, Targets, table_value
+from .block_writer import put
+from .gpu_parts import cleared_block
+from .gpu_processes import (
+    ROWS_MAX,
+    TICK_NS,
+    GpuProcess,
+    GpuProcessList,
+    process_key,
+    process_listing_of,
+)
+
+#: Gigabits a second of one lane -> bytes a second in one direction.
+_GIGABIT_BYTES = 1e9 / 8
+_LINK_SOURCES = (
+    (MetricSource("nvlink.received_data_bytes", (), 1024.0), "xgmi_read_data_acc"),
+    (MetricSource("nvlink.transmitted_data_bytes", (), 1024.0), "xgmi_write_data_acc"),
+    (MetricSource("nvlink.link_state", (), 1.0, FIRST, 0, 1), "xgmi_link_status"),
+)
+
+
+def link_key(gpu: AmdGpu, link: int) -> str:
+    """Return the key of an XGMI link's readings."""
+    return device_key(f"{gpu.key}/link{link}")
+
+
+def all_links_key(gpu: AmdGpu) -> str:
+    """Return the key of what is told of all links of a GPU together."""
+    return device_key(f"{gpu.key}/xgmi")
+
+
+class XgmiLinks(AmdCollector):
+    """The XGMI links of each GPU: bytes moved, whether a link is up, and the errors of all of them together.
+
+    The driver does not say which GPU is at a link's far end, and counts errors by GPU.
+    """
+
+    tables = ("nvlink_10s", "nvlink_10s_changes")
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("xgmi_10s", Pace.TEN_SECONDS, roots, clock)
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._gpus = gpus
+        links = [link_key(gpu, link) for gpu in gpus for link in range(XGMI_LINKS_MAX)]
+        with_sums = [*links, *(all_links_key(gpu) for gpu in gpus)]
+        self._rows = {key: row for row, key in enumerate(with_sums)}
+        self._blocks = Block(self.tables[0], links), Block(self.tables[1], with_sums)
+        self._targets = Targets(self._blocks)
+        self._speeds: list[tuple[FieldPlace, FieldPlace] | None] = [None] * len(gpus)
+        self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
+
+    def _plan(self, files: TableFiles, number: int, layout: MetricsLayout) -> None:
+        gpu, fields = self._gpus[number], layout.fields
+        values = []
+        for source, name in _LINK_SOURCES:
+            place = fields.get(name, FieldPlace(0, "H", 0))
+            for link in range(min(place.numbers, XGMI_LINKS_MAX)):
+                cell = self._targets.cell(source.signal, self._rows[link_key(gpu, link)])
+                one = FieldPlace(place.offset + link * place.element_bytes, place.type)
+                if cell is not None:
+                    values.append(table_value(source, one, cell))
+        width, speed = fields.get("xgmi_link_width"), fields.get("xgmi_link_speed")
+        least = max(width.end, speed.end) if width and speed else 0
+        files.plan(number, layout.size, layout.marks, values, least_bytes=least)
+        self._speeds[number] = (width, speed) if width and speed else None
+
+    def _exclude(self, devices: frozenset[str]) -> None:
+        if self._blocks:
+            self._metrics.exclude(devices)
+
+    def _read(self, now_ns: int) -> None:
+        self._metrics.read()
+        errors = self._metrics.errors
+        self.access_error = next(iter(errors.values())) if errors else ""
+        changes = self._blocks[1]
+        for number, gpu in enumerate(self._gpus):
+            speed = self._speed(number)
+            for link in range(XGMI_LINKS_MAX):
+                row = self._rows[link_key(gpu, link)]
+                cell = index_of("nvlink.link_state") * changes.rows + row
+                is_there = bool(changes.valid[cell])
+                put(changes, "nvlink.speed_bytes_per_second", row, speed if is_there else None)
+            put(changes, "nvlink.crc_errors", self._rows[all_links_key(gpu)], self._errors(gpu))
+
+    def _speed(self, number: int) -> float | None:
+        places, data = self._speeds[number], self._metrics.data(number)
+        if places is None or not data:
+            return None
+        width, speed = (
+            struct.unpack_from(f"<{place.type}", data, place.offset)[0] for place in places
+        )
+        is_known = 0 < width <= 64 and 0 < speed < 0xFFFF
+        return width * speed * _GIGABIT_BYTES if is_known else None
+
+    def _errors(self, gpu: AmdGpu) -> int | None:
+        counts = [
+            self._session.ras.count(gpu, "xgmi_wafl", f"ras.{kind}_errors")
+            for kind in ("corrected", "uncorrected")
+        ]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
+
+class AmdPartitions(AmdCollector):
+    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are told."""
+
+    tables = ("mig_10s", "mig_10s_changes")
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("amdgpu_partition_10s", Pace.TEN_SECONDS, roots, clock)
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._gpus = [gpu for gpu in gpus if gpu.is_split and gpu.partitions]
+        keys = [gpu.partition_key(each.number) for gpu in self._gpus for each in gpu.partitions]
+        self._rows = {key: row for row, key in enumerate(keys)}
+        self._blocks = tuple(Block(table, keys) for table in self.tables)
+        self._targets = Targets(self._blocks)
+        self._metrics = MetricsTables(self._gpus, self._targets.buffers, self._plan)
+        changes = self._blocks[1]
+        for gpu in self._gpus:
+            for each in gpu.partitions:
+                row = self._rows[gpu.partition_key(each.number)]
+                put(changes, "mig.gpu_instance_number", row, each.number)
+                put(changes, "mig.gpu_slices_count", row, each.compute_dies)
+                put(changes, "mig.multiprocessors_count", row, each.compute_units or None)
+                put(changes, "mig.memory_total_bytes", row, each.memory_bytes or None)
+
+    def _plan(self, files: TableFiles, number: int, layout: MetricsLayout) -> None:
+        gpu, values = self._gpus[number], []
+        for each in gpu.partitions:
+            place = layout.fields.get(busy_name(each.number))
+            row = self._rows[gpu.partition_key(each.number)]
+            cell = self._targets.cell("mig.sm_active_ratio", row)
+            if place and cell:
+                source = MetricSource("mig.sm_active_ratio", (), 0.01, MEAN, 0, 100)
+                values.append(table_value(source, place, cell))
+        files.plan(number, layout.size, layout.marks, values)
+
+    def _exclude(self, devices: frozenset[str]) -> None:
+        if self._blocks:
+            self._metrics.exclude(devices)
+
+    def _read(self, now_ns: int) -> None:
+        if not self._gpus:
+            raise NoData("no AMD GPU is split into compute partitions (all are in SPX)")
+        self._metrics.read()
+        errors = self._metrics.errors
+        self.access_error = next(iter(errors.values())) if errors else ""
+        used: dict[int, int] = {}
+        holdings = self._session.read_holdings(now_ns)
+        for holding in holdings or ():
+            used[holding.kfd_id] = used.get(holding.kfd_id, 0) + (holding.memory_bytes or 0)
+        for gpu in self._gpus:
+            for each in gpu.partitions:
+                row = self._rows[gpu.partition_key(each.number)]
+                known = None if holdings is None else float(used.get(each.kfd_id, 0))
+                put(self._blocks[0], "mig.memory_used_bytes", row, known)
+
+
+class RasBlocks(AmdCollector):
+    """What each RAS block of each GPU has counted since the driver loaded."""
+
+    tables = ("ras_10s_changes",)
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("ras_10s", Pace.TEN_SECONDS, roots, clock)
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._blocks = (self._session.ras.block,)
+
+    def _read(self, now_ns: int) -> None:
+        """Ask what the lane of a second has not: it asks one GPU a turn."""
+        if not self._blocks[0].rows:
+            raise NoData("no AMD GPU shows RAS counts (ras/*_err_count): its RAS features are off")
+        self._session.ras.read(now_ns, len(self._session.gpus))
+
+
+class KfdProcesses(AmdCollector):
+    """Who holds a GPU or a partition, by KFD. PID and start together are one process."""
+
+    tables = ("gpu_process_1s_changes",)
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        """Looks at nothing yet."""
+        super().__init__("kfd_process_1s", Pace.SECOND, roots, clock)
+        self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn comes after
+        self._process_list = GpuProcessList((), ())
+        self._last: object = None
+
+    def _build(self, gpus: Sequence[AmdGpu]) -> None:
+        self._blocks, self._last = (Block(self.tables[0], ()),), None
+        self._partition_of = self._session.partition_of()
+
+    def _read(self, now_ns: int) -> None:
+        holdings = self._session.read_holdings(now_ns)
+        if holdings is None:
+            raise NoData(
+                "KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded"
+            )
+        if holdings is not self._last:  # the same object as long as nobody looked anew
+            self._last = holdings
+            self._fill()
+        self._listing.put(self._process_list)
+
+    def _fill(self) -> None:
+        found: list[tuple[AmdGpu, Process]] = []
+        for holding in self._session.holdings or ():
+            owner = self._partition_of.get(holding.kfd_id)
+            if owner is not None:
+                gpu, number = owner
+                instance = number if gpu.is_split else None
+                found.append(
+                    (gpu, Process(holding.pid, holding.memory_bytes, instance, None, COMPUTE))
+                )
+        is_over_limit = len(found) > ROWS_MAX
+        self.access_error = (
+            f"{len(found)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+        )
+        found = found[:ROWS_MAX]
+        gpus = tuple(gpu.key for gpu in self._session.gpus)
+        self._process_list = GpuProcessList(
+            gpus,
+            tuple(
+                GpuProcess(gpu.key, p.pid, p.gpu_instance, None, p.memory_bytes) for gpu, p in found
+            ),
+        )
+        tasks = read_tasks(self._roots.proc, map(str, sorted({p.pid for _, p in found})))
+        starts = {task.number: task.start_ticks * TICK_NS for task in tasks}
+        rows = {device_key(process_key(gpu.key, process)): process for gpu, process in found}
+        block = cleared_block(self._blocks[0], self.tables[0], rows)
+        for row, process in enumerate(rows.values()):
+            put(block, "gpu_process.memory_used_bytes", row, process.memory_bytes)
+            put(block, "gpu_process.kinds_flags", row, process.kinds)
+            put(block, "gpu_process.start_nanoseconds", row, starts.get(process.pid))
+            put(block, "gpu_process.gpu_instance_number", row, process.gpu_instance)
+        self._blocks = (block,)

@@ -1,0 +1,226 @@
+"""AMD GPUs as the collectors of one process share them: which there are, what their RAS blocks have counted, who holds them.
+
+To list them takes a hundred small files, and each look at a RAS count asks the GPU's firmware: both are done once for all
+collectors, which take their turns one after another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...contract.block import Block
+from ...contract.signals import index_of
+from ...ext.counterfiles import KEYED, CounterFiles
+from ...ext.hostfiles import Glance
+from ...ext.nvml import ALL_BITS, Rows
+from ..clock import Clock, SystemClock
+from ..collector import AccessDenied, NoData, call_slot_name
+from ..hardware import pci
+from ..hardware.amdgpu import (
+    AmdGpu,
+    KfdHolding,
+    amd_gpus,
+    kfd_holdings,
+    kfd_processes,
+)
+from ..hardware.files import Roots, device_key
+from ..hardware.nvidia import driver_gpus
+
+SECOND_NS = 1_000_000_000
+#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not answer.
+CHECK_NS = 10 * SECOND_NS
+#: GPUs are listed again after this long, and at once when a card, a node or a GPU's mode comes or goes.
+LIST_NS = 3600 * SECOND_NS
+#: A RAS count is read this often: each read asks the firmware.
+RAS_NS = 10 * SECOND_NS
+#: What a process holds is looked at again after so long; that a process came or went, at once.
+HOLDINGS_NS = 10 * SECOND_NS
+#: Blocks whose errors are those of links, not of what the GPU stores and computes.
+LINK_BLOCKS = frozenset({"xgmi_wafl", "pcie_bif"})
+MEMORY_BLOCK = "umc"
+NO_GPU = "no AMD GPU that the amdgpu driver shows in /sys/class/drm"
+#: Both vendors' GPUs would fill one table from two collectors, and an on-change table travels in one block.
+TWO_VENDORS = (
+    "this host has NVIDIA GPUs, which are read; AMD GPUs beside them are not: give each vendor a host of its own, "
+    "or report it if you cannot"
+)
+_RAS_TABLE = "ras_10s_changes"
+#: How `ras/umc_err_count` reads: `ue: 0`, `ce: 3`, and `de: 0` from Linux 6.9 on.
+_RAS_FIELDS = {
+    "ras.corrected_errors": b"ce:",
+    "ras.uncorrected_errors": b"ue:",
+    "ras.deferred_errors": b"de:",
+}
+
+
+class RasCounts:
+    """The counts of all blocks of all GPUs, as one block of readings; each GPU is asked by itself."""
+
+    def __init__(self, gpus: Sequence[AmdGpu]) -> None:
+        """Reads nothing yet."""
+        rows = [(gpu, block) for gpu in gpus for block in gpu.ras_blocks]
+        self.block = Block(_RAS_TABLE, [ras_key(gpu, block) for gpu, block in rows])
+        self._gpus = gpus
+        self._rows = {
+            gpu.key: {block: row for row, (owner, block) in enumerate(rows) if owner is gpu}
+            for gpu in gpus
+        }
+        self._files = [self._files_of(gpu) for gpu in gpus]
+        self._read_ns = [-RAS_NS] * len(gpus)
+        self._next = 0  # they are asked in turn
+        #: How often each GPU was asked, and how often its counts were others: by that whoever shows them sees it.
+        self.reads = [0] * len(gpus)
+        self.changes = [0] * len(gpus)
+        self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]
+        columns = [
+            (self.block.cells, self.block.valid, index_of(name), ALL_BITS) for name in _RAS_FIELDS
+        ]
+        self._watch = Rows(self.block.rows, columns)
+
+    def _files_of(self, gpu: AmdGpu) -> CounterFiles:
+        files = CounterFiles([(self.block.cells, self.block.valid)], kept_max=len(gpu.ras_blocks))
+        for name, row in self._rows[gpu.key].items():
+            path = f"{gpu.folder}/ras/{name}_err_count"
+            files.add_file(path, device=call_slot_name(gpu.address))
+            for signal, key in _RAS_FIELDS.items():
+                files.add_cell(index_of(signal) * self.block.rows + row, shape=KEYED, key=key)
+        return files
+
+    def exclude(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing until they are no longer named."""
+        for files in self._files:
+            files.spare(devices)
+
+    def read(self, now_ns: int, gpus_max: int) -> None:
+        """Ask those GPUs whose counts are due, at most so many. One that sleeps is not woken: its counts stand."""
+        for _ in range(min(gpus_max, len(self._gpus))):
+            number = self._next
+            if now_ns - self._read_ns[number] < RAS_NS:
+                break
+            self._read_ns[number] = now_ns
+            self._next = (number + 1) % len(self._gpus)
+            gpu = self._gpus[number]
+            if not (gpu.may_sleep and pci.is_asleep(Path(gpu.folder))):
+                self._files[number].read()
+                self.reads[number] += 1
+                for row in self._watch.changed():
+                    self.changes[self._owners[row]] += 1
+
+    def count(self, gpu: AmdGpu, block: str, signal: str) -> int | None:
+        """Return a count of one block of a GPU; None: it was not read, or there is no such block."""
+        row = self._rows[gpu.key].get(block)
+        return None if row is None else self._cell(index_of(signal), row)
+
+    def _cell(self, column: int, row: int) -> int | None:
+        cell = column * self.block.rows + row
+        return self.block.ints[cell] if self.block.valid[cell] else None
+
+    def total(self, gpu: AmdGpu, signal: str) -> int | None:
+        """Return the sum over what the GPU stores and computes with; None where no block was read."""
+        counts = [
+            self._cell(index_of(signal), row)
+            for block, row in self._rows[gpu.key].items()
+            if block not in LINK_BLOCKS
+        ]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
+
+def ras_key(gpu: AmdGpu, block: str) -> str:
+    """Return the key of a block's counts: `GPU-8f3c9c1d2e4a5b60/umc`."""
+    return device_key(f"{gpu.key}/{block}")
+
+
+class AmdGpuSession:
+    """The AMD GPUs of one host. `generation` rises when they are others, or are split otherwise."""
+
+    def __init__(self, roots: Roots, clock: Clock) -> None:
+        """Looks at nothing yet."""
+        self.gpus: Sequence[AmdGpu] = ()
+        self.generation = 0
+        self.ras = RasCounts(())
+        self.excluded: frozenset[str] = frozenset()
+        #: Who holds which GPU or partition, as of the last look; None: KFD shows no processes.
+        self.holdings: Sequence[KfdHolding] | None = None
+        self._roots, self._clock = roots, clock
+        self._glances = [
+            Glance(roots.sys / "class/drm"),
+            Glance(roots.sys / "class/kfd/kfd/topology/nodes"),
+        ]
+        self._last_seen_keys: list[int] = []
+        self._is_shared = False  # with GPUs of NVIDIA
+        self._listed_ns = -LIST_NS
+        self._next_check_ns = -LIST_NS
+        self._pids: list[int] = []
+        self._holdings_ns = -HOLDINGS_NS
+
+    def refresh(self) -> int:
+        """See whether the GPUs are others, and return the boot time. Raises NoData, AccessDenied beside NVIDIA's GPUs."""
+        now_ns = self._clock.boottime_ns()
+        if now_ns >= self._next_check_ns:
+            self._next_check_ns = now_ns + CHECK_NS
+            before, self._last_seen_keys = (
+                self._last_seen_keys,
+                [each.look() for each in self._glances],
+            )
+            if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
+                self._list(now_ns)
+        if not self.gpus:
+            raise NoData(NO_GPU)
+        if self._is_shared:
+            raise AccessDenied(TWO_VENDORS)
+        return now_ns
+
+    def check_soon(self) -> None:
+        """See at the next turn whether the GPUs are others: one did not answer."""
+        self._next_check_ns = 0
+
+    def _list(self, now_ns: int) -> None:
+        self._listed_ns = now_ns
+        self._is_shared = bool(driver_gpus(self._roots.proc))
+        gpus = amd_gpus(self._roots.sys)
+        if gpus != self.gpus:
+            self.gpus = gpus
+            self.generation += 1
+            self.ras = RasCounts(gpus)
+            self.ras.exclude(self.excluded)
+            self._holdings_ns = -HOLDINGS_NS
+
+    def exclude(self, devices: frozenset[str]) -> None:
+        """Leave these GPUs alone from now on, and no others."""
+        self.excluded = devices
+        self.ras.exclude(devices)
+
+    def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
+        """Look who holds the GPUs: anew when a process came or went, and now and then. None: KFD is not there."""
+        if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
+            self.holdings = None
+            return None
+        pids = kfd_processes(self._roots.sys)
+        if self.holdings is None or pids != self._pids or now_ns - self._holdings_ns >= HOLDINGS_NS:
+            self._pids, self._holdings_ns = pids, now_ns
+            self.holdings = [
+                holding for pid in pids for holding in kfd_holdings(self._roots.sys, pid)
+            ]
+        return self.holdings
+
+    def partition_of(self) -> Mapping[int, tuple[AmdGpu, int]]:
+        """Return which GPU and which partition of it each of KFD's ids is."""
+        return {
+            partition.kfd_id: (gpu, partition.number)
+            for gpu in self.gpus
+            for partition in gpu.partitions
+        }
+
+
+_SESSIONS: weakref.WeakValueDictionary[Roots, AmdGpuSession] = weakref.WeakValueDictionary()
+
+
+def amd_session_of(roots: Roots, clock: Clock | None = None) -> AmdGpuSession:
+    """Return the one of this host; it lives as long as somebody keeps it. *clock*: of the first who asks."""
+    session = _SESSIONS.get(roots)
+    if session is None:
+        session = _SESSIONS[roots] = AmdGpuSession(roots, clock or SystemClock())
+    return session

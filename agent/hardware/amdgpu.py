@@ -1,0 +1,305 @@
+"""AMD GPUs as the kernel's driver shows them: /sys/class/drm, their RAS folder, and the topology and processes of KFD.
+
+Sources: Documentation/gpu/amdgpu (driver-misc, ras, thermal), drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
+AMD's own libraries are not asked: their binary interface changes from release to release.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from . import pci
+from .files import READ, device_key, names_in, parse_unsigned, read_text, read_unsigned
+
+AMD = 0x1002
+DRIVER = "amdgpu"
+#: More GPUs, nodes, banks and blocks than a host has are left out: 8 GPUs in CPX are 64 nodes.
+GPUS_MAX, NODES_MAX, BANKS_MAX, RAS_BLOCKS_MAX = 64, 1024, 64, 64
+#: Holders of GPUs that are looked at, and queues of each.
+PROCESSES_MAX, QUEUES_MAX = 1024, 1024
+#: AMD retires at most one page of each 100 MB: 2,000 of an MI300X, in lines of 28 characters.
+BAD_PAGES_BYTES_MAX = 256 << 10
+#: `heap_type` of a memory bank that is the GPU's own (HSA_MEM_HEAP_TYPE_FB_PUBLIC, _PRIVATE).
+_FRAME_BUFFER = (1, 2)
+
+_CARD = re.compile(r"card\d{1,6}$")
+_UNIQUE_ID = re.compile(r"[0-9a-f]{16}$")
+_LEVEL = re.compile(r"\s*\w{1,4}:\s*(\d{1,6})\s*[Mm][Hh]z")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A compute partition of a GPU (XCP): a GPU of its own to programs. A GPU in SPX is one."""
+
+    number: int
+    kfd_id: int
+    compute_units: int
+    compute_dies: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AmdGpu:
+    """A GPU, or one of the two dies of an MI250X, which are two GPUs to everybody."""
+
+    key: str  # `GPU-` and the driver's unique id, as ROCm has it; the PCI address where it has none
+    address: str
+    folder: str  # the PCI function's
+    hwmon: str  # its sensors' folder; empty: it shows none
+    compute_mode: str  # SPX, DPX, TPX, QPX, CPX; empty: it cannot be split
+    memory_mode: str  # NPS1, NPS2, NPS4, NPS8
+    ras_blocks: tuple[str, ...]  # that count errors: umc, gfx, sdma, ...
+    partitions: tuple[Partition, ...]
+    may_sleep: bool = False
+
+    @property
+    def is_split(self) -> bool:
+        """Whether programs see more than one GPU in it."""
+        return self.compute_mode not in ("", "SPX")
+
+    def partition_key(self, number: int) -> str:
+        """Return the key of a partition's readings."""
+        return device_key(f"{self.key}/xcp{number}")
+
+
+def amd_gpus(sys: Path) -> list[AmdGpu]:
+    """Return the GPUs that the driver shows, by PCI address. Never raises; what is not told is empty."""
+    nodes = list(_nodes(sys))
+    found: dict[str, AmdGpu] = {}
+    for card in names_in(sys / "class/drm"):
+        folder = sys / "class/drm" / card / "device"
+        if _CARD.match(card) and read_unsigned(folder / "vendor", 16) == AMD:
+            gpu = _gpu(Path(os.path.realpath(folder)), nodes)
+            if gpu is not None:  # partitions have cards too, of no PCI function
+                found[gpu.address] = gpu
+    return [found[address] for address in sorted(found)][:GPUS_MAX]
+
+
+def _gpu(folder: Path, nodes: Iterable[KfdNode]) -> AmdGpu | None:
+    address = folder.name
+    if not pci.is_address(address) or (folder / "physfn").exists():
+        return None
+    sensors = [name for name in names_in(folder / "hwmon") if name.startswith("hwmon")]
+    blocks = sorted(
+        name.removesuffix(_COUNT) for name in names_in(folder / "ras") if name.endswith(_COUNT)
+    )
+    return AmdGpu(
+        unique_key(folder) or address,
+        address,
+        str(folder),
+        str(folder / "hwmon" / sensors[0]) if sensors else "",
+        (read_text(folder / "current_compute_partition") or "").upper(),
+        (read_text(folder / "current_memory_partition") or "").upper(),
+        tuple(blocks[:RAS_BLOCKS_MAX]),
+        tuple(
+            Partition(number, node.kfd_id, node.compute_units, node.compute_dies, node.memory_bytes)
+            for number, node in enumerate(node for node in nodes if node.address == address)
+        ),
+        pci.may_sleep(folder),
+    )
+
+
+_COUNT = "_err_count"
+
+
+def unique_key(folder: Path) -> str:
+    """Return `GPU-` and the GPU's unique id (16 hexadecimal digits), as ROCR_VISIBLE_DEVICES takes it; empty: it has none."""
+    text = (read_text(folder / "unique_id") or "").lower()
+    return f"GPU-{text}" if _UNIQUE_ID.match(text) and text.strip("0") else ""
+
+
+# ----------------------------------------------------------------------
+# The topology of KFD: a node for each partition, and for each processor.
+
+
+class KfdNode(NamedTuple):
+    """A node that is a GPU, or a partition of one."""
+
+    kfd_id: int  # `gpu_id`, by which processes name it
+    address: str
+    compute_units: int
+    compute_dies: int
+    memory_bytes: int
+
+
+def _nodes(sys: Path) -> Iterator[KfdNode]:
+    """Yield the GPUs' nodes in the order of their numbers, which is that of the partitions within a GPU."""
+    folder = sys / "class/kfd/kfd/topology/nodes"
+    numbers = sorted((name for name in names_in(folder) if name.isdecimal()), key=int)
+    for number in numbers[:NODES_MAX]:
+        kfd_id = read_unsigned(folder / number / "gpu_id")
+        properties = parse_properties(read_text(folder / number / "properties"))
+        if not kfd_id or "location_id" not in properties:
+            continue
+        simds = properties.get("simd_per_cu", 0)
+        yield KfdNode(
+            kfd_id,
+            pci_address(properties.get("domain", 0), properties["location_id"]),
+            properties.get("simd_count", 0) // simds if simds else 0,
+            properties.get("num_xcc", 1),
+            _memory(folder / number / "mem_banks"),
+        )
+
+
+def pci_address(domain: int, location: int) -> str:
+    """Return the address of a node's GPU. Partitions say which they are in the function's bits and above 16."""
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
+
+
+def _memory(folder: Path) -> int:
+    banks = [
+        parse_properties(read_text(folder / bank / "properties"))
+        for bank in names_in(folder)[:BANKS_MAX]
+    ]
+    return sum(
+        bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFER
+    )
+
+
+def parse_properties(text: str | None) -> dict[str, int]:
+    """Return the whole numbers of lines `name number`; others are left out."""
+    found: dict[str, int] = {}
+    for line in (text or "").splitlines():
+        name, _, number = line.partition(" ")
+        value = parse_unsigned(number.strip())
+        if value is not None:
+            found[name] = value
+    return found
+
+
+# ----------------------------------------------------------------------
+# Processes: /sys/class/kfd/kfd/proc has a folder for each that opened KFD, by its number in the host's namespace.
+
+
+class KfdHolding(NamedTuple):
+    """A process that holds memory of a GPU, or has a queue on it."""
+
+    pid: int
+    kfd_id: int
+    memory_bytes: int | None
+
+
+def kfd_processes(sys: Path) -> list[int]:
+    """Return the numbers of the processes that opened KFD. Each has a file for every GPU, whether it uses it or not."""
+    names = names_in(sys / "class/kfd/kfd/proc")
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)[
+        :PROCESSES_MAX
+    ]
+
+
+def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
+    """Return what a process holds, by the GPU; nothing when it is gone."""
+    folder = sys / "class/kfd/kfd/proc" / str(pid)
+    memory = {
+        int(name.removeprefix("vram_")): read_unsigned(folder / name)
+        for name in names_in(folder)
+        if name.startswith("vram_") and name.removeprefix("vram_").isdecimal() and len(name) < 16
+    }
+    queues = folder / "queues"
+    on_queues = {
+        parse_unsigned(read_text(queues / queue / "gpuid"))
+        for queue in names_in(queues)[:QUEUES_MAX]
+    }
+    return [
+        KfdHolding(pid, kfd_id, size)
+        for kfd_id, size in sorted(memory.items())
+        if size or kfd_id in on_queues
+    ]
+
+
+# ----------------------------------------------------------------------
+# Files of a GPU that hold more than a number.
+
+
+class BadPages(NamedTuple):
+    """Pages of a GPU's memory that were found bad: taken out, or waiting to be; `more`: the list is longer than was read."""
+
+    reserved: int
+    pending: int
+    more: bool = False
+
+
+def parse_bad_pages(text: bytes) -> BadPages:
+    """Return what `ras/gpu_vram_bad_pages` says, lines `0x00000001 : 0x00001000 : R`. What is no such line counts as none.
+
+    R: reserved, nobody gets it. P and F: pending, or not to be had now; the driver takes it out when it loads again.
+    """
+    flags = [
+        line.rpartition(b":")[2].strip() for line in text.splitlines() if line.startswith(b"0x")
+    ]
+    return BadPages(
+        flags.count(b"R"), flags.count(b"P") + flags.count(b"F"), len(text) >= BAD_PAGES_BYTES_MAX
+    )
+
+
+def read_bad_pages(folder: str) -> BadPages | None:
+    """Return the bad pages of a GPU; None where it does not tell."""
+    try:
+        descriptor = os.open(f"{folder}/ras/gpu_vram_bad_pages", READ)
+    except OSError:
+        return None
+    try:
+        parts: list[bytes] = []
+        while sum(map(len, parts)) < BAD_PAGES_BYTES_MAX and (part := os.read(descriptor, 65536)):
+            parts.append(part)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return parse_bad_pages(b"".join(parts)[:BAD_PAGES_BYTES_MAX])
+
+
+def parse_levels_max(text: str | None) -> float | None:
+    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk); None where there is none."""
+    matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
+    highest = max((int(match[1]) for match in matches if match is not None), default=0)
+    return highest * 1e6 if highest else None
+
+
+#: Tenths of GT/s -> PCIe generation.
+GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
+
+
+def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
+    """Return generation and lanes that GPU and slot can do together: the least on the way out of the package.
+
+    A GPU of AMD's is behind a switch of its own: the way ends at the first bridge that another vendor made.
+    """
+    parents, _ = pci.chain_to_root(gpu.folder)
+    speeds: list[int] = []
+    widths: list[int] = []
+    for folder in (Path(gpu.folder), *(sys / "bus/pci/devices" / parent for parent in parents)):
+        speed = pci.parse_link_speed(read_text(folder / "max_link_speed"))
+        width = read_unsigned(folder / "max_link_width")
+        if speed is not None and round(speed / 1e8) in GENERATIONS:
+            speeds.append(GENERATIONS[round(speed / 1e8)])
+        if width is not None and 0 < width <= 32:
+            widths.append(width)
+        if read_unsigned(folder / "vendor", 16) != AMD or str(folder).endswith(
+            parents[-1:] or ("",)
+        ):
+            break
+    return min(speeds, default=None), min(widths, default=None)
+
+
+def is_off_bus(folder: str) -> bool:
+    """Say whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
+    try:
+        with open(f"{folder}/config", "rb", buffering=0) as file:
+            return file.read(4) == b"\xff" * 4
+    except OSError:
+        return False
+
+
+def driver_version(sys: Path, proc: Path) -> str:
+    """Return the version of the driver: AMD's own package says it, that of the kernel is the kernel's."""
+    own = read_text(sys / "module/amdgpu/version")
+    if own:
+        return own
+    release = read_text(proc / "sys/kernel/osrelease")
+    return f"linux-{release}" if release and (sys / "module/amdgpu").exists() else ""
