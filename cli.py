@@ -52,12 +52,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "recover": (
         ".aggregator.commands.recover",
         "aggregator",
-        "members of a gang failed: the ways to go on",
+        "how a gang can continue after members failed",
     ),
     "resize": (
         ".aggregator.commands.resize",
         "aggregator",
-        "is a gang that runs to grow, shrink or stay",
+        "should a running gang grow, shrink or stay",
     ),
     "reservations": (
         ".aggregator.commands.reservations",
@@ -72,12 +72,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "why": (
         ".aggregator.commands.why",
         "aggregator",
-        "why a job of Slurm waits, and what would help",
+        "why a Slurm job waits, and what would help",
     ),
     "mirror": (
         ".aggregator.commands.mirror",
         "aggregator",
-        "the health of all nodes as a file for plugins of schedulers",
+        "write the health of all nodes to a file for scheduler plugins",
     ),
     "record": (
         ".aggregator.commands.record",
@@ -93,7 +93,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": (
         ".agent.commands.doctor",
         "agent",
-        "what this host's agent sees, is blind to, and what opens it",
+        "what this host's agent can and cannot read, and how to fix it",
     ),
     "gang": (
         ".agent.commands.gang",

@@ -94,12 +94,15 @@ def _build_world(options: argparse.Namespace, clock: SystemClock) -> World:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline simulate",
-        description="Run simulated eight-GPU hosts in one process, through the agent's own codec, "
+        description="Runs simulated eight-GPU hosts in one process, with the agent's own codec, "
         "spool and client (docs/simulation.md).",
     )
     parser.add_argument("--scenario", default=SCENARIO, metavar="NAME", help=_scenarios(load()))
     parser.add_argument(
-        "--world", type=Path, metavar="FILE", help="rates and scenarios of your own, as world.toml"
+        "--world",
+        type=Path,
+        metavar="FILE",
+        help="your own rates and scenarios, in the format of world.toml",
     )
     parser.add_argument(
         "--hosts",
@@ -112,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seed,
         default=1,
         metavar="N",
-        help="the same seed, the same hosts and faults",
+        help="the same seed gives the same hosts and faults",
     )
     parser.add_argument(
         "--aggregator",
@@ -128,10 +131,12 @@ def _parser() -> argparse.ArgumentParser:
         "--truth", type=Path, metavar="FILE", help="write what goes wrong, when, as JSON lines"
     )
     group = parser.add_argument_group(
-        "login", "where the aggregator asks for one: of the role admin, which may write as any host"
+        "login", "if the aggregator requires one: with the role admin, which may write as any host"
     )
     group.add_argument("--ca", default="", metavar="FILE", help="the CA of its certificate: TLS")
-    group.add_argument("--cert", dest="certificate", default="", metavar="FILE", help="ours, PEM")
+    group.add_argument(
+        "--cert", dest="certificate", default="", metavar="FILE", help="your certificate (PEM)"
+    )
     group.add_argument("--key", default="", metavar="FILE", help="its key, PEM")
     group.add_argument("--token-file", default="", metavar="FILE", help="a file with a token")
     group.add_argument(
@@ -142,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _scenarios(settings: WorldSettings) -> str:
     descriptions = (f"{name}: {each.about}" for name, each in settings.scenarios.items())
-    return f"what befalls them (default {SCENARIO}). " + "; ".join(descriptions)
+    return f"which faults happen (default {SCENARIO}). " + "; ".join(descriptions)
 
 
 def _integer(text: str) -> int:

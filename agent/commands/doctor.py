@@ -124,9 +124,9 @@ def _sources(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline doctor",
-        description="Say what the agent of this host sees, what it is blind to and what opens it, and what is wrong: settings, "
-        "connection, certificate, disk, clock, GPUs and their driver, capabilities, SELinux. Where an agent runs, its own "
-        "status file is read; else each source is read once, which takes a second.",
+        description="Shows what the agent of this host can and cannot read, how to give it access, and what is wrong: settings, "
+        "connection, certificate, disk, clock, GPUs and their driver, capabilities, SELinux. If an agent runs, reads its "
+        "status file; otherwise reads each source once, which takes a second.",
         epilog="levels: ok; note; blind: a source exists and the agent may not read it; problem. "
         "exit codes: 0 no problem, 1 a problem, 2 wrong usage",
     )

@@ -54,14 +54,14 @@ def _request_resume(options: argparse.Namespace, names: list[str]) -> pb.ResumeR
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline resume",
-        description="Have the agent of this host take back GPUs that it let go of, before their time.",
+        description="Makes the agent of this host reopen released GPUs before their time is up.",
         epilog="exit codes: 0 done, or no agent runs, 1 refused, 2 wrong usage",
     )
     parser.add_argument(
         "gpus",
         nargs="*",
         metavar="GPU",
-        help="UUID or PCI address (default: all that it let go of)",
+        help="UUID or PCI address (default: all released GPUs)",
     )
     add_socket_options(parser)
     return parser

@@ -113,11 +113,13 @@ def _print_listening(config: AggregatorConfig, aggregator: Aggregator) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline aggregator",
-        description="Run the service: takes readings from agents, stores them, judges hosts.",
-        epilog="Without options it listens on 127.0.0.1:7600, answers scores and plans also on 127.0.0.1:7601, and stores under ./var/aggregator.",
+        description="Runs the service: receives readings from agents, stores them, and scores hosts.",
+        epilog="Without options, the service listens on 127.0.0.1:7600, serves scores and plans on 127.0.0.1:7601 too, and stores under ./var/aggregator.",
     )
     parser.add_argument("--data", metavar="DIR", help="folder of the store")
-    parser.add_argument("--listen", metavar="ADDRESS:PORT", help="where to listen; port 0: any")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS:PORT", help="address to listen on; port 0: any free port"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as TOML")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
     parser.add_argument("--help-settings", action="store_true", help="every setting and its range")

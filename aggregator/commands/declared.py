@@ -161,22 +161,22 @@ def _who(entry: MaintenanceWindow | Override, count: int, known: Sequence[str]) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline declared",
-        description="What people declare of hosts: places, expected hardware, maintenance, overrides, thresholds.",
+        description="Checks what you declare about hosts: places, expected hardware, maintenance, overrides, thresholds.",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     check = subparsers.add_parser(
         "check",
-        help="are these files good, and what would change? no aggregator is asked",
-        description="Say what is wrong, with file and line, or what would change. Exit code 0: an aggregator "
-        "would take them, 1: it would not.",
-        epilog="Without --against and --data it compares with the operators' file in ./var/aggregator, if there is one.",
+        help="check files and show what would change; needs no aggregator",
+        description="Prints what is wrong, with file and line, or what would change. Exit code 0: an aggregator "
+        "would load the files, 1: it would reject them.",
+        epilog="Without --against and --data, the command compares with the operators' file in ./var/aggregator, if there is one.",
     )
     check.add_argument(
-        "files", nargs="+", type=Path, metavar="PATH", help="files, or a folder of them"
+        "files", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files"
     )
     comparison = check.add_mutually_exclusive_group()
     comparison.add_argument(
-        "--against", type=Path, nargs="+", metavar="PATH", help="compare with these"
+        "--against", type=Path, nargs="+", metavar="PATH", help="compare with these files"
     )
     comparison.add_argument(
         "--data", type=Path, metavar="DIR", help="compare with what is in force in this data folder"

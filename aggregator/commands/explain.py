@@ -407,7 +407,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--replay",
         action="store_true",
-        help="compute the decision again from what it was computed from; exit code 1 where another answer comes out",
+        help="compute the decision again from its stored inputs; exit code 1 if the answer differs",
     )
     add_options(parser)
     add_hours(parser)

@@ -388,17 +388,15 @@ def _moment(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline job",
-        description="Tells of a job: phases of its hosts over time, its pace, who holds it up and what that costs. "
-        "Without JOB: all jobs. docs/fingerprints.md explains it.",
+        description="Shows a job: phases of its hosts over time, its pace, which host slows it down and what that costs. "
+        "Without JOB, lists all jobs. See docs/fingerprints.md.",
     )
     parser.add_argument(
-        "job", nargs="?", type=_job, metavar="JOB", help="its name, as the list has it"
+        "job", nargs="?", type=_job, metavar="JOB", help="a job's name, as the list shows it"
     )
     parser.add_argument("--last", type=_last, metavar="SPAN", help="only the last 90s, 30m, 2h")
-    parser.add_argument(
-        "--from", dest="begin", type=_moment, metavar="TIME", help="from then (UTC)"
-    )
-    parser.add_argument("--to", dest="end", type=_moment, metavar="TIME", help="until then (UTC)")
+    parser.add_argument("--from", dest="begin", type=_moment, metavar="TIME", help="start (UTC)")
+    parser.add_argument("--to", dest="end", type=_moment, metavar="TIME", help="end (UTC)")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png"
     )

@@ -306,7 +306,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline mirror",
         description="Writes the health of all nodes into a file for schedulers' plugins (docs/slurm_plugins.md), every few seconds. "
-        "The file says until when it is valid: without this command it ends by itself.",
+        "The file contains its expiry time: when this command stops, the file becomes invalid.",
         epilog="exit codes: 0 ended, or with --check valid; 1 not written, or not valid; 2 wrong usage; 3 no aggregator answers",
     )
     parser.add_argument(
@@ -315,7 +315,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=_seconds, default=SECONDS_DEFAULT, metavar="S",
-        help=f"between two files, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
+        help=f"seconds between two files, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
     )  # fmt: skip
     parser.add_argument("--once", action="store_true", help="write one file and end")
     parser.add_argument("--check", action="store_true", help="say what a reader makes of FILE")
@@ -325,7 +325,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--feature", type=_feature, metavar="NAME",
-        help="with --slurm: also how large a job may be that prefers nodes with this feature",
+        help="with --slurm: also the largest job that can prefer nodes with this feature",
     )  # fmt: skip
     add_connection_options(parser)
     return parser

@@ -101,20 +101,21 @@ def seconds_of(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline permit",
-        description="Whether hosts may act on their own findings (`gangline check` exits with 10). "
-        "Only where an agent's setting `enforcing` names the finding, and only while this permit is in "
-        "force; without one all is report-only.",
+        description="Lets hosts enforce their own findings (`gangline check` exits with 10). A finding is enforced only if an "
+        "agent's setting `enforcing` names it, and only while this permit is in force. Without a permit, all findings are report-only.",
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
     add_options(parser)
     parser.add_argument(
         "what",
         choices=("show", "grant", "revoke"),
-        help="show what is granted and whether hosts are given it; grant it for a time (an operator; "
-        "without any login, on the aggregator's own machine); revoke it at once",
+        help="show the permit and whether hosts receive it; grant it for a time (needs an operator; "
+        "without any login, only on the aggregator's own machine); revoke it immediately",
     )
     parser.add_argument(
         "--for", dest="seconds", type=seconds_of, default=0, metavar="8h", help="grant: at most 7d"
     )
-    parser.add_argument("--reason", default="", help="why; shown on every host, with your name")
+    parser.add_argument(
+        "--reason", default="", help="the reason; shown on every host, with your name"
+    )
     return parser

@@ -539,19 +539,19 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         "--job",
         default="",
         metavar="NAME",
-        help="it is as this job was: each node's own speed for it",
+        help="use each node's speed for this earlier job",
     )
     add(
         "--workload",
         default="",
         metavar="NAME",
-        help="throughput by size as outcomes of this name report it (default: those of --job)",
+        help="use the throughput by size that outcomes of this workload reported (default: those of --job)",
     )
     add(
         "--groups",
         type=groups_option,
         metavar="TxPxD",
-        help="tensor x pipeline x data parallel GPUs, as 8x4x16; ranks follow them",
+        help="tensor x pipeline x data parallel GPUs, as 8x4x16; ranks follow the groups",
     )
     add(
         "--priority",
@@ -565,12 +565,17 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="JOB=N",
-        help="priority of a job that runs; may be given again",
+        help="priority of a running job; may be repeated",
     )
-    add("--tenant", default="", metavar="NAME", help="whose declared exchange rates count")
+    add(
+        "--tenant",
+        default="",
+        metavar="NAME",
+        help="use the declared exchange rates of this tenant",
+    )
     for name, text in RATE_OPTIONS.items():
         option = f"--{name.replace('_', '-')}"
-        add(option, type=_rate, metavar="X", help=f"{text} (default: as declared of --tenant)")
+        add(option, type=_rate, metavar="X", help=f"{text} (default: declared for --tenant)")
     add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
     add(
         "--segments",
@@ -590,21 +595,21 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--candidates",
         metavar="FILE",
-        help="names of hosts that may be chosen; default: those on which no job is seen",
+        help="names of hosts to choose from; default: hosts without a known job",
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline plan",
-        description="Where a gang runs best, by health, speed and topology, priced in GPU-hours that are lost. It "
-        "starts nothing. Where nothing fits it names the constraints in conflict, and the change of each that helps.",
+        description="Shows where a gang runs best, by health, speed and topology, with the price in lost GPU-hours. Starts "
+        "nothing. If nothing fits, it names the constraints in conflict, and for each the change that helps.",
         epilog="exit codes: 0 a plan, 1 nothing fits, or refused, 2 wrong usage, 3 no aggregator answers",
     )
     add_options(parser)
     add_gang_options(parser)
     add = parser.add_argument
-    add("--nodes", type=count_of, metavar="N", help="how many (default 1)")
+    add("--nodes", type=count_of, metavar="N", help="number of nodes (default 1)")
     add_size_options(parser)
     add(
         "--reserve",
@@ -647,5 +652,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--map", action="store_true", help="also draw the first plan on the topology")
     add("-o", "--output", type=_svg, metavar="FILE.svg", help="also write that as a picture")
-    add("--explain", action="store_true", help="what each part of the price was computed from")
+    add("--explain", action="store_true", help="show the inputs of each part of the price")
     return parser

@@ -240,16 +240,16 @@ def _recording_name(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline record",
-        description="Fetches the last minutes of a host's GPUs at full rate, 10 samples a second, which no store has; or a "
-        "recording that the host stored around a finding. For operators. docs/recordings.md explains it.",
+        description="Fetches the last minutes of a host's GPUs at full rate, 10 samples a second, or a recording that the host "
+        "stored around a finding. The aggregator does not store these. Needs the role operator or admin. See docs/recordings.md.",
         epilog="exit codes: 0 done, 1 the host or the file failed, 2 wrong usage, 3 no aggregator answers, "
         "4 no such host or recording",
     )
     parser.add_argument(
-        "host", type=_host, metavar="HOST", help="its name, as `gangline hosts` has it"
+        "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"
     )
     parser.add_argument(
-        "--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and most: 5m)"
+        "--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and maximum: 5m)"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="FILE.parquet, or a picture: FILE.svg"
@@ -264,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="name",
         type=_recording_name,
         metavar="NAME",
-        help="fetch one of those, in place of the last minutes",
+        help="fetch one of these instead of the last minutes",
     )
     add_options(parser)
     return parser

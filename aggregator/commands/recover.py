@@ -261,8 +261,8 @@ def _lender(text: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline recover",
-        description="What to do when members of a gang fail: the ways to go on, by the GPU-hours that each is expected to "
-        "lose from the failure to the job's end. It starts, moves and stops nothing.",
+        description="Compares the ways to continue after members of a gang failed, by the GPU-hours that each is expected to "
+        "lose from the failure to the job's end. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 no way, or refused, 2 wrong usage, 3 no aggregator answers",
     )
     add_options(parser)
@@ -274,20 +274,36 @@ def _parser() -> argparse.ArgumentParser:
         help="names of the gang's hosts in rank order; default: those on which --job is seen",
     )
     add("--failed", type=_hosts, default=[], metavar="HOST,HOST",
-        help="who failed; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
-    add("--suspect", type=_hosts, default=[], metavar="HOST,HOST", help="nothing is put on these")
+        help="failed members; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
+    add(
+        "--suspect",
+        type=_hosts,
+        default=[],
+        metavar="HOST,HOST",
+        help="place nothing on these hosts",
+    )
     add("--hot-spares", type=_hosts, default=[], metavar="HOST,HOST",
         help="reserved for this gang, with the program loaded")  # fmt: skip
     add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
-        help="a job that may give up nodes, and its hosts; may be given again")  # fmt: skip
+        help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip
     add("--shrink-to", type=count_of, default=0, metavar="N",
-        help="the gang may go on with no fewer than N nodes; default: it cannot shrink")  # fmt: skip
+        help="the gang can continue with N nodes or more; default: it cannot shrink")  # fmt: skip
     add("--in-process", action="store_true",
         help="healthy processes wait for the others and need no restart")  # fmt: skip
-    add("--checkpoint-age", type=seconds_of, metavar="20m", help="of the last whole checkpoint")
+    add(
+        "--checkpoint-age",
+        type=seconds_of,
+        metavar="20m",
+        help="age of the last complete checkpoint",
+    )
     add("--failures-at-step", type=count_of, default=0, metavar="N",
-        help="how often the job failed at this step, this time included")  # fmt: skip
-    add("--error", default="", metavar="TEXT", help="the workload's own error, where that ended it")
+        help="how often the job failed at this step, including this time")  # fmt: skip
+    add(
+        "--error",
+        default="",
+        metavar="TEXT",
+        help="the error of the workload itself, if that ended the job",
+    )
     add(
         "--show",
         type=count_of,
@@ -295,11 +311,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="which way to print in full (default 1)",
     )
-    add("--explain", action="store_true", help="what each part of the price was computed from")
+    add("--explain", action="store_true", help="show the inputs of each part of the price")
     add(
         "--report",
         default="",
         metavar="FILE",
-        help="store how a recovery went, instead: JSON of ReportRecoveryRequest, - for standard input; each incident counts once",
+        help="instead, store the result of a recovery: JSON of ReportRecoveryRequest, - for standard input; each incident counts once",
     )
     return parser

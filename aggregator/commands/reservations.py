@@ -110,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
     add_options(parser)
-    parser.add_argument("--release", metavar="NAME", help="end this one, as reservations/17")
-    parser.add_argument("--owner", help="with --release: whose it is, as given to --reserve")
+    parser.add_argument(
+        "--release", metavar="NAME", help="release this reservation, for example reservations/17"
+    )
+    parser.add_argument("--owner", help="with --release: its owner, as given to --reserve")
     return parser

@@ -140,8 +140,8 @@ def resize_text(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline resize",
-        description="Whether a gang that runs is to grow, shrink, move to other nodes or stay: the gain over the hours left "
-        "(--for) against what the change costs. It starts, moves and stops nothing.",
+        description="Shows whether a running gang should grow, shrink, move to other nodes or stay: the gain over the remaining "
+        "hours (--for) compared with the cost of the change. Does not start, move or stop anything.",
         epilog="exit codes: 0 an answer, 1 refused, 2 wrong usage, 3 no aggregator answers",
     )
     add_options(parser)
@@ -153,10 +153,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="names of the gang's hosts in rank order; default: those on which --job is seen",
     )
-    add("--reshard", type=seconds_of, metavar="5m", help="to lay out the state for another size")
-    add("--checkpoint-age", type=seconds_of, metavar="20m", help="of the last whole checkpoint")
+    add(
+        "--reshard",
+        type=seconds_of,
+        metavar="5m",
+        help="time to lay out the state for another size",
+    )
+    add(
+        "--checkpoint-age",
+        type=seconds_of,
+        metavar="20m",
+        help="age of the last complete checkpoint",
+    )
     add("--checkpoint-on-demand", action="store_true", help="a checkpoint can be written now")
     add("--gain-min", type=float, default=0.0, metavar="H",
         help="no change for fewer GPU-hours (default 1 %% of the largest size's GPUs x --for)")  # fmt: skip
-    add("--explain", action="store_true", help="what each part of the price was computed from")
+    add("--explain", action="store_true", help="show the inputs of each part of the price")
     return parser

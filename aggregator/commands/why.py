@@ -47,7 +47,7 @@ NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
 
 
 def main(arguments: list[str]) -> int:
-    """Say why a job waits. 1: Slurm does not answer; 3: no aggregator answers, and only Slurm's part is said; 4: no such job."""
+    """Say why a job waits. 1: Slurm does not answer; 3: no aggregator answers, and prints only Slurm's part; 4: no such job."""
     options = _parser().parse_args(arguments)
     return guarded("why", lambda: _run(options))
 
@@ -191,20 +191,22 @@ def _share(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline why",
-        description="Why a job of Slurm waits: how many nodes are left after each thing that it asks for, by scontrol; then, by the "
-        "aggregator, health and topology, and which change lets it start at what price.",
-        epilog="exit codes: 0 said, 1 Slurm does not answer, 2 wrong usage, 3 no aggregator answers: only Slurm's part is said, "
+        description="Shows why a Slurm job waits: first, from scontrol, how many nodes are left after each requirement of the job; "
+        "then, from the aggregator, health and topology, and which change lets it start at what price.",
+        epilog="exit codes: 0 done, 1 Slurm does not answer, 2 wrong usage, 3 no aggregator answers: prints only Slurm's part, "
         "4 no such job",
     )
-    parser.add_argument("job", type=_job_number, metavar="JOB", help="its number")
+    parser.add_argument("job", type=_job_number, metavar="JOB", help="number of the job")
     parser.add_argument(
         "--score-min", type=_share, default=0.0, metavar="P",
-        help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are not fit)",
+        help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are excluded)",
     )  # fmt: skip
-    parser.add_argument("--within", choices=TIERS, default="", help="all nodes in one of these")
+    parser.add_argument(
+        "--within", choices=TIERS, default="", help="all nodes in one domain of this tier"
+    )
     parser.add_argument(
         "--length", type=seconds_of, default=LENGTH_DEFAULT, metavar="TIME",
-        help=f"of the job, as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
+        help=f"length of the job, as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
     )  # fmt: skip
     add_options(parser)
     return parser
