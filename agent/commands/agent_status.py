@@ -113,9 +113,9 @@ def _size(count: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline agent status",
-        description="Say how the agent of this host stands: whether it is connected, since when its readings wait, "
+        description="Shows the state of this host's agent: whether it is connected, since when its readings wait, "
         "what was lost, and which sources it cannot read, and why.",
-        epilog="exit codes: 0 an agent runs (connected or not), 2 wrong usage, 3 none runs here",
+        epilog="exit codes: 0 an agent runs (connected or not), 2 wrong usage, 3 no agent runs here",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(

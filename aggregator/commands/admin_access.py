@@ -46,7 +46,7 @@ examples:
   gangline admin cert server head.example 10.0.0.5 --force         renew it; the aggregator needs no restart
   gangline admin cert init --trust cluster.example                 a CA alone
 
-Keys are their owner's only (0600). Keep ca.key: who has it can be anybody. exit codes: 0 done, 1 failed, 2 wrong usage
+Only their owner can read keys (0600). Protect ca.key: with it, anybody can impersonate anybody. exit codes: 0 done, 1 failed, 2 wrong usage
 """
 
 
@@ -145,7 +145,7 @@ def _of_client(made: CertificatePaths, folder: Path, address: str) -> str:
 def _cert_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin cert",
-        description="A CA and certificates for a small cluster: ECDSA P-256, one year, with names that say the role "
+        description="Creates a CA and certificates for a small cluster: ECDSA P-256, one year, with the role in the name "
         "(spiffe://TRUST/gangline/ROLE/NAME). Prints the settings to paste.",
         epilog=CERT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -160,7 +160,7 @@ def _cert_parser() -> argparse.ArgumentParser:
         type=int,
         default=LEAF_DAYS,
         metavar="N",
-        help="it holds so long (default: 365); a CA ten years",
+        help="days of validity (default: 365); a CA is valid for ten years",
     )
     trust = argparse.ArgumentParser(add_help=False)
     trust.add_argument(
@@ -308,27 +308,29 @@ def _state(token: Token, now: float) -> str:
 def _token_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin token",
-        description="Bearer tokens by which callers log in (`authorization: Bearer TOKEN`). They are shown once; the "
-        "aggregator keeps a hash, with role, name and end.",
+        description="Manages the bearer tokens with which callers log in (`authorization: Bearer TOKEN`). A token is shown once; the "
+        "aggregator stores its hash, role, name and expiry date.",
         epilog=TOKEN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
     add_data_option(common)
     what = parser.add_subparsers(dest="what", required=True, metavar="{new,list,revoke}")
-    new = what.add_parser("new", parents=[common], help="make tokens, and show them once")
+    new = what.add_parser("new", parents=[common], help="create tokens, and show them once")
     new.add_argument("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
     new.add_argument(
         "--name", "--host", required=True, action="append", type=caller_name, metavar="NAME"
     )
     new.add_argument("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
     new.add_argument(
-        "--into", type=Path, metavar="DIR", help="a file each there, and nothing shown"
+        "--into", type=Path, metavar="DIR", help="write each token to a file there, and show none"
     )
     new.add_argument("--force", action="store_true", help="overwrite files of --into")
-    show = what.add_parser("list", parents=[common], help="which there are")
+    show = what.add_parser("list", parents=[common], help="list the tokens")
     show.add_argument("--json", action="store_true", help="one JSON document")
-    revoke = what.add_parser("revoke", parents=[common], help="end one, or all of a name")
+    revoke = what.add_parser(
+        "revoke", parents=[common], help="revoke one token, or all tokens of a name"
+    )
     which = revoke.add_mutually_exclusive_group(required=True)
     which.add_argument("id", nargs="?", default="", metavar="ID")
     which.add_argument("--name", default="", metavar="NAME")

@@ -295,9 +295,9 @@ def _print_backup(made: BackupResult) -> str:
 def _backup_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin backup",
-        description="Copy the store as of now into a folder of its own under DIR: the file, the event journal, "
-        "the permit, and the Parquet files; those that the backup before has are linked from it. The "
-        "aggregator goes on storing. Made whole or not at all; read back while it is made.",
+        description="Copies the current store into a new folder under DIR: the file, the event journal, the permit, and "
+        "the Parquet files. Files that the previous backup has are hard-linked. The aggregator continues to store. The backup "
+        "is read back while it is written, and is complete or absent.",
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
     )
     add_store_options(parser)
@@ -306,17 +306,17 @@ def _backup_parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="DIR",
-        help="made if missing; best on another disk",
+        help="created if missing; best on another disk",
     )
     parser.add_argument(
         "--keep",
         type=_count,
         default=0,
         metavar="N",
-        help="then remove the oldest but N (default: none)",
+        help="then remove all but the newest N (default: remove none)",
     )
     parser.add_argument(
-        "--with-access", action="store_true", help="certificates, keys and hashed tokens too"
+        "--with-access", action="store_true", help="include certificates, keys and hashed tokens"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser
@@ -373,20 +373,22 @@ def _print_restore(done: RestoreResult, data: Path) -> str:
 def _restore_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin restore",
-        description="Put a backup in a data folder. The backup is read and compared with its checksums before "
-        "anything is put in place. No aggregator may have the folder; another one may run.",
+        description="Restores a backup into a data folder. First verifies the backup against its checksums. No aggregator may "
+        "use this folder; an aggregator on another folder may run.",
         epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
     )
     parser.add_argument(
         "--from", dest="source", type=Path, required=True, metavar="DIR",
-        help="a backup, or the folder of `backup --to`: then the newest in it",
+        help="a backup, or the folder of `backup --to` (the newest is used)",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
-        help=f"where to (default: {DATA_DEFAULT})",
+        help=f"the data folder (default: {DATA_DEFAULT})",
     )  # fmt: skip
     parser.add_argument(
-        "--force", action="store_true", help="also where a store is; that one is kept beside it"
+        "--force",
+        action="store_true",
+        help="replace an existing store; it is moved to a folder beside it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser
@@ -466,9 +468,9 @@ def _stopped(data: Path, progress: ProgressBar) -> tuple[int, int, int]:
 def _compact_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin compact",
-        description="Write the store's file anew without the space that dropped hours left free in it, and put "
-        "it in the place of the old one. Needs as much room beside it as what is in use. Readings are taken "
-        "all the while; nothing is stored, and no receipt given, for the moment of the exchange, which is said.",
+        description="Rewrites the store's file without the free space of dropped data, and replaces the old file. Needs "
+        "as much free disk space as the data in use. The aggregator receives readings throughout. While the files are "
+        "swapped, nothing is stored or acknowledged; the command prints for how long.",
         epilog="exit codes: 0 done, 1 failed and the store is as it was, 2 wrong usage, 3 no aggregator answers",
     )
     add_store_options(parser)
@@ -577,21 +579,21 @@ def _print_verify(what: str, found: VerifyReport) -> str:
 def _verify_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin verify",
-        description="Read everything back: of a backup each file against its checksum; of either every block "
-        "of every table, the ledger of frames against itself and the rows, whether a reading is stored twice, "
-        "and whether each segment is there. While the aggregator runs a copy is read.",
+        description="Reads a store or a backup back: every block of every table, the ledger of frames, duplicate readings, "
+        "and missing segments. In a backup, also compares each file with its checksum. While the aggregator runs, "
+        "the command reads a copy.",
         epilog="exit codes: 0 all is well, 1 something is wrong, 2 wrong usage, 3 no aggregator answers",
     )
     parser.add_argument(
         "backup", nargs="?", type=Path, metavar="BACKUP",
-        help="a backup, or a folder of them: then the newest; without it the store in --data",
+        help="a backup, or a folder of backups (the newest is used); default: the store in --data",
     )  # fmt: skip
     add_store_options(parser)
     parser.add_argument(
         "--scratch",
         type=Path,
         metavar="DIR",
-        help="where the copy is put (default: the data folder)",
+        help="folder for the copy (default: the data folder)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser

@@ -89,16 +89,16 @@ def _stopped(data: Path, simulated: bool) -> TrainingResult:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin train",
-        description="Learn how often a host fails from the findings on record, by what was before. The model is "
-        "compared with the one in use on the last four weeks, from which it did not learn; it is used from the next "
-        "judgement on, and refused when worse. Both stand in the table `models`.",
-        epilog="exit codes: 0 it is in use, 1 refused or too little on record, 2 wrong usage, 3 no aggregator answers",
+        description="Trains the model of how often a host fails, from the stored findings. Compares the new model with the current "
+        "one on the last four weeks, which the new one has not learned from. Rejects it if it is worse; otherwise the next "
+        "judgment uses it. The table `models` has both.",
+        epilog="exit codes: 0 the model is in use, 1 rejected or too little data, 2 wrong usage, 3 no aggregator answers",
     )
     add_store_options(parser)
     parser.add_argument(
         "--simulated",
         action="store_true",
-        help="learn from the simulated hosts, not from the real ones; the model judges all of them",
+        help="learn from the simulated hosts, not from the real ones; the model applies to all hosts",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser

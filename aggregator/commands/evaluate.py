@@ -114,8 +114,8 @@ def _hours(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline evaluate hazard",
-        description="Learn a model of hazard from the faults of a recording up to a day, and judge it, and what is "
-        "simpler, on the days after. docs/hazard.md says what each figure means.",
+        description="Trains a model of hazard on the faults of a recording up to a day, and judges it and simpler rankings "
+        "on the days after. docs/hazard.md explains each figure.",
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
     parser.add_argument(
@@ -124,17 +124,17 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--train-until", type=_whole(1, 10_000), required=True, metavar="DAY",
-        help="the last day that is learned from; days count from 0, or from --from",
+        help="the last training day; days count from 0, or from --from",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="from_day", type=_whole(0, 10_000), default=0, metavar="DAY",
-        help="the day of the file on which its recording begins, if that is not 0: it is day 0 then, also for "
-        "--train-until, and what had ended before it is left out",
+        help="the day of the file on which its recording begins, if that is not 0. This day becomes day 0, also for "
+        "--train-until; faults that ended before it are left out",
     )  # fmt: skip
     parser.add_argument(
         "--nodes", type=_whole(1, NODES_MAX), metavar="N",
-        help="nodes of the fleet, with those that never failed, which the file does not name (default: as the file's "
-        "name says, ..._400_nodes_...; else those it names)",
+        help="nodes of the fleet, including those that never failed, which the file does not name (default: from the file's "
+        "name, ..._400_nodes_...; else the named nodes)",
     )  # fmt: skip
     parser.add_argument(
         "--gang-nodes", type=_whole(1, NODES_MAX), metavar="N",
