@@ -100,6 +100,12 @@ def _nvml_events_10s(roots: Roots) -> Collector:
     return NvmlEvents(roots)
 
 
+def _dcgm_1s(roots: Roots) -> Collector:
+    from .dcgm import DcgmListener
+
+    return DcgmListener(roots)
+
+
 #: Every collector by its name: device kind and pace, as in the tables that it fills.
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "host_1s": HostSecond,
@@ -149,4 +155,5 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "nvml_events_10s": _nvml_events_10s,
     "gpu_fast_1s": _gpu_fast_1s,
     "gpu_fast_10s": _gpu_fast_10s,  # after the one that samples
+    "dcgm_1s": _dcgm_1s,
 }

@@ -101,9 +101,15 @@ def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> No
 
 def test_no_engine_is_ever_started() -> None:
     """Without an address DCGM would embed a host engine in the agent: no such call is even looked up."""
-    assert not [name for name in dcgm.SYMBOLS if re.search("Embedded|EngineRun|ActionValidate|PolicySet", name)]
+    assert not [
+        name
+        for name in dcgm.SYMBOLS
+        if re.search("Embedded|EngineRun|ActionValidate|PolicySet", name)
+    ]
     source = (Path(dcgm.__file__).parent / "dcgm.pyx").read_text()
-    assert not re.search("dcgm(Start|Stop)Embedded|dcgmEngineRun|dcgmActionValidate|dcgmPolicySet", source)
+    assert not re.search(
+        "dcgm(Start|Stop)Embedded|dcgmEngineRun|dcgmActionValidate|dcgmPolicySet", source
+    )
 
 
 def test_an_empty_address_is_refused(libraries: dict[int, str], engine: HostEngine) -> None:
@@ -142,7 +148,9 @@ def test_blanks_are_no_values(libraries: dict[int, str], engine: HostEngine) -> 
     assert values[4].status == dcgm.NO_PERMISSION
 
 
-def test_more_than_there_is_room_for_is_refused(libraries: dict[int, str], engine: HostEngine) -> None:
+def test_more_than_there_is_room_for_is_refused(
+    libraries: dict[int, str], engine: HostEngine
+) -> None:
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
     with pytest.raises(ValueError, match="at most 32 GPUs and 128 fields"):

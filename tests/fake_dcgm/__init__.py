@@ -15,7 +15,16 @@ MAJORS = (3, 4)
 def build(folder: Path, major: int) -> Path:
     """Compile the library of one major into *folder* and return its path. Raises CalledProcessError."""
     library = folder / f"libdcgm.so.{major}"
-    options = "-std=gnu11 -O1 -Wall -Werror -fPIC -fvisibility=hidden -shared -pthread".split()
+    options = [
+        "-std=gnu11",
+        "-O1",
+        "-Wall",
+        "-Werror",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+        "-pthread",
+    ]
     link = [f"-DMAJOR={major}", f"-Wl,-soname,{library.name}", str(SOURCE), "-o", str(library)]
     subprocess.run([*compiler(), *options, *link], check=True)
     return library
