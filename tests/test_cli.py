@@ -127,6 +127,7 @@ ARGUMENTS = {
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
     "agent": ["--help-settings"],
+    "diag": ["import", "no-such-file"],
     "release": ["--status"],
     "resume": [],
     "simulate": ["--hosts", "1"],
@@ -140,7 +141,16 @@ ARGUMENTS = {
 }
 #: Those that an agent's host has all that they need for, with their exit codes there.
 #: `gang` ends with 1 outside a job of Slurm.
-OF_THE_AGENT = {"check": 0, "gang": 1, "xid": 0, "agent": 0, "release": 0, "resume": 0}
+#: `diag` with 2 where its file is not there.
+OF_THE_AGENT = {
+    "check": 0,
+    "gang": 1,
+    "xid": 0,
+    "agent": 0,
+    "diag": 2,
+    "release": 0,
+    "resume": 0,
+}
 
 
 def test_each_command_is_looked_at() -> None:
