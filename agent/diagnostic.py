@@ -44,7 +44,7 @@ class GpuDiagnostic:
     skipped: list[str] = field(default_factory=list[str])
     warned: list[str] = field(default_factory=list[str])
     failed: list[str] = field(default_factory=list[str])
-    words: list[str] = field(default_factory=list[str])
+    texts: list[str] = field(default_factory=list[str])
 
     @property
     def outcome(self) -> Outcome | None:
@@ -59,7 +59,7 @@ class GpuDiagnostic:
     def message(self) -> str:
         """One line for people."""
         if self.failed or self.warned:
-            return "; ".join(self.words)[:1000]
+            return "; ".join(self.texts)[:1000]
         return f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"
 
 
@@ -93,9 +93,9 @@ def parse_report(content: bytes) -> DiagnosticReport:
         number: GpuDiagnostic(number, serial) for number, serial in serials.items()
     }
     for name, results in _tests(body):
-        for numbers, status, words in _results(name, results):
+        for numbers, status, texts in _results(name, results):
             for number in numbers or list(gpus):
-                _add(gpus.setdefault(number, GpuDiagnostic(number)), name, status, words)
+                _add(gpus.setdefault(number, GpuDiagnostic(number)), name, status, texts)
     if not any(each.passed or each.skipped or each.warned or each.failed for each in gpus.values()):
         raise NotAReport("no result of a GPU in it")
     places = (body, root, _mapping(body.get("metadata")), _mapping(root.get("metadata")))
@@ -179,30 +179,30 @@ def _results(
         else:
             ids = each.get("gpu_ids", each.get("gpu_id", ""))
             numbers = [part.strip() for part in str(ids).split(",") if part.strip()]
-        words, errors = list[str](), False
+        texts, errors = list[str](), False
         for warning in _warnings(each):
-            words.append(f"{name}: {_text(warning.get('warning', ''))}")
+            texts.append(f"{name}: {_text(warning.get('warning', ''))}")
             errors |= bool(warning.get("error_id"))
         status = str(each.get("status", "")).strip().lower()
         if status == "pass" and errors:
             status = "warn"  # DCGM 284: it passes with an error beside it
-        yield numbers, status, words or [f"{name}: {status or 'no status'}"]
+        yield numbers, status, texts or [f"{name}: {status or 'no status'}"]
 
 
 def _warnings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = result.get("warnings", result.get("warning"))
-    words = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    return [each if isinstance(each, dict) else {"warning": each} for each in words if each]
+    items = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+    return [each if isinstance(each, dict) else {"warning": each} for each in items if each]
 
 
-def _add(gpu: GpuDiagnostic, name: str, status: str, words: list[str]) -> None:
+def _add(gpu: GpuDiagnostic, name: str, status: str, texts: list[str]) -> None:
     places = {"pass": gpu.passed, "skip": gpu.skipped, "not run": gpu.skipped, "warn": gpu.warned}
     # what we do not know did not pass
     place = places.get(status, gpu.failed)
     if name not in place:
         place.append(name)
     if place is gpu.failed or place is gpu.warned:
-        gpu.words += words
+        gpu.texts += texts
 
 
 def _first(places: tuple[Mapping[str, Any], ...], *names: str) -> str:

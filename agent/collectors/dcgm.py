@@ -30,7 +30,7 @@ RETRY_SECONDS = 10
 #: Health and XIDs are read this often; an engine's own watches are no faster.
 HEALTH_SECONDS = 10
 #: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
-LOOK_SECONDS = 60
+RECHECK_SECONDS = 60
 #: An incident that stands is told again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
 #: Standing incidents, and XIDs that wait; more are not told.
@@ -195,7 +195,7 @@ class DcgmListener:
 
     def _read(self, dcgm: Dcgm, now_ns: int) -> list[Block]:
         if self._roots.dcgm == "watch" and now_ns >= self._watch_ns:
-            self._watch_ns = now_ns + LOOK_SECONDS * SECOND_NS
+            self._watch_ns = now_ns + RECHECK_SECONDS * SECOND_NS
             self._watch(dcgm)
         blocks = [self._block]
         if self._profiling_block is not None and now_ns >= self._profiling_ns:
@@ -221,7 +221,7 @@ class DcgmListener:
         zeros = self._zeros + self._profiling.multiplexed_zeros
         lost = self._dcgm.lost_violations if self._dcgm else 0
         counts = (
-            connected, systems, len(self._incidents), self._reconnects, self._xids.told_by_others, zeros, lost,
+            connected, systems, len(self._incidents), self._reconnects, self._xids.reported_by_others, zeros, lost,
         )  # fmt: skip
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
@@ -242,7 +242,7 @@ class DcgmListener:
     def _read_health(self, dcgm: Dcgm, now_ns: int) -> None:
         try:
             if now_ns >= self._groups_ns:
-                self._groups_ns = now_ns + LOOK_SECONDS * SECOND_NS
+                self._groups_ns = now_ns + RECHECK_SECONDS * SECOND_NS
                 masks = {group: dcgm.health_systems(group) for group in dcgm.groups()}
                 self._watched_health = {group: mask for group, mask in masks.items() if mask}
             found = [each for group in self._watched_health for each in dcgm.health(group)]
@@ -324,7 +324,7 @@ class DcgmListener:
             device=device,
             name="gpu.dcgm_failure" if is_failure else "gpu.dcgm_warning",
             code=incident.code,
-            message=fields.incident_words(incident),
+            message=fields.incident_text(incident),
             boottime_ns=began_ns,
             last_boottime_ns=now_ns,
             revision=revision,
@@ -343,7 +343,7 @@ class DcgmListener:
             device="host" if violation.gpu == library.NO_GPU else device,
             name="gpu.dcgm_policy",
             code=violation.condition,
-            message=fields.violation_words(violation),
+            message=fields.violation_text(violation),
             boottime_ns=_boottime_ns(violation.timestamp_us, self._clock),
             attributes={"source": "dcgm"},
         )
@@ -386,15 +386,15 @@ class _StandingIncidents:
         for each in found[:INCIDENTS_MAX]:
             if each.health >= fields.WARNING:
                 key = (each.entity_group, each.entity, each.system, each.code)
-                _, began_ns, revision, told_ns = self._standing.get(key, (each, now_ns, -1, 0))
-                new[key] = each, began_ns, revision, told_ns
+                _, began_ns, revision, published_ns = self._standing.get(key, (each, now_ns, -1, 0))
+                new[key] = each, began_ns, revision, published_ns
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
         """Return (incident, since when, revision) of what is to be told now: at first, and then every `RETELL_SECONDS`."""
         due = list[tuple[Incident, int, int]]()
-        for key, (incident, began_ns, revision, told_ns) in self._standing.items():
-            if revision < 0 or now_ns - told_ns >= RETELL_SECONDS * SECOND_NS:
+        for key, (incident, began_ns, revision, published_ns) in self._standing.items():
+            if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:
                 self._standing[key] = incident, began_ns, revision + 1, now_ns
                 due.append((incident, began_ns, revision + 1))
         return due
@@ -404,7 +404,7 @@ class _XidReports:
     """XIDs as DCGM has them: told where neither the kernel log nor NVML has shown them, and otherwise once, by those."""
 
     def __init__(self) -> None:
-        self.told_by_others = 0
+        self.reported_by_others = 0
         self._last: dict[int, int] = {}  # GPU -> the code that its field has shown
         self._is_first = True
         self._waiting: list[tuple[int, int, int]] = []  # GPU, code, boot time
@@ -438,7 +438,7 @@ class _XidReports:
                 others.was_recorded(gpu.address, code, at_ns)
                 for others in (XID_DEDUPLICATOR, NVML_XIDS)
             ):
-                self.told_by_others += gpu is not None
+                self.reported_by_others += gpu is not None
             else:
                 due.append((gpu, code, at_ns))
         return due

@@ -164,14 +164,14 @@ class ProfilingReader:
         return False
 
 
-def incident_words(incident: Incident) -> str:
+def incident_text(incident: Incident) -> str:
     """Return what is told of an incident: the system and DCGM's words."""
     system = HEALTH_SYSTEMS.get(incident.system, f"system {incident.system:#x}")
     return f"DCGM health, {system}: {incident.message or 'no words'}"
 
 
-def violation_words(violation: Violation) -> str:
+def violation_text(violation: Violation) -> str:
     """Return what is told of a policy violation."""
     form = POLICY_CONDITIONS.get(violation.condition, f"condition {violation.condition:#x}")
-    words = form.format(first=violation.first, second=violation.second)
-    return f"DCGM policy: {words}" + ("; DCGM 3 names no GPU" if violation.gpu == NO_GPU else "")
+    text = form.format(first=violation.first, second=violation.second)
+    return f"DCGM policy: {text}" + ("; DCGM 3 names no GPU" if violation.gpu == NO_GPU else "")

@@ -115,16 +115,16 @@ class SlowDeviceCache:
 
     def divert(self, results: Sequence[TimedResult], now_ns: int) -> list[TimedResult]:
         """Take the blocks of tables that another lane fills; return the turns without them."""
-        kept = list[TimedResult]()
+        remaining = list[TimedResult]()
         for timed in results:
             borrowed = [each for each in timed.result.blocks if each.table in BORROWED_TABLES]
             for block in borrowed:
                 self._stored[block.table] = [(now_ns, block)]
             own = [each for each in timed.result.blocks if each.table not in BORROWED_TABLES]
-            kept.append(
+            remaining.append(
                 timed._replace(result=timed.result._replace(blocks=own)) if borrowed else timed
             )
-        return kept
+        return remaining
 
     def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
         """Fill the empty rows of the lane's blocks; what was kept for them is gone then."""

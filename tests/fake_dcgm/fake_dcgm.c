@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -45,7 +46,9 @@ typedef struct {
 } PolicyResponse;
 
 static char lines[LINES_MAX][LINE_BYTES];
-static int line_count, initialised;
+static int line_count, field_count, initialised;
+static struct { unsigned gpu, field; char type; long long ts; char text[256]; } fields_known[LINES_MAX];
+static struct stat seen;
 static unsigned registered;
 #if MAJOR == 4
 static int (*callback)(PolicyResponse *, uint64_t);
@@ -70,13 +73,27 @@ static void note(const char *words)
     }
 }
 
+/* Read the scenario, unless it is the one that was read last: a true client parses no text. */
 static void read_scenario(void)
 {
+    struct stat now;
     FILE *file = fopen(folder_file(""), "r");
-    line_count = 0;
+    if (file && !fstat(fileno(file), &now) && now.st_ino == seen.st_ino && now.st_size == seen.st_size
+        && now.st_mtim.tv_sec == seen.st_mtim.tv_sec && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec) {
+        fclose(file);
+        return;
+    }
+    if (file)
+        seen = now;
+    line_count = field_count = 0;
     while (file && line_count < LINES_MAX && fgets(lines[line_count], LINE_BYTES, file)) {
         lines[line_count][strcspn(lines[line_count], "\n")] = 0;
-        line_count++;
+        if (sscanf(lines[line_count], "field %u %u %c %lld %255s", &fields_known[field_count].gpu,
+                   &fields_known[field_count].field, &fields_known[field_count].type, &fields_known[field_count].ts,
+                   fields_known[field_count].text) == 5)
+            field_count++; /* not among the lines: those are gone through by each call */
+        else
+            line_count++;
     }
     if (file)
         fclose(file);
@@ -205,22 +222,19 @@ EXPORT int dcgmGetAllDevices(uintptr_t handle, unsigned *ids, int *count)
 
 static void fill(FieldValue *value)
 {
-    unsigned gpu, field;
-    char type, text[256];
-    long long ts;
     value->status = NOT_WATCHED;
-    for (int i = 0; i < line_count; i++) {
-        if (sscanf(lines[i], "field %u %u %c %lld %255s", &gpu, &field, &type, &ts, text) != 5
-            || gpu != value->entityId || field != value->fieldId)
+    for (int i = 0; i < field_count; i++) {
+        const char *text = fields_known[i].text;
+        if (fields_known[i].gpu != value->entityId || fields_known[i].field != value->fieldId)
             continue;
-        value->fieldType = (unsigned short)type;
+        value->fieldType = (unsigned short)fields_known[i].type;
         value->status = OK;
-        value->ts = ts;
+        value->ts = fields_known[i].ts;
         if (*text == '!')
             value->status = atoi(text + 1);
-        else if (type == 'd')
+        else if (value->fieldType == 'd')
             value->value.dbl = strcmp(text, "blank") ? atof(text) : 140737488355328.0;
-        else if (type == 's')
+        else if (value->fieldType == 's')
             strcpy(value->value.str, strcmp(text, "blank") ? text : "<<<NULL>>>");
         else
             value->value.i64 = strcmp(text, "blank") ? atoll(text) : 0x7ffffffffffffff2;
