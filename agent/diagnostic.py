@@ -209,7 +209,7 @@ def _first(places: tuple[Mapping[str, Any], ...], *names: str) -> str:
     return next((_text(place[name]) for place in places for name in names if place.get(name)), "")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 

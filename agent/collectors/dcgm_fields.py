@@ -135,28 +135,35 @@ class ProfilingReader:
 
     def readings(self, values: Sequence[FieldValue]) -> list[tuple[int, int, float]]:
         """Return (GPU, field, value) of what is new and is a reading."""
-        profiling = [each for each in values if each.field in PROFILING_COLUMNS]
-        answered = [each for each in profiling if each.status == OK]
+        answered = [
+            each for each in values if each.status == OK and each.field in PROFILING_COLUMNS
+        ]
+        numbers = [each for each in answered if each.value is not None]
         self.watched = bool(answered)
-        self.paused = bool(answered) and all(each.value is None for each in answered)
-        busy = {each.gpu for each in values if isinstance(each.value, int | float) and each.value}
+        self.paused = bool(answered) and not numbers
+        busy = {each.gpu for each in values if each.value}
         return [
-            (each.gpu, each.field, float(each.value))
-            for each in answered
-            if isinstance(each.value, int | float) and self._is_reading(each, each.gpu in busy)
+            (each.gpu, each.field, value)
+            for each in numbers
+            if (value := self._new(each)) is not None and self._is_reading(each, value, busy)
         ]
 
-    def _is_reading(self, value: FieldValue, busy: bool) -> bool:
+    def _new(self, value: FieldValue) -> float | None:
+        """Return the value, unless it was shown already: no reading is made of one twice."""
         key = value.gpu, value.field
         if self._times.get(key) == value.timestamp_us:
-            return False  # told already: no reading is made of one twice
+            return None
         self._times[key] = value.timestamp_us
-        assert isinstance(value.value, int | float)
-        if value.value < 0 or (value.field in RATIO_FIELDS and value.value > 1):
-            return False
-        if value.value or not busy:
-            self._zeros.discard(key)
-            return True
+        number = value.value
+        return None if number is None or isinstance(number, str) else float(number)
+
+    def _is_reading(self, value: FieldValue, number: float, busy: set[int]) -> bool:
+        if number > 0:
+            self._zeros.discard((value.gpu, value.field))
+            return number <= 1 or value.field not in RATIO_FIELDS
+        if number < 0 or value.gpu not in busy:
+            return number == 0
+        key = value.gpu, value.field
         if key in self._zeros:
             return True
         self._zeros.add(key)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gangline.agent.collector import Collector, CollectOutcome, CollectResult
+from gangline.agent.collectors.dcgm import DcgmListener
 from gangline.agent.collectors.dcgm_fields import PROFILING_COLUMNS
+from gangline.agent.hardware.files import Roots
 from gangline.agent.sampler.messages import DCGM, DCGM_COLLECTOR, GPU, TimedResult, group_collectors
 from gangline.agent.sampler.pool import SlowDeviceCache
 from gangline.contract.block import Block
@@ -55,7 +59,8 @@ def test_the_engine_has_a_lane_of_its_own_or_none() -> None:
     collectors = [each for members in lanes(world).values() for each in members]
     grouped = group_collectors(collectors)
     assert [each.name for each in grouped[DCGM]] == [DCGM_COLLECTOR] and GPU in grouped
-    grouped[DCGM][0].enters_driver = False  # type: ignore[misc] - as where no library is installed
+    absent = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))  # no library is installed
+    collectors = [*(each for each in collectors if each.name != DCGM_COLLECTOR), absent]
     assert DCGM not in group_collectors(collectors)
 
 
