@@ -33,6 +33,8 @@ HEALTH_SECONDS = 10
 RECHECK_SECONDS = 60
 #: An incident that stands is told again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
+#: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
+SHOWN_SECONDS = 3
 #: Standing incidents, and XIDs that wait; more are not told.
 INCIDENTS_MAX, XIDS_MAX = 256, 256
 #: How often the agent has the engine sample, in `watch`.
@@ -101,7 +103,9 @@ class DcgmListener:
         self._watched_health: dict[int, int] = {}  # group -> systems
         self._incidents = _StandingIncidents()
         self._xids = _XidReports()
-        self._zeros = self._reconnects = 0
+        self._zeros = self._reconnects = self._shown_ns = 0
+        self._counts: tuple[int, ...] = ()
+        self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
 
     # ---- events
 
@@ -173,7 +177,6 @@ class DcgmListener:
         self._fail(RuntimeError(f"DCGM: {error}"), now_ns)
         if error.code == library.CONNECTION_NOT_VALID:
             self._retry_ns = now_ns
-        self._put_state(0)
 
     def _begin(self, dcgm: Dcgm, now_ns: int) -> None:
         """Learn who the GPUs are, once for each connection: the only values that the driver is asked for."""
@@ -185,8 +188,9 @@ class DcgmListener:
         values = dcgm.latest(dcgm.devices(), fields.IDENTITY_FIELDS, live=True)
         self._gpus = {gpu.number: gpu for gpu in fields.gpus_of(values)}
         self._xids.begin()
-        old = [gpu.uuid for gpu in self._gpus.values() if gpu.needs_profiling]
-        self._profiling_block = Block("gpu_fast_1s", old) if old else None
+        old = [gpu for gpu in self._gpus.values() if gpu.needs_profiling]
+        self._rows = {gpu.number: row for row, gpu in enumerate(old)}
+        self._profiling_block = Block("gpu_fast_1s", [gpu.uuid for gpu in old]) if old else None
         self._error = None
         extra = {"cause": "dcgm.connected"}
         log.info(
@@ -197,7 +201,7 @@ class DcgmListener:
         if self._roots.dcgm == "watch" and now_ns >= self._watch_ns:
             self._watch_ns = now_ns + RECHECK_SECONDS * SECOND_NS
             self._watch(dcgm)
-        blocks = [self._block]
+        blocks = list[Block]()
         if self._profiling_block is not None and now_ns >= self._profiling_ns:
             self._read_profiling(dcgm, self._profiling_block)
             wait = 1 if self._profiling.watched else HEALTH_SECONDS
@@ -211,31 +215,36 @@ class DcgmListener:
         self._publish(now_ns)
         if not self.access_error:
             self.access_error = self._watch_error
-        self._put_state(1)
+        if self._put_counts() or now_ns >= self._shown_ns:
+            self._shown_ns = now_ns + SHOWN_SECONDS * SECOND_NS
+            blocks.append(self._block)
         return blocks
 
-    def _put_state(self, connected: int) -> None:
+    def _put_counts(self) -> bool:
+        """Set the counts; return whether one has changed."""
         systems = 0
         for each in self._watched_health.values():
             systems |= each
         zeros = self._zeros + self._profiling.multiplexed_zeros
         lost = self._dcgm.lost_violations if self._dcgm else 0
         counts = (
-            connected, systems, len(self._incidents), self._reconnects, self._xids.reported_by_others, zeros, lost,
+            1, systems, len(self._incidents), self._reconnects, self._xids.reported_by_others, zeros, lost,
         )  # fmt: skip
+        if counts == self._counts:
+            return False
+        self._counts = counts
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
+        return True
 
     # ---- what is read
 
     def _read_profiling(self, dcgm: Dcgm, block: Block) -> None:
-        old = [gpu.number for gpu in self._gpus.values() if gpu.needs_profiling]
-        rows = {number: row for row, number in enumerate(old)}
+        rows, columns = self._rows, fields.PROFILING_COLUMNS
+        values = dcgm.latest(list(rows), fields.PROFILING_FIELDS)
         block.clear()
-        for gpu, number, value in self._profiling.readings(
-            dcgm.latest(old, fields.PROFILING_FIELDS)
-        ):
-            block.put_float(fields.PROFILING_COLUMNS[number], rows[gpu], value)
+        for gpu, number, value in self._profiling.readings(values):
+            block.put_float(columns[number], rows[gpu], value)
         if self._profiling.paused:
             self.access_error = "paused: DCGM's profiling metrics are blank, a profiler has the counters (dcgmi profile --resume)"
 

@@ -135,37 +135,32 @@ class ProfilingReader:
 
     def readings(self, values: Sequence[FieldValue]) -> list[tuple[int, int, float]]:
         """Return (GPU, field, value) of what is new and is a reading."""
-        answered = [
-            each for each in values if each.status == OK and each.field in PROFILING_COLUMNS
-        ]
-        numbers = [each for each in answered if each.value is not None]
-        self.watched = bool(answered)
-        self.paused = bool(answered) and not numbers
-        busy = {each.gpu for each in values if each.value}
-        return [
-            (each.gpu, each.field, value)
-            for each in numbers
-            if (value := self._new(each)) is not None and self._is_reading(each, value, busy)
-        ]
+        times, found = self._times, list[tuple[int, int, float]]()
+        answered = numbers = 0
+        busy = {gpu for gpu, _, _, _, value in values if value}
+        for gpu, number, status, at_us, value in values:
+            if status != OK or number not in PROFILING_COLUMNS:
+                continue
+            answered += 1
+            if value is None or isinstance(value, str):
+                continue
+            numbers += 1
+            key = gpu, number
+            if times.get(key) == at_us:
+                continue  # shown already: no reading is made of one twice
+            times[key] = at_us
+            if self._is_reading(key, value, gpu in busy):
+                found.append((gpu, number, value))
+        self.watched, self.paused = answered > 0, answered > 0 and not numbers
+        return found
 
-    def _new(self, value: FieldValue) -> float | None:
-        """Return the value, unless it was shown already: no reading is made of one twice."""
-        key = value.gpu, value.field
-        if self._times.get(key) == value.timestamp_us:
-            return None
-        self._times[key] = value.timestamp_us
-        number = value.value
-        return None if number is None or isinstance(number, str) else float(number)
-
-    def _is_reading(self, value: FieldValue, number: float, busy: set[int]) -> bool:
-        if number > 0:
-            self._zeros.discard((value.gpu, value.field))
-            return number <= 1 or value.field not in RATIO_FIELDS
-        if number < 0 or value.gpu not in busy:
-            return number == 0
-        key = value.gpu, value.field
-        if key in self._zeros:
-            return True
+    def _is_reading(self, key: tuple[int, int], value: float, busy: bool) -> bool:
+        if value > 0:
+            if self._zeros:
+                self._zeros.discard(key)
+            return value <= 1 or key[1] not in RATIO_FIELDS
+        if value < 0 or not busy or key in self._zeros:
+            return value == 0
         self._zeros.add(key)
         self.multiplexed_zeros += 1
         return False

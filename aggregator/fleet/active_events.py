@@ -229,6 +229,8 @@ class EventRecord:
             return (
                 "its driver says that the adapter answers again, is loaded anew, or the host boots"
             )
+        if self.name == DIAGNOSTIC:
+            return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
         if self.name == LOST:
             return "the GPU answers again, is reset, or the host boots"
         if (self.name, self.code) == (XID, RECOVERY_XID):

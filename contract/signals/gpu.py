@@ -335,7 +335,7 @@ in `gpu_fast_1s`, under the signals that GPM gives for later ones. That DCGM fin
 _DCGM_POLICY = "dcgmPolicyRegister; the agent sets no policy and no action"
 
 DCGM_SIGNALS = (
-    Signal(2600, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "0 no host engine answers, 1 connected", on_change=True),
+    Signal(2600, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing where none answers: the outcome of the collector dcgm_1s says why", on_change=True),
     Signal(2601, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems whose health somebody watches: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
     Signal(2602, "dcgm.incidents_state", Kind.STATE, Pace.SECOND, "dcgmHealthCheck", "incidents that DCGM's health watches report now", on_change=True),
     Signal(2603, "dcgm.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent", "connections made to a host engine", on_change=True),

@@ -12,6 +12,7 @@ from gangline.agent.collectors import dcgm as module
 from gangline.agent.collectors.dcgm import DcgmListener
 from gangline.agent.events import NVML_XIDS, XID_DEDUPLICATOR, EventPublisher
 from gangline.agent.hardware.files import Roots
+from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.gpu_host import SECOND, HandedClock
@@ -39,6 +40,7 @@ class DcgmHost:
         self.clock = HandedClock()
         self.roots = Roots(Path("/nowhere"), Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
+        self.counts: Block | None = None  # as they last came: they come when one has changed
         self.listener = DcgmListener(self.roots, self.clock)
         self.listener.start(EventPublisher(self.clock, self, lambda: None))
 
@@ -50,10 +52,14 @@ class DcgmHost:
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
+            self.counts = next(
+                (b for b in result.blocks if b.table.startswith("dcgm")), self.counts
+            )
         return result
 
     def value(self, result: CollectResult, name: str, device: str = "host") -> float | int | None:
-        for block in result.blocks:
+        counts = [self.counts] if self.counts else []
+        for block in counts if name.startswith("dcgm.") else result.blocks:
             for row, key in enumerate(block.devices):
                 for signal_id, value in block.values(row):
                     if key == device and BY_ID[signal_id].name == name:

@@ -81,6 +81,7 @@ def test_a_diagnostic_that_passes_ends_the_one_that_failed() -> None:
     world.event(host, 2, gpu, "gpu.diagnostic")
     world.run(2)
     assert world.score(host).state is S
+    assert world.score(host).clears_when.startswith("a diagnostic of the GPU passes")
     world.event(host, 0, gpu, "gpu.diagnostic")
     world.run(2)
     assert all_well(world)
