@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs MLflow (its client, mlflow-skinny) and Weights & Biases from PyPI into a folder of their own: 60 MB down, 250 MB on disk, a minute.
+# Installs MLflow (its client, mlflow-skinny) and Weights & Biases from PyPI into a folder of their own: 60 MB down, 190 MB on disk, one to ten minutes.
 #   tests/rigs/trackers.sh FOLDER; export GANGLINE_TRACKERS=FOLDER
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 FOLDER (outside the checkout)" >&2; exit 2; }
