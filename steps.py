@@ -159,9 +159,9 @@ def __getattr__(name: str) -> Any:
 
     # Both names of Lightning may be installed, and are two copies: the one in use is loaded already.
     pytorch = sys.modules.get("lightning.pytorch") or sys.modules.get("pytorch_lightning")
-    pytorch = pytorch or importlib.import_module("lightning.pytorch")
+    callback: Any = (pytorch or importlib.import_module("lightning.pytorch")).Callback
 
-    class LightningCallback(pytorch.Callback):  # type: ignore[misc]
+    class LightningCallback(callback):  # type: ignore[misc]
         """Reports each batch in which an optimizer stepped as one step: for loops that step several optimizers, or none of torch's."""
 
         # Spawned workers find it by this name; the script has the name __main__.

@@ -146,33 +146,27 @@ def show(options: argparse.Namespace, ask: Ask) -> int:
 
 def _tag(options: argparse.Namespace, ask: Ask) -> int:
     """Set the tags of a job. Raises CommandError."""
-    job = _job_row(ask, options.job)
-    run = ask(run_query(options.job))
-    tags = read_tags(ask, job, run[0] if run else None)
+    tags = read_tags(ask, options.job)
+    if not tags:
+        raise CommandError(_unknown(options.job, ask), NOT_FOUND)
     done = write_tags(options.tags, tags)
     if options.json:
         print(json_object(tags))
     else:
-        print(done + ("; the job still runs: as of now" if job["until"] is None else ""))
+        print(done + ("; the job still runs: as of now" if tags["until"] is None else ""))
     return OK
-
-
-def _job_row(ask: Ask, job: str) -> dict[str, Any]:
-    """Return the row of *job* in the list of jobs. Raises CommandError."""
-    found = next((one for one in ask(LIST_QUERY) if one["job"] == job), None)
-    if found is None:
-        raise CommandError(_unknown(job, ask), NOT_FOUND)
-    return found
 
 
 def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     """Return members, phases by host, pace, stragglers and advice of *job*. Raises CommandError."""
     name = quoted(job)
-    row = _job_row(ask, job)
-    phases, pace = _phases_and_pace(ask, row, time_range)
+    jobs = [one for one in ask(LIST_QUERY) if one["job"] == job]
+    if not jobs:
+        raise CommandError(_unknown(job, ask), NOT_FOUND)
+    phases, pace = _phases_and_pace(ask, jobs[0], time_range)
     if not phases:
         raise CommandError(
-            f"no readings of job {job!r} in that time: it ran {_when(row)}, and readings are kept for 14 days; "
+            f"no readings of job {job!r} in that time: it ran {_when(jobs[0])}, and readings are kept for 14 days; "
             "leave out --from and --to for its last minutes",
             NOT_FOUND,
         )
@@ -200,7 +194,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "ORDER BY horizon_seconds"
     )
     return {
-        "job": row,
+        "job": jobs[0],
         "run": run[0] if run else None,
         "forecast": forecast,
         **(step[0] if step else {}),

@@ -103,17 +103,19 @@ def ranks_query(job: str) -> str:
 
 
 def members_query(job: str) -> str:
-    """Return the query for the hosts of a job, and how many GPUs it has on each."""
+    """Return the query for the hosts of a job, how many GPUs it has on each, and from when to when (until NULL: still)."""
     return (
-        "SELECT host, count(DISTINCT gpu)::INTEGER AS gpus_count FROM ops.job_members "
+        "SELECT host, count(DISTINCT gpu)::INTEGER AS gpus_count, min(since) AS since, "
+        "if(bool_or(until IS NULL), NULL, max(until)) AS until FROM ops.job_members "
         f"WHERE job = {quoted(job)} GROUP BY host ORDER BY host"
     )
 
 
 def stragglers_query(job: str, rows_max: int) -> str:
-    """Return the query for what slowed or stopped a job, the costliest first, without the SQL behind it."""
+    """Return the query for what slowed or stopped a job, the costliest first, and in each row what all of it cost."""
     return (
-        "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, words "
+        "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, words, "
+        "sum(lost_gpu_hours) OVER () AS all_lost_gpu_hours "
         f"FROM ops.stragglers WHERE job = {quoted(job)} ORDER BY lost_gpu_hours DESC, slowdown_ratio DESC, host LIMIT {rows_max}"
     )
 

@@ -21,7 +21,7 @@ from typing import Any
 from ...cli import json_object
 from ..mirror_format import hostlist
 from .connection import FAILED, CommandError
-from .job_queries import members_query, stragglers_query
+from .job_queries import members_query, run_query, stragglers_query
 
 MLFLOW, WANDB, FILE = "mlflow", "wandb", "file"
 FORMS = "mlflow:RUN_ID, wandb:[ENTITY/]PROJECT/RUN_ID or FILE.json"
@@ -36,6 +36,11 @@ MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_R
 WANDB_SECONDS_MAX = 60.0
 #: Of an error of theirs: some end with what to do.
 MESSAGE_CHARACTERS_MAX = 600
+
+#: Tag -> column of `ops.runs`.
+RUN_COLUMNS = {
+    "run_id": "run_id", "workload_class": "workload_class", "pace_ratio": "pace_ratio", "pace_verdict": "verdict",
+}  # fmt: skip
 
 _RUN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 _MLFLOW_RUN = re.compile(_RUN, re.ASCII)
@@ -74,23 +79,26 @@ def parse_target(text: str) -> TagTarget:
     return TagTarget(FILE, text)
 
 
-def read_tags(
-    ask: Callable[[str], list[dict[str, Any]]], job: Row, run: Row | None
-) -> dict[str, Any]:
-    """Return what is known of *job*, a row of the list of jobs, and of its *run*, a row of `ops.runs`."""
-    name = str(job["job"])
-    hosts = ask(members_query(name))
-    stragglers = ask(stragglers_query(name, STRAGGLERS_MAX))
+def read_tags(ask: Callable[[str], list[dict[str, Any]]], job: str) -> dict[str, Any]:
+    """Return what is known of *job*, by name; {} where it is unknown. Reads no pace, which costs more than all the rest."""
+    hosts = ask(members_query(job))
+    if not hosts:
+        return {}
+    stragglers = ask(stragglers_query(job, STRAGGLERS_MAX))
+    runs = ask(run_query(job))
+    lost = stragglers[0]["all_lost_gpu_hours"] if stragglers else 0.0
     tags = {
-        "job": name, "hosts": [one["host"] for one in hosts], "hosts_count": job["hosts_count"], "gpus_count": job["gpus_count"],
-        "since": _time(job["since"]), "until": _time(job["until"]), "lost_gpu_hours": round(float(job["lost_gpu_hours"]), 4),
+        "job": job, "hosts": [one["host"] for one in hosts], "hosts_count": len(hosts),
+        "gpus_count": sum(one["gpus_count"] for one in hosts), "since": _time(min(one["since"] for one in hosts)),
+        "until": None if any(one["until"] is None for one in hosts) else _time(max(one["until"] for one in hosts)),
+        "lost_gpu_hours": round(float(lost), 4),
         "stragglers": [
-            {key: _json_value(value) for key, value in one.items()} for one in stragglers
+            {key: _json_value(value) for key, value in one.items() if key != "all_lost_gpu_hours"} for one in stragglers
         ],
     }  # fmt: skip
-    for key in ("run_id", "workload_class", "pace_ratio", "verdict"):
-        if run and run.get(key) is not None:
-            tags[key] = run[key]
+    for key, column in RUN_COLUMNS.items():
+        if runs and runs[0].get(column) is not None:
+            tags[key] = _json_value(runs[0][column])
     return tags
 
 

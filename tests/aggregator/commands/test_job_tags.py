@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from gangline.aggregator.commands.job_tags import (
 )
 from tests.processes import GUARD_SECONDS
 
-BEGIN, END = datetime(2026, 1, 1, 3, tzinfo=UTC), datetime(2026, 1, 2, 5, 30)
+BEGIN, END = datetime(2026, 1, 1, 3), datetime(2026, 1, 2, 5, 30)
 JOB = {
     "job": "4711", "hosts_count": 3, "gpus_count": 24, "since": BEGIN, "until": END, "pace": 0.8, "straggler": None,
     "lost_gpu_hours": 1.53,
@@ -49,7 +49,9 @@ def answers(query: str) -> list[dict[str, Any]]:
     if query == LIST_QUERY:
         return [JOB]
     if "FROM ops.job_members" in query:
-        return [{"host": f"gpu{at}", "gpus_count": 8} for at in (1, 2, 3)]
+        return [
+            {"host": f"gpu{at}", "gpus_count": 8, "since": BEGIN, "until": END} for at in (1, 2, 3)
+        ]
     if "FROM ops.runs" in query:
         return [
             {
@@ -60,11 +62,12 @@ def answers(query: str) -> list[dict[str, Any]]:
             }
         ]
     assert "FROM ops.stragglers" in query and "'4711'" in query
-    return [STRAGGLER, STOPPED, STRAGGLER | {"slowdown_ratio": math.nan, "lost_gpu_hours": 0.0}]
+    rows = [STRAGGLER, STOPPED, STRAGGLER | {"slowdown_ratio": math.nan, "lost_gpu_hours": 0.0}]
+    return [row | {"all_lost_gpu_hours": 1.53} for row in rows]
 
 
 def read() -> dict[str, Any]:
-    return job_tags.read_tags(answers, JOB, answers("FROM ops.runs")[0])
+    return job_tags.read_tags(answers, "4711")
 
 
 def test_the_file_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +81,7 @@ def test_the_file_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     tags = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert tags["hosts"] == ["gpu1", "gpu2", "gpu3"] and tags["lost_gpu_hours"] == 1.53
     assert (tags["since"], tags["until"]) == ("2026-01-01T03:00:00Z", "2026-01-02T05:30:00Z")
-    assert tags["stragglers"][0]["verdict"] == "node" and tags["verdict"] == "slower: a host"
+    assert tags["stragglers"][0]["verdict"] == "node" and tags["pace_verdict"] == "slower: a host"
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -87,12 +90,12 @@ def test_of_a_job_that_runs_it_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     options = argparse.Namespace(
         job="4711", tags=TagTarget("file", str(tmp_path / "t.json")), json=False, begin=None, end=None, last=None
     )  # fmt: skip
-    runs = JOB | {"until": None}
-    job.show(options, lambda query: [runs] if query == LIST_QUERY else answers(query))
+    still = {"host": "gpu9", "gpus_count": 8, "since": BEGIN, "until": None}
+    job.show(options, lambda query: answers(query) + [still] * ("FROM ops.job_members" in query))
     assert capsys.readouterr().out.endswith("; the job still runs: as of now\n")
     options.job = "471"
     with pytest.raises(CommandError, match="did you mean 4711"):
-        job.show(options, answers)
+        job.show(options, lambda query: [JOB] if query == LIST_QUERY else [])
 
 
 TEXTS = {
@@ -100,7 +103,7 @@ TEXTS = {
     "until": "2026-01-02T05:30:00Z", "lost_gpu_hours": "1.53",
     "stragglers": "gpu2: node, gang.slow_host, 20 % slow, 1.50 GPU-hours; gpu3: node, xid79, stopped it, 0.03 GPU-hours; "
     "gpu2: node, gang.slow_host, 0 % slow, 0.00 GPU-hours",
-    "run_id": "r-1", "workload_class": "training", "pace_ratio": "0.810", "verdict": "slower: a host",
+    "run_id": "r-1", "workload_class": "training", "pace_ratio": "0.810", "pace_verdict": "slower: a host",
 }  # fmt: skip
 
 
