@@ -13,6 +13,7 @@ import pytest
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors import core, torchft
 from gangline.aggregator.executors.core import ExecutorPolicy, Situation, decide
+from gangline.aggregator.executors.executor import describe
 from gangline.aggregator.executors.ledger import HOLD, SET, Entry, ExecutorLedger
 from gangline.aggregator.executors.model import (
     Advice,
@@ -133,6 +134,14 @@ def test_nothing_is_ended_unless_set_and_for_an_eviction(
     ledger.add(replace(ENTRY, action=action))
     steps = decide(situation(replace(ADVICE, action=action), kills=kills), ledger)
     assert not [one for one in steps if isinstance(one, KillReplicas)]
+
+
+def test_in_shadow_it_is_a_step_of_the_plan() -> None:
+    """The operator reads what would be done before he lets it be done."""
+    steps = core.plan(situation(replace(ADVICE, state="PROPOSED")), ADVICE)
+    assert [type(one).__name__ for one in steps] == ["PlaceHold", "KillReplicas"]
+    assert len(core.plan(situation(kills=False), ADVICE)) == 1
+    assert describe(steps[1]) == "KillReplicas node=n1"
 
 
 def test_the_page_of_a_lighthouse_is_read() -> None:
