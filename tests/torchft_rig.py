@@ -126,7 +126,7 @@ class StandInRig(TorchftRig):
 
         # Not HTTPServer, which asks the resolver for this machine's full name.
         web = ThreadingTCPServer(("127.0.0.1", 0), Answer)
-        thread = threading.Thread(target=web.serve_forever)
+        thread = threading.Thread(target=web.serve_forever, args=(0.01,))
         thread.start()
         stack.callback(thread.join, SECONDS_MAX)
         stack.callback(web.server_close)
