@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from .model import (
     EndStep,
     Forget,
     GiveBack,
+    KillReplicas,
     RenewLease,
     Requeue,
     Scheduler,
@@ -41,6 +42,7 @@ from .model import (
 from .recovery import RECOVERY_POLL_SECONDS
 from .recovery_follower import RecoveryFollower
 from .settings import ExecutorConfig, NodeNames
+from .torchft import ReplicaKiller
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class Executor:
         self._all_nodes_at = -1e9
         self._reported = reports.Reported(unavailable=reports.earlier_reports(ledger.reported))
         self._recoveries = RecoveryFollower(client, names, config.cluster)
+        self._replicas = ReplicaKiller(config.torchft_lighthouses)
         self._buckets: dict[str, int] = {}
         self._buckets_at = -1e9
         #: What weights were last set for.
@@ -254,12 +257,34 @@ class Executor:
         if commands:
             if not all(isinstance(command, StartNow) for command in commands):
                 self._save()
-            errors = self._scheduler.apply(commands)
+            errors = self._apply(commands)
             now = self._wall()
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
             self._save()
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
+
+    def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
+        """Carry out *commands*; return the error of each that failed. Replicas are ended while the scheduler works."""
+        kills = [one for one in commands if isinstance(one, KillReplicas)]
+        if not kills:
+            return self._scheduler.apply(commands)
+        others = [one for one in commands if not isinstance(one, KillReplicas)]
+        errors: dict[Step, str] = {}
+
+        def kill(step: KillReplicas) -> None:
+            names = {step.node, self._names.host_of(step.node)}
+            note, error = self._replicas.kill(names, f"gangline: {step.advisory}")
+            core.record_replicas(step, note, self._ledger)
+            if error:
+                errors[step] = error
+
+        def apply() -> None:
+            errors.update(self._scheduler.apply(others) if others else {})
+
+        calls: list[Callable[[], None]] = [*(partial(kill, one) for one in kills), apply]
+        together(calls)
+        return errors
 
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
@@ -270,7 +295,7 @@ class Executor:
             self._recoveries.note(step, error, now)
         if error:
             self.counters.failures += 1
-            if not isinstance(step, Requeue | EndStep):  # these are not tried again
+            if not isinstance(step, Requeue | EndStep | KillReplicas):  # these are not tried again
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
 

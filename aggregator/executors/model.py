@@ -307,6 +307,13 @@ class SetWeight(Step):
     weight: int
 
 
+@dataclass(frozen=True, slots=True)
+class KillReplicas(Step):
+    """End the replicas of torchft on *node*: the others of their job go on at once. Not a step of the scheduler's (`torchft.py`)."""
+
+    node: str
+
+
 #: Steps that change the scheduler: the ledger is written before each.
 SCHEDULER_STEPS = (
     PlaceHold,
@@ -320,6 +327,7 @@ SCHEDULER_STEPS = (
     Reboot,
     ResetGpus,
     SetWeight,
+    KillReplicas,
 )
 
 

@@ -11,6 +11,7 @@ from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
 from .core import MARKS, ExecutorPolicy
 from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
+from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
@@ -49,6 +50,16 @@ def _check_listen(address: str) -> None:
 def _check_optional_listen(address: str) -> None:
     if address:
         _check_listen(address)
+
+
+def _check_lighthouses(addresses: tuple[str, ...]) -> None:
+    if len(addresses) > LIGHTHOUSES_MAX:
+        raise ValueError(f"at most {LIGHTHOUSES_MAX} addresses")
+    for address in addresses:
+        try:
+            parse_http_address(address)
+        except ValueError:
+            raise ValueError(f"addresses as http://head:29510; not {address[:60]!r}") from None
 
 
 def _check_hold(mark: str) -> None:
@@ -128,6 +139,11 @@ class ExecutorConfig:
         False,
         description="until a requeued job runs again, the nodes that the aggregator plans for it have a lower weight",
     )  # fmt: skip
+    torchft_lighthouses: tuple[str, ...] = setting(
+        (),
+        check=_check_lighthouses,
+        description="addresses of lighthouses of torchft, as http://head:29510: EVICT_NOW ends the replicas on the node at once; empty: off",
+    )
     node_map: str = setting(
         "",
         description="file with a line `NODE HOST` for each node that agents call by another name",
@@ -158,8 +174,9 @@ class ExecutorConfig:
     def policy(self) -> ExecutorPolicy:
         """Return what decisions need of it."""
         return ExecutorPolicy(
-            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor
-        )
+            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor,
+            bool(self.torchft_lighthouses),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
