@@ -21,13 +21,14 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, kubernetes_doctor, slurm_doctor
+from ..executors import doctor, kubernetes_doctor, segment_files, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
+from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.model import Scheduler, SchedulerError
 from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
@@ -219,22 +220,40 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
     ):
         if ledger is None:
             return OK
+        try:
+            launchers = Launchers(config, shadow=options.shadow)
+        except OSError as error:
+            print(
+                f"gangline executor: attribution_listen: {config.attribution_listen}: {error.strerror}",
+                file=sys.stderr,
+            )
+            return FAILED
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, launchers=launchers, wake=wake, stopped=stopped,
         )  # fmt: skip
         client.start()
+        launchers.start()
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
             "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
         executor.run()
+        launchers.close()
         client.close()
     return OK if signaled.is_set() else FAILED
 
 
 def _undo(site: SchedulerSite) -> int:
     done, failed = undo_all(site.scheduler)
+    if site.config.segment_health_dir:
+        folder = Path(site.config.segment_health_dir)
+        try:
+            names = segment_files.managed_files(folder)
+            segment_files.remove(folder, names)
+            done += [f"{folder / name}" for name in names]
+        except OSError as error:
+            failed.append(f"segment_health_dir {folder}: {error.strerror}")
     for line in done:
         print(f"undone: {line}")
     for line in failed:

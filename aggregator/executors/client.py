@@ -128,6 +128,7 @@ class AggregatorClient:
             _name(score_pb2.ReasonCode, message.reason), message.reason_text[:200], message.owner, message.fencing_token,
             self._local(message.expire_time), self._local(message.lease_expire_time), message.workload,
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
+            _name(wire.Basis, message.basis),
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:

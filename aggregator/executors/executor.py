@@ -15,6 +15,7 @@ from functools import partial
 
 from . import core, reports
 from .client import AggregatorClient, ClientError
+from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .model import (
     SCHEDULER_STEPS,
@@ -68,6 +69,7 @@ class Executor:
         names: NodeNames,
         *,
         shadow: bool = False,
+        launchers: Launchers | None = None,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
@@ -76,6 +78,7 @@ class Executor:
         """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
+        self._launchers = launchers
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
         self._wake = wake or threading.Event()
         self._stopped = stopped or threading.Event()
@@ -109,6 +112,8 @@ class Executor:
                 self._scheduler.remove_expired()
             self._read()
             self._act()
+            if self._launchers is not None:
+                self._launchers.update(self._situation(), self._ledger)
             self._report()
             self.counters.turns += 1
         except SchedulerError as error:
@@ -274,7 +279,8 @@ class Executor:
     def _report(self) -> None:
         if self._shadow or not self._client.is_live():
             return
-        now, state, names = self._wall(), self._state, self._names
+        now, names = self._wall(), self._names
+        state = self._launchers.refine(self._state) if self._launchers else self._state
         try:
             if self._config.report_gangs:
                 gangs, ended = reports.gang_updates(self._reported, state, now, names.host_of)
@@ -289,14 +295,14 @@ class Executor:
                     self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
                     reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
             if self._config.report_outcomes:
-                self._report_outcomes(now)
+                self._report_outcomes(state, now)
         except ClientError as error:
             self._complain("a report was not taken", str(error))
 
-    def _report_outcomes(self, now: float) -> None:
+    def _report_outcomes(self, state: SchedulerState, now: float) -> None:
         reported = self._reported
         reports.collect_outcomes(
-            reported, self._state, self._ledger, self._config.cluster, now, self._names.host_of
+            reported, state, self._ledger, self._config.cluster, now, self._names.host_of
         )
         some = reported.outcomes[: reports.OUTCOMES_PER_REQUEST]
         if not some:

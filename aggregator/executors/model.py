@@ -82,6 +82,11 @@ class ScheduledJob:
     restarts_itself: bool = False
     #: It waits only because it was requeued: it may start now.
     waits_for_begin_time: bool = False
+    #: The array that it is a task of, and which; "" for none.
+    array: str = ""
+    array_task: str = ""
+    #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.
+    cycle: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -155,6 +160,8 @@ class Advice:
     lease_until: float = 0.0
     workload: str = ""
     checkpoint_seconds: float = 0.0
+    #: How sure it is: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
+    basis: str = ""
 
     @property
     def hold_name(self) -> str:

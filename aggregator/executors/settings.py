@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.settings import setting
+from .attribution_server import parse_listen
 from .core import MARKS, ExecutorPolicy
 from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
 
@@ -50,6 +51,28 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     if REBOOT in actions:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
+
+
+#: Of `cycle_info_dirs`.
+FOLDERS_MAX = 16
+
+
+def _check_absolute(folder: str) -> None:
+    if folder and not Path(folder).is_absolute():
+        raise ValueError("an absolute path, as the launcher demands too")
+
+
+def _check_folders(folders: tuple[str, ...]) -> None:
+    if len(folders) > FOLDERS_MAX:
+        raise ValueError(f"at most {FOLDERS_MAX} folders")
+    for folder in folders:
+        if not Path(folder).is_absolute():
+            raise ValueError(f"absolute paths; not {folder[:80]!r}")
+
+
+def _check_listen(listen: str) -> None:
+    if listen:
+        parse_listen(listen)
 
 
 def _check_object_name(name: str) -> None:
@@ -111,6 +134,25 @@ class ExecutorConfig:
         "",
         description="resets the GPUs of a node for RESET_GPU, as `ssh {node} nvidia-smi -r`; no shell",
     )
+
+    segment_health_dir: str = setting(
+        "", check=_check_absolute,
+        description="folder of ft_launcher's --ft-segment-health-check-dir, absolute: a file for each task of a Slurm array "
+        "with a node that an advisory takes out",
+    )  # fmt: skip
+    cycle_info_dirs: tuple[str, ...] = setting(
+        (),
+        check=_check_folders,
+        description="folders of ft_launcher's --ft-cycle-info-dir, absolute, where only trusted users can write",
+    )
+    attribution_listen: str = setting(
+        "", check=_check_listen,
+        description="ADDRESS:PORT at which ft_launcher's --ft-attribution-endpoint is answered, over HTTP and without a login",
+    )  # fmt: skip
+    attribution_wait_seconds: float = setting(
+        120.0, low=0.0, high=3600.0,
+        description="a launcher waits for its next cycle to begin for so long before the answer is UNKNOWN",
+    )  # fmt: skip
 
     @property
     def actor(self) -> str:

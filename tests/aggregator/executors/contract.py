@@ -16,6 +16,7 @@ from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, Advi
 from gangline.aggregator.executors import core
 from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor, undo_all
+from gangline.aggregator.executors.launchers import Launchers
 from gangline.aggregator.executors.ledger import ExecutorLedger
 from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
@@ -89,10 +90,13 @@ class Rig:
         client.start()
         self._stack.callback(client.close)
         ledger = ExecutorLedger(self.folder / name / "ledger.json")
+        launchers = Launchers(config, shadow=shadow)
+        launchers.start()
+        self._stack.callback(launchers.close)
         self.executor = Executor(
-            config, self.site.scheduler, client, ledger, names, shadow=shadow, wake=wake
-        )
-        self.client, self.ledger = client, ledger
+            config, self.site.scheduler, client, ledger, names, shadow=shadow, launchers=launchers, wake=wake,
+        )  # fmt: skip
+        self.client, self.ledger, self.launchers = client, ledger, launchers
         return self.executor
 
     def until(self, condition: Callable[[], object], what: str, *executors: Executor) -> None:
