@@ -42,6 +42,7 @@ BENCHES = {
     "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",
+    "launchers": "the real client of NVIDIA's launcher at the agent's health check against an echo, at attribution against the limit",
     "slurm_gang": "a lost node until all ranks run again: `gangline gang` with a spare against a requeue, in a real Slurm",
     "slurm_submit": "`sbatch` to a slurmctld with job_submit.lua and a mirror of 10,000 nodes against one without a plugin",
     "placement": "plans for 4,096 of 10,000 nodes against an echo of as many bytes: idle, and judged with ingest; blockers",

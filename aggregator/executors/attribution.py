@@ -46,7 +46,6 @@ class JobView:
     allocated: frozenset[str]
     active: frozenset[str] | None = None
     cycle_started: float = 0.0
-    cycle_ended: float = 0.0
     log_file: str = ""
 
 
@@ -91,7 +90,7 @@ def health_view(
         info = cycles.get(name)
         view = JobView(name, allocated)
         if info is not None and is_current(info, parts) and members(info, allocated)[0]:
-            view = JobView(name, allocated, members(info, allocated)[0], info.started, info.ended, info.log_file)  # fmt: skip
+            view = JobView(name, allocated, members(info, allocated)[0], info.started, info.log_file)  # fmt: skip
         jobs[name] = view
         used = _used(view)
         gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}
@@ -130,7 +129,6 @@ def recommend(
             known.active is not None
             and known.cycle_started >= requested
             and known.log_file != log_path
-            and not known.cycle_ended
         )
         return _of_bad_hosts(view, known, bad, is_next, now - requested < wait_seconds)
     gone = sorted(view.lost.get(job, {}).keys() & view.faults.keys())

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 64 << 10
 #: Of connections more than this at one time, the oldest is closed.
-CONNECTIONS_MAX = 64
+CONNECTIONS_MAX = 32
 #: A connection that sends nothing for so long is closed.
 IDLE_SECONDS = 10.0
 
@@ -43,6 +43,7 @@ class AttributionServer:
         self, board: AttributionBoard, listen: str, wall: Callable[[], float] = time.time
     ) -> None:
         host, port = parse_listen(listen)
+        self.board = board
 
         class BoundHandler(_Handler):
             service = _Service(board, wall)

@@ -140,7 +140,7 @@ def collect_outcomes(
                 reported.evicted[name, progress.restarts] = entry.node
     for name, before in list(reported.running.items()):
         after = state.jobs.get(name)
-        if after is not None and after.is_running and _run_key(after) == _run_key(before):
+        if after is not None and after.is_running and _is_same_run(before, after):
             continue
         blamed = reported.evicted.pop((name, before.restarts), "")
         marked = frozenset(entry.node for entry in ledger if entry.is_marked)
@@ -150,13 +150,20 @@ def collect_outcomes(
     if (extra := len(reported.outcomes) - OUTCOMES_WAITING_MAX) > 0:
         del reported.outcomes[:extra]
         reported.dropped_count += extra
-    reported.running = {
+    running = {
         job.name: job for job in state.jobs.values() if job.is_running and job.nodes and job.started
     }
+    for name, before in reported.running.items():
+        after = running.get(name)
+        if after and before.cycle and not after.cycle and after.restarts == before.restarts:
+            running[name] = before  # its launcher's file cannot be read for a while
+    reported.running = running
 
 
-def _run_key(job: ScheduledJob) -> tuple[int, int]:
-    return job.restarts, job.cycle
+def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
+    """Say whether the job goes on. A launcher that begins to tell of its cycles, or ends, starts nothing."""
+    is_cycle_known = before.cycle and after.cycle
+    return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 
 
 def _outcome(
@@ -180,7 +187,7 @@ def _outcome(
         if (name in left and name in marked)
         or ((node := state.nodes.get(name)) is not None and (node.down or not node.is_responding))
     ]  # fmt: skip
-    requeued = after is not None and not after.ended and _run_key(after) >= _run_key(before)
+    requeued = after is not None and not after.ended and after.restarts >= before.restarts
     state_name = after.state if after is not None else "unknown"
     # A requeue without a lost node is a person's or a preemption.
     interrupted = (

@@ -6,6 +6,7 @@ Torch is not here: of the package `fault_tolerance`, which imports it, only the 
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import sys
@@ -23,19 +24,28 @@ def _without_torch() -> None:
     sys.modules["torch"] = types.ModuleType("torch")
 
 
-def health(endpoint: str, calls: str) -> dict[str, Any]:
-    """Ask the node's health check so often, each by a new channel, as the launcher does before each rendezvous."""
+def health(endpoint: str, calls: str, echo: str = "", method: str = "") -> dict[str, Any]:
+    """Ask the node's health check so often, each by a new channel, as the launcher does before each rendezvous.
+
+    With *echo*, a socket, in turns with *method* there, by a new channel too.
+    """
+    import grpc
     from nvidia_resiliency_ext.shared_utils.health_check import (  # type: ignore[import-not-found]
         NodeHealthCheck,
     )
 
-    answers, seconds = [], []
+    answers, seconds, echo_seconds = [], [], []
     check = NodeHealthCheck(endpoint=endpoint)
     for _ in range(int(calls)):
         began = time.perf_counter()
         answers.append(check())
         seconds.append(time.perf_counter() - began)
-    return {"answers": answers, "seconds": seconds}
+        if echo:
+            began = time.perf_counter()
+            with grpc.insecure_channel(f"unix://{echo}") as channel:
+                channel.unary_unary(method)(b"x" * 60, timeout=60.0)
+            echo_seconds.append(time.perf_counter() - began)
+    return {"answers": answers, "seconds": seconds, "echo_seconds": echo_seconds}
 
 
 def segment(folder: str) -> dict[str, Any]:
@@ -64,7 +74,8 @@ def attribution(endpoint: str, log_path: str, enforce: str, polls: str) -> dict[
             began = time.perf_counter()
             service._get_results(log_path)
             seconds.append(time.perf_counter() - began)
-        return {"stop_requested": False, "seconds": seconds}
+        answers = _plain(endpoint, log_path, int(polls))
+        return {"stop_requested": False, "seconds": seconds, "answer_seconds": answers}
     service = kind(endpoint, enforce_stop=enforce == "enforce")
     service._submit_log(log_path)
     service.request_terminal_analysis()
@@ -75,9 +86,22 @@ def attribution(endpoint: str, log_path: str, enforce: str, polls: str) -> dict[
         service._poll_once()
         seconds.append(time.perf_counter() - began)
     return {
-        "stop_requested": service.stop_requested(), "stop_seen": service.stop_verdict_observed(),
+        "answer_seconds": _plain(endpoint, log_path, int(polls)), "stop_requested": service.stop_requested(), "stop_seen": service.stop_verdict_observed(),
         "pending": service._terminal_pending, "seconds": seconds,
     }  # fmt: skip
+
+
+def _plain(endpoint: str, log_path: str, calls: int) -> list[float]:
+    """Return the seconds of as many answers without the client's TLS context, which it makes anew for each call."""
+    seconds = []
+    for _ in range(calls if calls > 1 else 0):
+        began = time.perf_counter()
+        connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
+        connection.request("GET", f"/logs?log_path={log_path}&wait=false")
+        connection.getresponse().read()
+        connection.close()
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def cycles(folder: str, plan: str) -> dict[str, Any]:

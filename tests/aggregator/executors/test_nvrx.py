@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.executors.attribution import AttributionBoard
+from gangline.aggregator.executors.attribution import AttributionBoard, HealthView
 from gangline.aggregator.executors.attribution_server import AttributionServer
 from gangline.aggregator.executors.cycle_info import read_cycle_info
 from gangline.aggregator.executors.segment_files import sync
@@ -60,9 +60,8 @@ def server() -> Iterator[AttributionServer]:
     one.close()
 
 
-def attribution(version: str, server: AttributionServer, view: object, enforce: str = "enforce") -> dict[str, object]:  # fmt: skip
-    board = server._board
-    board.view = view  # type: ignore[assignment]
+def attribution(version: str, server: AttributionServer, view: HealthView, enforce: str = "enforce") -> dict[str, object]:  # fmt: skip
+    server.board.view = view
     return run_nvrx(version, "attribution", f"http://{server.address}", LOG, enforce, 1, SLURM_JOB_ID="7")  # fmt: skip
 
 
