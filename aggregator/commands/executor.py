@@ -21,17 +21,18 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, kubernetes_doctor, segment_files, slurm_doctor
+from ..executors import doctor, htcondor, kubernetes_doctor, segment_files, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
+from ..executors.htcondor import HTCondor
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.model import Scheduler, SchedulerError
-from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
+from ..executors.settings import ExecutorConfig, HTCondorConfig, KubernetesConfig, NodeNames
 from ..executors.slurm import Slurm, run_command
 from .connection import (
     CommandError,
@@ -156,9 +157,26 @@ class KubernetesSite(SchedulerSite):
         self._kubernetes.close()
 
 
+class HTCondorSite(SchedulerSite):
+    """HTCondor by its commands."""
+
+    title = "HTCondor"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._condor = HTCondor()
+        self.scheduler = self._condor
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return htcondor.doctor_findings(self._condor)
+
+
 SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
     "slurm": (SlurmSite, ExecutorConfig),
     "kubernetes": (KubernetesSite, KubernetesConfig),
+    "htcondor": (HTCondorSite, HTCondorConfig),
 }
 
 
@@ -321,7 +339,7 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline executor",
-        description="Carries out advisories in Slurm or Kubernetes: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
+        description="Carries out advisories in Slurm, Kubernetes or HTCondor: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
         "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
         "without the aggregator. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...contract.settings import setting
 from .attribution_server import parse_listen
 from .core import MARKS, ExecutorPolicy
-from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
+from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RESET_GPU, RETURN
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
@@ -45,6 +45,18 @@ def _check_hold(mark: str) -> None:
         raise ValueError(
             "`hold`: in Kubernetes a cordon is a person's, and a taint is all that an executor sets"
         )
+
+
+def _check_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: HTCondor has nothing else that keeps new work off a machine")
+
+
+def _check_htcondor_actions(actions: tuple[str, ...]) -> None:
+    _check_actions(actions)
+    for action in (REBOOT, RESET_GPU):
+        if action in actions:
+            raise ValueError(f"actions without {action}: in HTCondor that is left to people")
 
 
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
@@ -228,6 +240,31 @@ class KubernetesConfig(ExecutorConfig):
     def actor(self) -> str:
         """How the aggregator knows this executor: whichever replica holds the Lease; with a ledger of its own, this machine's."""
         return super().actor if self.ledger else f"executor {self.cluster}"
+
+
+@dataclass(frozen=True)
+class HTCondorConfig(ExecutorConfig):
+    """One executor of one pool of HTCondor."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "htcondor",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this pool",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_drain,
+        description="what keeps new work off a machine: `drain`, by condor_drain -graceful",
+    )
+    actions: tuple[str, ...] = setting(
+        (*HOLDING_ACTIONS, RETURN),
+        check=_check_htcondor_actions,
+        description="advisories that are carried out",
+    )
 
 
 class NodeNames:

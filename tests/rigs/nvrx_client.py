@@ -43,7 +43,8 @@ def health(endpoint: str, calls: str, echo: str = "", method: str = "") -> dict[
         if echo:
             began = time.perf_counter()
             with grpc.insecure_channel(f"unix://{echo}") as channel:
-                channel.unary_unary(method)(b"x" * 60, timeout=60.0)
+                ask: Any = channel.unary_unary(method)
+                ask(b"x" * 60, timeout=60.0)
             echo_seconds.append(time.perf_counter() - began)
     return {"answers": answers, "seconds": seconds, "echo_seconds": echo_seconds}
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import grpc
 import pytest
@@ -26,6 +27,9 @@ from tests.processes import GUARD_SECONDS
 
 class Site(ABC):
     """A scheduler of eight nodes, n1 to n8 by `node(1)` to `node(8)`, and the people who use it."""
+
+    #: Of every executor here.
+    settings: ClassVar[dict[str, object]] = {}
 
     @property
     @abstractmethod
@@ -78,7 +82,9 @@ class Rig:
         """Start an executor with the ledger *name*, in place of the one before (which is as good as killed)."""
         if self.client is not None:
             self.client.close()
-        fields = {"poll_seconds": 0.2, "nodes_poll_seconds": 1.0, "cluster": name, **settings}
+        fields = {
+            "poll_seconds": 0.2, "nodes_poll_seconds": 1.0, "cluster": name, **self.site.settings, **settings,
+        }  # fmt: skip
         config = ExecutorConfig(ledger=str(self.folder / name), **fields)  # type: ignore[arg-type]
         (self.folder / name).mkdir(exist_ok=True)
         channel = self._stack.enter_context(

@@ -150,7 +150,12 @@ def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
     """A hot spare of the allocation is no member: it slows nobody down, and nobody loses by its drain."""
     found = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
     (gang,) = found.jobs.values()
-    assert (gang.name, gang.nodes, gang.gpus, gang.cycle) == ("7", {"n1", "n3.cluster"}, 16, 1)
+    assert (gang.name, gang.nodes, gang.gpus, gang.cycle) == (
+        "7",
+        frozenset({"n1", "n3.cluster"}),
+        16,
+        1,
+    )
 
 
 def test_tasks_of_an_array_are_one_gang() -> None:

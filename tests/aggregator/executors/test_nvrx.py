@@ -105,7 +105,10 @@ def test_cycle_info_of_the_real_writer(version: str, tmp_path: Path) -> None:
     run_nvrx(version, "cycles", tmp_path, json.dumps([one]))
     info = read_cycle_info(tmp_path, "7")
     assert info is not None
-    assert (info.active, info.standby) == ({"n001", "n002", "n004"}, {"n003"})
+    assert (info.active, info.standby) == (
+        frozenset({"n001", "n002", "n004"}),
+        frozenset({"n003"}),
+    )
     assert (info.started, info.ended, info.log_file, info.ranks) == (NOW, NOW + 600.25, LOG, "0-2")
     other = {
         **one,
@@ -118,5 +121,5 @@ def test_cycle_info_of_the_real_writer(version: str, tmp_path: Path) -> None:
     run_nvrx(version, "cycles", tmp_path, json.dumps([one, other]))
     info = read_cycle_info(tmp_path, "7")
     assert info is not None
-    assert (info.cycle, info.ended, info.active) == (1, 0.0, {"rack-a", "n1"})
+    assert (info.cycle, info.ended, info.active) == (1, 0.0, frozenset({"rack-a", "n1"}))
     assert info.standby == frozenset()

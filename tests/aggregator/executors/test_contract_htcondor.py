@@ -1,0 +1,96 @@
+"""The contract of executors over a real HTCondor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from gangline.aggregator.executors.htcondor import HTCondor
+from gangline.aggregator.executors.model import Scheduler, SchedulerError
+from tests.aggregator.executors.contract import ExecutorContract, Site
+from tests.condor_pool import MISSING, CondorPool, condor_pool, has_condor
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_condor(), reason=MISSING)]
+
+
+class CondorSite(Site):
+    settings: ClassVar[dict[str, object]] = {"mark": "drain"}
+
+    def __init__(self, pool: CondorPool) -> None:
+        self.pool = pool
+        self._condor = HTCondor(pool.run)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._condor
+
+    def node(self, number: int) -> str:
+        return f"n{number}.local"
+
+    def submit(self, nodes: int, *, may_requeue: bool = True) -> str:
+        job = self.pool.submit(nodes, may_requeue=may_requeue)
+
+        def runs() -> bool:
+            found = self.scheduler.read_jobs().get(job)
+            return found is not None and found.is_running and len(found.nodes) == nodes
+
+        self.pool.until(runs, f"{job} runs")
+        return job
+
+    def drain(self, node: str, reason: str) -> None:
+        if self.scheduler.read_nodes([node])[node].out:
+            self.pool.run(["condor_drain", "-cancel", node])
+        self.pool.run(["condor_drain", "-graceful", "-reason", reason, node])
+        self.pool.until(lambda: reason in self.scheduler.read_nodes([node])[node].out, "drained")
+
+    def resume(self, node: str) -> None:
+        self.pool.run(["condor_drain", "-cancel", node])
+        self.pool.until(lambda: not self.scheduler.read_nodes([node])[node].out, "not drained")
+
+    def remove_hold(self, name: str) -> None:
+        raise AssertionError("there are none")
+
+    def cancel(self, job: str) -> None:
+        self.pool.run(["condor_rm", job])
+
+    def clean(self) -> None:
+        """Have an empty pool again."""
+        if self.scheduler.read_jobs():
+            self.pool.run(["condor_rm", "-all"])
+        for name, node in self.scheduler.read_nodes().items():
+            if node.out:
+                self.pool.run(["condor_drain", "-cancel", name])
+        self.pool.until(lambda: not self.scheduler.read_jobs(), "no jobs")
+
+        def idle() -> bool:
+            nodes = self.scheduler.read_nodes().values()
+            return all(node.state == "Unclaimed" and not node.out for node in nodes)
+
+        self.pool.until(idle, "an empty pool")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CondorPool]:
+    with condor_pool() as pool:
+        yield pool
+
+
+class TestHTCondor(ExecutorContract):
+    @pytest.fixture
+    def site(self, pool: CondorPool) -> Iterator[Site]:
+        site = CondorSite(pool)
+        yield site
+        site.clean()
+
+
+def test_only_the_drain_that_is_ours_is_cancelled(pool: CondorPool) -> None:
+    """A person's drain that took the place of ours has another number; a machine that is asked to cancel ours refuses."""
+    site = CondorSite(pool)
+    site.drain("n1.local", "burn-in")
+    site._condor._cancel("n1.local")
+    assert "burn-in" in site.scheduler.read_nodes(["n1.local"])["n1.local"].out
+    with pytest.raises(SchedulerError, match="No matching draining request id"):
+        pool.run(["condor_drain", "-cancel", "-request-id", "99", "n1.local"])
+    site.clean()

@@ -1,0 +1,130 @@
+"""What an executor makes of HTCondor's ads, without HTCondor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.executors.htcondor import (
+    HOLD_REASON,
+    HTCondor,
+    doctor_findings,
+    node_of,
+    parse_jobs,
+)
+from gangline.aggregator.executors.model import Drain, Reboot, Resume, SchedulerError
+from gangline.aggregator.executors.settings import HTCondorConfig
+from gangline.contract.settings import SettingsError, load
+
+OURS = "gangline:v1;act=drain;cause=xid;ttl=60;adv=a1"
+JOB = {
+    "ClusterId": 3, "ProcId": 0, "JobUniverse": 11, "JobStatus": 2, "AllRemoteHosts": "slot1@n1.local,slot1_2@n2.local", "NumShadowStarts": 2,
+    "QDate": 10, "JobCurrentStartDate": 20, "EnteredCurrentStatus": 20, "RequestGpus": 4, "CurrentHosts": 2,
+}  # fmt: skip
+
+
+def slot(machine: str = "n1.local", **fields: Any) -> dict[str, Any]:
+    return {"Machine": machine, "State": "Unclaimed", "MaxJobRetirementTime": "/Expr(30 * 86400)/", **fields}  # fmt: skip
+
+
+class FakeCommands:
+    """Prints *slots*, and notes what else is run."""
+
+    def __init__(self, *slots: dict[str, Any], text: str | None = None) -> None:
+        self.slots, self.text = list(slots), text
+        self.changes: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        if command[0] == "condor_version":
+            return "$CondorVersion: 23.9.6 2026-07-12 PackageID: x $\n"
+        if command[0] in ("condor_status", "condor_q"):
+            if self.text is not None:
+                return self.text
+            return json.dumps(self.slots) if command[0] == "condor_status" and self.slots else ""
+        self.changes.append(list(command))
+        if command[0] == "condor_drain":
+            self.slots = [slot(Draining="-cancel" not in command, DrainReason=command[-2])]
+        return ""
+
+
+def test_a_job_of_several_machines_and_one_of_one() -> None:
+    jobs = parse_jobs([JOB, {**JOB, "ProcId": 1, "JobUniverse": 5, "RemoteHost": "slot1_1@n3.local"}])  # fmt: skip
+    job = jobs["3.0"]
+    assert (job.state, job.nodes, job.restarts, job.gpus) == ("RUNNING", frozenset({"n1.local", "n2.local"}), 1, 8)  # fmt: skip
+    assert (job.submitted, job.started, job.may_requeue) == (10.0, 20.0, True)
+    assert jobs["3.1"].nodes == {"n3.local"}
+
+
+def test_a_job_that_waits_has_no_machines_though_its_ad_names_them() -> None:
+    """AllRemoteHosts stays in the ad after an eviction: the job would never have left its node."""
+    job = parse_jobs([{**JOB, "JobStatus": 1, "GanglineRequeue": False, "GanglineCheckpointSeconds": 1800}])["3.0"]  # fmt: skip
+    assert (job.state, job.nodes, job.restarts, job.started) == ("PENDING", frozenset(), 2, 0.0)
+    assert (job.may_requeue, job.checkpoint_seconds) == (False, 1800.0)
+
+
+def test_only_our_own_hold_is_released() -> None:
+    held = {**JOB, "JobStatus": 5}
+    assert parse_jobs([{**held, "HoldReason": HOLD_REASON + " (by user root)"}])["3.0"].waits_for_begin_time  # fmt: skip
+    assert not parse_jobs([{**held, "HoldReason": "via condor_hold (by user ada)"}])["3.0"].waits_for_begin_time  # fmt: skip
+
+
+@pytest.mark.parametrize("ad", [{}, {**JOB, "JobStatus": 9}, {**JOB, "ClusterId": -1}, {**JOB, "ClusterId": 1e30}])  # fmt: skip
+def test_what_is_no_job_is_left_out(ad: dict[str, Any]) -> None:
+    assert not parse_jobs([ad])
+
+
+def test_machines() -> None:
+    assert not node_of("n1", [slot()]).out
+    person = node_of("n1", [slot(), slot(Draining=True, DrainReason="burn-in")])
+    assert (person.out, person.is_managed) == ("drained: burn-in", False)
+    assert node_of("n1", [slot(Draining=True, DrainReason=OURS)]).is_managed
+
+
+def test_only_our_drain_is_cancelled_and_by_its_number() -> None:
+    for reason, expected in ((OURS, [["condor_drain", "-cancel", "-request-id", "7", "n1.local"]]), ("burn-in", [])):  # fmt: skip
+        commands = FakeCommands(slot(Draining=True, DrainReason=reason, DrainingRequestId="7"))
+        assert not HTCondor(commands).apply([Resume("a1", "", "n1.local")])
+        assert commands.changes == expected
+
+
+def test_a_drain_that_would_evict_jobs_is_refused_but_for_an_eviction() -> None:
+    """With the stock MAXJOBRETIREMENTTIME of 0, `condor_drain -graceful` ends what runs: AVOID would cost the job."""
+    commands = FakeCommands(slot(State="Claimed", MaxJobRetirementTime=0))
+    mild, evict = (Drain("a1", "", "n1.local", f"gangline:v1;act={act};cause=x;ttl=9;adv=a1", 9.0) for act in ("drain", "evict"))  # fmt: skip
+    errors = HTCondor(commands).apply([mild])
+    assert "MAXJOBRETIREMENTTIME is 0 s; set it to 86400 or more" in errors[mild]
+    assert not commands.changes
+    assert not HTCondor(commands).apply([evict])
+    assert commands.changes == [["condor_drain", "-graceful", "-reason", evict.reason, "n1.local"]]
+    busy = FakeCommands(slot(State="Claimed", MaxJobRetirementTime=0))
+    found = list(doctor_findings(HTCondor(busy)))
+    assert [one.level for one in found] == ["ok", "missing", "note"]
+
+
+def test_a_drain_that_stands_is_not_sent_again() -> None:
+    commands = FakeCommands(slot(Draining=True, DrainReason=OURS, DrainingRequestId="7"))
+    assert not HTCondor(commands).apply([Drain("a1", "", "n1.local", OURS, 9.0)])
+    assert not commands.changes
+
+
+def test_names_that_could_change_an_expression_are_not_asked_for() -> None:
+    commands = FakeCommands(slot())
+    assert HTCondor(commands).read_nodes(['n1") || true || ("']) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_output_that_is_not_json(text: str) -> None:
+    with pytest.raises(SchedulerError, match="condor_status: what it printed is not JSON"):
+        HTCondor(FakeCommands(text=text)).read_nodes()
+    assert HTCondor(FakeCommands(text="3")).read_nodes() == {}
+
+
+def test_what_is_left_to_people() -> None:
+    step = Reboot("a1", "", "n1.local", "x")
+    assert HTCondor(FakeCommands()).apply([step]) == {step: "Reboot is not a step of HTCondor"}
+    for wrong in ("mark=hold", 'actions=["REBOOT"]'):
+        with pytest.raises(SettingsError, match="HTCondor"):
+            load(HTCondorConfig, None, [wrong])
