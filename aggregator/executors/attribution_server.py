@@ -28,7 +28,7 @@ CONNECTIONS_MAX = 32
 IDLE_SECONDS = 10.0
 
 
-class RequestError(Exception):
+class AttributionRequestError(Exception):
     """What is wrong with a request, with the HTTP status that says so."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -99,12 +99,14 @@ class _Service:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
-            raise RequestError(400, "the body is not JSON") from None
+            raise AttributionRequestError(400, "the body is not JSON") from None
         if not isinstance(fields, dict):
-            raise RequestError(400, "the body is not a JSON object with log_path")
+            raise AttributionRequestError(400, "the body is not a JSON object with log_path")
         job = fields.get("job_id") or ""
         if not isinstance(job, str) or len(job) > JOB_CHARACTERS_MAX:
-            raise RequestError(400, f"job_id: text of at most {JOB_CHARACTERS_MAX} characters")
+            raise AttributionRequestError(
+                400, f"job_id: text of at most {JOB_CHARACTERS_MAX} characters"
+            )
         path = _checked_path(fields.get("log_path"))
         self._board.submit(path, job, self._wall())
         return {"submitted": True, "normalized_path": path, "mode": "single"}
@@ -113,7 +115,7 @@ class _Service:
         try:
             fields = parse_qs(query, max_num_fields=20)
         except ValueError:
-            raise RequestError(400, "more than 20 parameters") from None
+            raise AttributionRequestError(400, "more than 20 parameters") from None
         path = _checked_path(fields.get("log_path", [None])[-1])
         wait = fields.get("wait", ["true"])[-1].lower() not in ("false", "0", "no", "off")
         found = self._board.answer(path, self._wall(), wait=wait)
@@ -126,7 +128,7 @@ class _Service:
 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str) or not 0 < len(path) <= LOG_PATH_CHARACTERS_MAX:
-        raise RequestError(
+        raise AttributionRequestError(
             400, f"log_path: the log's path, 1 to {LOG_PATH_CHARACTERS_MAX} characters"
         )
     return path
@@ -165,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _respond(self, work: Callable[[], dict[str, Any]]) -> None:
         try:
             self._send(200, work())
-        except RequestError as error:
+        except AttributionRequestError as error:
             self._refuse(error.status, str(error))
 
     def _refuse(self, status: int, message: str) -> None:

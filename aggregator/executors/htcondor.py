@@ -33,7 +33,7 @@ from .model import (
 )
 from .slurm import Run, run_command
 
-SLOT_ATTRIBUTES = "Machine,State,Activity,Draining,DrainReason,DrainingRequestId,DaemonStartTime,MaxJobRetirementTime,RetirementTimeRemaining"
+SLOT_ATTRIBUTES = "Name,Machine,JobId,State,Activity,Draining,DrainReason,DrainingRequestId,DaemonStartTime,MaxJobRetirementTime,RetirementTimeRemaining"
 JOB_ATTRIBUTES = (
     "ClusterId,ProcId,JobUniverse,JobStatus,RemoteHost,AllRemoteHosts,NumShadowStarts,QDate,JobCurrentStartDate,"
     "EnteredCurrentStatus,RequestGpus,CurrentHosts,HoldReason,GanglineRequeue,GanglineCheckpointSeconds"
@@ -46,8 +46,11 @@ JOB_STATES = {
 }  # fmt: skip
 #: The collector is told of a drain by the machine itself: it is waited for so long.
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
+#: A claim of a job that was moved is gone within so long, or the job is released later.
+CLAIM_SECONDS_MAX = 5.0
 #: A drain that is no eviction is sent only where jobs may go on for so long.
 RETIREMENT_SECONDS_MIN = 86_400.0
+SLOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,300}", re.ASCII)
 JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 
@@ -106,8 +109,14 @@ class HTCondor(Scheduler):
             case Resume(node=node):
                 self._cancel(node)
             case Requeue(job=job):
+                found = self.read_jobs().get(job)
+                if found is not None and not found.may_requeue:
+                    raise SchedulerError(
+                        "its owner does not let it be moved: GanglineRequeue = False"
+                    )
                 self._run(["condor_hold", "-reason", HOLD_REASON, job])
             case StartNow(job=job):
+                self._release_claims(job)
                 self._run(["condor_release", job])
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of HTCondor")
@@ -134,10 +143,31 @@ class HTCondor(Scheduler):
     def _cancel(self, node: str) -> None:
         """Cancel our drain by its own number: if a person's took its place meanwhile, the machine refuses."""
         slots = self.slots([node]).get(node, [])
-        for number in {str(slot.get("DrainingRequestId")) for slot in slots if _is_ours(slot)}:
+        for number in {str(slot.get("DrainingRequestId")) for slot in slots if _is_managed(slot)}:
             self._run(["condor_drain", "-cancel", "-request-id", number, node])
             self._wait_for(node, lambda shown: not shown.is_managed)
         self._drained.discard(node)
+
+    def _release_claims(self, job: str) -> None:
+        """End claims of slots that we drain and that *job* has left: its schedd would start it there again. Raises SchedulerError to come again."""
+        end = self._monotonic() + CLAIM_SECONDS_MAX
+        while claimed := self._claims(job):
+            if self._monotonic() >= end:
+                raise SchedulerError(f"{claimed[0][0]} is still claimed by the schedd")
+            for slot, is_idle in claimed:
+                if is_idle:
+                    self._run(["condor_vacate", "-fast", slot])
+            self._sleep(VISIBLE_POLL_SECONDS)
+
+    def _claims(self, job: str) -> list[tuple[str, bool]]:
+        """Return (slot, whether nothing runs there) of claims on machines that we drain, but for those of other jobs."""
+        return [
+            (str(slot.get("Name")), "JobId" not in slot)
+            for several in self.slots(self._drained).values()
+            for slot in several
+            if _is_managed(slot) and slot.get("State") == "Claimed" and slot.get("JobId", job) == job
+            and SLOT_NAME.fullmatch(str(slot.get("Name")))
+        ]  # fmt: skip
 
     def _wait_for(self, node: str, condition: Callable[[Node], bool]) -> None:
         """Wait until the collector shows what the machine has done, a moment at most."""
@@ -202,7 +232,7 @@ def _attempt(call: Callable[[], object]) -> str:
     return ""
 
 
-def _is_ours(slot: Mapping[str, Any]) -> bool:
+def _is_managed(slot: Mapping[str, Any]) -> bool:
     return slot.get("Draining") is True and str(slot.get("DrainReason")).startswith(REASON_PREFIX)
 
 
@@ -215,7 +245,7 @@ def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
     if drained is None:
         return Node(name, state, is_responding=bool(several))
     reason = str(drained.get("DrainReason", ""))[:500]
-    is_managed = _is_ours(drained)
+    is_managed = _is_managed(drained)
     return Node(name, state, reason, True, f"drained: {reason}", "", is_managed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import ClassVar
 
 import pytest
@@ -34,7 +35,12 @@ class CondorSite(Site):
 
         def runs() -> bool:
             found = self.scheduler.read_jobs().get(job)
-            return found is not None and found.is_running and len(found.nodes) == nodes
+            if found is None or not found.is_running:
+                return False
+            # The schedd says so before the machines have started it: a drain would still undo that.
+            slots = [slot for several in self._condor.slots(found.nodes).values() for slot in several]  # fmt: skip
+            busy = [one for one in slots if one.get("JobId") == job and one["Activity"] == "Busy"]
+            return len(busy) == nodes
 
         self.pool.until(runs, f"{job} runs")
         return job
@@ -66,6 +72,10 @@ class CondorSite(Site):
 
         def idle() -> bool:
             nodes = self.scheduler.read_nodes().values()
+            for node in nodes:
+                if node.out:  # what the pool did not show yet above
+                    with suppress(SchedulerError):
+                        self.pool.run(["condor_drain", "-cancel", node.name])
             return all(node.state == "Unclaimed" and not node.out for node in nodes)
 
         self.pool.until(idle, "an empty pool")
