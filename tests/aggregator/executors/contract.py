@@ -180,7 +180,7 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         assert rig.site.scheduler.read_jobs()[job].is_running
         found = rig.advice.of(node)
-        assert found is not None and f"job {job} was left: " in found.state_words
+        assert found is not None and f"job {job} was left: " in found.state_words, rig.states()
 
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
         """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
