@@ -261,9 +261,12 @@ class HTCondorConfig(ExecutorConfig):
         description="what keeps new work off a machine: `drain`, by condor_drain -graceful",
     )
     actions: tuple[str, ...] = setting(
-        (*HOLDING_ACTIONS, RETURN),
+        (
+            *(one for one in HOLDING_ACTIONS if one not in ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")),
+            RETURN,
+        ),
         check=_check_htcondor_actions,
-        description="advisories that are carried out",
+        description="advisories that are carried out; DRAIN_AT_CHECKPOINT and EVICT_NOW, which move jobs, are off unless they are named here",
     )
 
 
