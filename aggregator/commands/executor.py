@@ -21,10 +21,11 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, htcondor, kubernetes_doctor, segment_files, slurm_doctor
+from ..executors import doctor, flux, htcondor, kubernetes_doctor, ray, segment_files, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
+from ..executors.flux import Flux
 from ..executors.htcondor import HTCondor
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
@@ -32,7 +33,15 @@ from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.model import Scheduler, SchedulerError
-from ..executors.settings import ExecutorConfig, HTCondorConfig, KubernetesConfig, NodeNames
+from ..executors.ray import Ray
+from ..executors.settings import (
+    ExecutorConfig,
+    FluxConfig,
+    HTCondorConfig,
+    KubernetesConfig,
+    NodeNames,
+    RayConfig,
+)
 from ..executors.slurm import Slurm, run_command
 from .connection import (
     CommandError,
@@ -173,10 +182,45 @@ class HTCondorSite(SchedulerSite):
         return htcondor.doctor_findings(self._condor)
 
 
+class RaySite(SchedulerSite):
+    """Ray by a helper program in its own Python."""
+
+    title = "Ray"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        assert isinstance(config, RayConfig)
+        self._ray = Ray(config.ray_helper, config.ray_address, config.ray_drain_seconds)
+        self.scheduler = self._ray
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return ray.doctor_findings(self._ray, bool(self.config.actions))
+
+
+class FluxSite(SchedulerSite):
+    """Flux by its commands."""
+
+    title = "Flux"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._flux = Flux()
+        self.scheduler = self._flux
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return flux.doctor_findings(self._flux)
+
+
 SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
     "slurm": (SlurmSite, ExecutorConfig),
     "kubernetes": (KubernetesSite, KubernetesConfig),
     "htcondor": (HTCondorSite, HTCondorConfig),
+    "ray": (RaySite, RayConfig),
+    "flux": (FluxSite, FluxConfig),
 }
 
 
@@ -339,7 +383,7 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline executor",
-        description="Carries out advisories in Slurm, Kubernetes or HTCondor: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
+        description="Carries out advisories in Slurm, Kubernetes, HTCondor, Ray or Flux: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
         "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
         "without the aggregator. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",

@@ -48,8 +48,17 @@ JOB_STATES = {
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
 #: A claim of a job that was moved is gone within so long, or the job is released later.
 CLAIM_SECONDS_MAX = 5.0
-#: A drain that is no eviction is sent only where jobs may go on for so long.
+#: A busy machine is drained only where jobs may go on for so long.
 RETIREMENT_SECONDS_MIN = 86_400.0
+#: What a machine evaluates for each slot before it begins to drain; it refuses with CHECK_FAILED.
+SAFE_TO_DRAIN = f'State =!= "Claimed" || MaxJobRetirementTime >= {RETIREMENT_SECONDS_MIN:.0f}'
+#: A slot that is Drained would not pass through the state that resets.
+IDLE = 'State =?= "Unclaimed" || State =?= "Owner"'
+CHECK_FAILED = "Draining check expression is false"
+HOW_TO_RETIRE = (
+    f"Set MAXJOBRETIREMENTTIME to {RETIREMENT_SECONDS_MIN:.0f} or more; where it is, an earlier drain has left 0, "
+    "and a drain and a cancel while the machine is idle restore it"
+)
 SLOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,300}", re.ASCII)
 JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
@@ -128,25 +137,49 @@ class HTCondor(Scheduler):
             return
         if before.is_managed:  # it became graver
             self._cancel(node)
-        if not reason.startswith(f"{REASON_PREFIX}act=evict"):
-            busy = [slot for slot in slots if slot.get("State") == "Claimed"]
-            short = [slot for slot in busy if _number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN]  # fmt: skip
-            if short:
-                raise SchedulerError(
-                    f"{node}: a drain would evict its jobs: MAXJOBRETIREMENTTIME is {_number(short[0], 'MaxJobRetirementTime'):.0f} s; "
-                    f"set it to {RETIREMENT_SECONDS_MIN:.0f} or more on the machine"
-                )
-        self._run(["condor_drain", "-graceful", "-reason", reason, node])
+        # By the machine itself, too: between our reading and the drain a job may start there.
+        try:
+            self._run(
+                ["condor_drain", "-graceful", "-reason", reason, "-check", SAFE_TO_DRAIN, node]
+            )
+        except SchedulerError as error:
+            if CHECK_FAILED not in str(error):
+                raise
+            raise SchedulerError(
+                f"{node}: a drain would evict its jobs: MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s there. {HOW_TO_RETIRE}"
+            ) from error
         self._drained.add(node)
         self._wait_for(node, lambda shown: shown.is_managed)
 
     def _cancel(self, node: str) -> None:
         """Cancel our drain by its own number: if a person's took its place meanwhile, the machine refuses."""
         slots = self.slots([node]).get(node, [])
+        self._cancel_requests(node, slots)
+        shown = node_of(node, slots)
+        if shown.is_managed and any(not _number(slot, "MaxJobRetirementTime") for slot in slots):
+            self._restore_retirement(node, shown.reason)
+        self._drained.discard(node)
+
+    def _cancel_requests(self, node: str, slots: Iterable[Mapping[str, Any]]) -> None:
         for number in {str(slot.get("DrainingRequestId")) for slot in slots if _is_managed(slot)}:
             self._run(["condor_drain", "-cancel", "-request-id", number, node])
-            self._wait_for(node, lambda shown: not shown.is_managed)
-        self._drained.discard(node)
+            self._wait_for(node, lambda shown: not shown.is_managed and shown.state != "Drained")
+
+    def _restore_retirement(self, node: str, reason: str) -> None:
+        """Drain a machine once more while it is idle, and cancel that.
+
+        When the last job leaves a draining machine, its startd sets MaxJobRetirementTime to 0, and a cancel leaves it so (seen with
+        23.9.6): the next drain would evict jobs at once. A drain that finds the machine idle resets it. If a job has started there
+        meanwhile, the machine refuses this drain.
+        """
+        try:
+            self._run(["condor_drain", "-graceful", "-reason", reason, "-check", IDLE, node])
+        except SchedulerError as error:
+            if CHECK_FAILED not in str(error):
+                raise
+            return
+        self._wait_for(node, lambda shown: shown.is_managed)
+        self._cancel_requests(node, self.slots([node]).get(node, []))
 
     def _release_claims(self, job: str) -> None:
         """End claims of slots that we drain and that *job* has left: its schedd would start it there again. Raises SchedulerError to come again."""
@@ -215,8 +248,8 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
         yield DoctorFinding(
             doctor.MISSING,
-            f"MAXJOBRETIREMENTTIME is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
-            "while jobs run there, only EVICT_NOW is carried out",
+            f"MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
+            f"while jobs run there, they are not drained. {HOW_TO_RETIRE}",
         )
     condor.read_jobs()
     yield DoctorFinding(

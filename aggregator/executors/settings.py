@@ -52,6 +52,23 @@ def _check_drain(mark: str) -> None:
         raise ValueError("`drain`: HTCondor has nothing else that keeps new work off a machine")
 
 
+def _check_ray_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: Ray has nothing else that keeps new work off a node")
+
+
+def _check_flux_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: Flux has nothing else that keeps new work off a node")
+
+
+def _check_flux_actions(actions: tuple[str, ...]) -> None:
+    _check_actions(actions)
+    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
+        if action in actions:
+            raise ValueError(f"actions without {action}: in Flux that is left to people")
+
+
 def _check_htcondor_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     for action in (REBOOT, RESET_GPU):
@@ -65,6 +82,8 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
+#: What moves jobs.
+MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: Of `cycle_info_dirs`.
 FOLDERS_MAX = 16
 
@@ -267,6 +286,83 @@ class HTCondorConfig(ExecutorConfig):
         ),
         check=_check_htcondor_actions,
         description="advisories that are carried out; DRAIN_AT_CHECKPOINT and EVICT_NOW, which move jobs, are off unless they are named here",
+    )
+
+
+def _check_ray_actions(actions: tuple[str, ...]) -> None:
+    if any(action != "EVICT_NOW" for action in actions):
+        raise ValueError(
+            "EVICT_NOW or nothing: all that can be set in Ray is a drain, which cannot be taken back"
+        )
+
+
+def _check_helper(helper: tuple[str, ...]) -> None:
+    if len(helper) < 2:
+        raise ValueError("Ray's Python, then the path of gangline_ray.py")
+
+
+@dataclass(frozen=True)
+class RayConfig(ExecutorConfig):
+    """One executor of one cluster of Ray."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "ray",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this cluster",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_ray_drain,
+        description="what keeps new work off a node: `drain`, which cannot be taken back",
+    )
+    actions: tuple[str, ...] = setting(
+        (),
+        check=_check_ray_actions,
+        description="advisories that are carried out: none, unless EVICT_NOW is named here: the node is drained, and never comes back",
+    )
+    poll_seconds: float = setting(
+        10.0, low=0.2, high=300.0, description="nodes and placement groups are read this often"
+    )
+    ray_address: str = setting(
+        "127.0.0.1:6379", description="HOST:PORT of the head node's control service"
+    )
+    ray_helper: tuple[str, ...] = setting(
+        ("python3", "/usr/local/libexec/gangline_ray.py"),
+        check=_check_helper,
+        description="Ray's Python, of the cluster's version, and the path of gangline_ray.py",
+    )
+    ray_drain_seconds: float = setting(
+        60.0, low=0.0, high=86_400.0,
+        description="deadline that a drain tells to what runs on the node",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FluxConfig(ExecutorConfig):
+    """One executor of one instance of Flux."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "flux",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this instance",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_flux_drain,
+        description="what keeps new work off a node: `drain`, by flux resource drain",
+    )
+    actions: tuple[str, ...] = setting(
+        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
+        check=_check_flux_actions,
+        description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 
 from gangline.aggregator.executors.htcondor import (
     HOLD_REASON,
+    IDLE,
+    SAFE_TO_DRAIN,
     HTCondor,
     doctor_findings,
     node_of,
@@ -36,6 +39,8 @@ class FakeCommands:
     def __init__(self, *slots: dict[str, Any], text: str | None = None) -> None:
         self.slots, self.text = list(slots), text
         self.changes: list[list[str]] = []
+        #: What a command that changes something fails with.
+        self.error = ""
 
     def __call__(self, command: Sequence[str]) -> str:
         if command[0] == "condor_version":
@@ -45,8 +50,12 @@ class FakeCommands:
                 return self.text
             return json.dumps(self.slots) if command[0] == "condor_status" and self.slots else ""
         self.changes.append(list(command))
-        if command[0] == "condor_drain":
-            self.slots = [slot(Draining="-cancel" not in command, DrainReason=command[-2])]
+        if self.error:
+            raise SchedulerError(self.error)
+        if "-reason" in command:
+            self.slots = [slot(Draining=True, DrainReason=command[3], DrainingRequestId="8")]
+        elif "-cancel" in command:
+            self.slots = [slot()]
         return ""
 
 
@@ -90,18 +99,28 @@ def test_only_our_drain_is_cancelled_and_by_its_number() -> None:
         assert commands.changes == expected
 
 
-def test_a_drain_that_would_evict_jobs_is_refused_but_for_an_eviction() -> None:
-    """With the stock MAXJOBRETIREMENTTIME of 0, `condor_drain -graceful` ends what runs: AVOID would cost the job."""
+def test_a_drain_that_would_evict_jobs_is_refused() -> None:
+    """With the stock MAXJOBRETIREMENTTIME of 0, `condor_drain -graceful` ends what runs: the machine itself checks that."""
+    drain = Drain("a1", "", "n1.local", OURS, 9.0)
     commands = FakeCommands(slot(State="Claimed", MaxJobRetirementTime=0))
-    mild, evict = (Drain("a1", "", "n1.local", f"gangline:v1;act={act};cause=x;ttl=9;adv=a1", 9.0) for act in ("drain", "evict"))  # fmt: skip
-    errors = HTCondor(commands).apply([mild])
-    assert "MAXJOBRETIREMENTTIME is 0 s; set it to 86400 or more" in errors[mild]
-    assert not commands.changes
-    assert not HTCondor(commands).apply([evict])
-    assert commands.changes == [["condor_drain", "-graceful", "-reason", evict.reason, "n1.local"]]
-    busy = FakeCommands(slot(State="Claimed", MaxJobRetirementTime=0))
-    found = list(doctor_findings(HTCondor(busy)))
+    commands.error = "error code 10003: Draining check expression is false on slot1@n1.local."
+    errors = HTCondor(commands).apply([drain])
+    assert "MaxJobRetirementTime is below 86400 s there. Set MAXJOBRETIREMENTTIME to 86400 or more" in errors[drain]  # fmt: skip
+    assert commands.changes == [["condor_drain", "-graceful", "-reason", OURS, "-check", SAFE_TO_DRAIN, "n1.local"]]  # fmt: skip
+    commands.error = "no route to n1.local"
+    assert HTCondor(commands).apply([drain]) == {drain: "no route to n1.local"}
+    commands.error = ""
+    found = list(doctor_findings(HTCondor(commands)))
     assert [one.level for one in found] == ["ok", "missing", "note"]
+
+
+def test_a_cancel_restores_the_retirement_time_that_htcondor_took_away() -> None:
+    """The last job has left the machine: a second drain, which a busy machine refuses, sets it back."""
+    drained = slot(Draining=True, DrainReason=OURS, DrainingRequestId="7", State="Drained", MaxJobRetirementTime=0)  # fmt: skip
+    commands, cancel = FakeCommands(drained), ["condor_drain", "-cancel", "-request-id", "7", "n1.local"]  # fmt: skip
+    again = ["condor_drain", "-graceful", "-reason", OURS, "-check", IDLE, "n1.local"]  # fmt: skip
+    assert not HTCondor(commands, sleep=lambda seconds: None, monotonic=count().__next__).apply([Resume("a1", "", "n1.local")])  # fmt: skip
+    assert commands.changes == [cancel, again, [*cancel[:3], "8", "n1.local"]]
 
 
 def test_a_drain_that_stands_is_not_sent_again() -> None:
