@@ -29,7 +29,7 @@ from .slurm import Run, run_command
 
 #: Of `ray.util.placement_group`; a group that is removed has ended.
 GROUP_STATES = {"CREATED": "RUNNING", "PENDING": "PENDING", "RESCHEDULING": "PENDING", "REMOVED": "COMPLETED"}  # fmt: skip
-ONE_WAY = "a drain of Ray cannot be taken back: start Ray on the machine again"
+IRREVERSIBLE = "a drain of Ray cannot be taken back: start Ray on the machine again"
 
 
 class Ray(Scheduler):
@@ -101,7 +101,7 @@ class Ray(Scheduler):
             case Resume(node=node):
                 found = self.read_nodes([node]).get(node)
                 if found is not None and found.state == "DRAINING":
-                    raise SchedulerError(ONE_WAY)
+                    raise SchedulerError(IRREVERSIBLE)
             case Requeue():
                 raise SchedulerError("Ray lets it go on until its owner removes it")
             case _:
@@ -164,6 +164,6 @@ def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
     alive = sum(node.state == "ALIVE" for node in nodes.values())
     yield DoctorFinding(doctor.OK, f"Ray {version} answers: {alive} nodes")
     if drains:
-        yield DoctorFinding(doctor.NOTE, f"EVICT_NOW drains nodes, and {ONE_WAY}")
+        yield DoctorFinding(doctor.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}")
     else:
         yield DoctorFinding(doctor.NOTE, "nothing is drained: `actions` does not name EVICT_NOW")

@@ -175,7 +175,7 @@ def test_jobs_that_have_ended_hold_no_nodes() -> None:
     lines = "0x1|CANCELED|n[1-2]|10.5|11|12\n0x2|PENDING||10||\n0x3|RUNNING|n[01-03]|10|11|\n"
     jobs = Flux(lambda command: lines).read_jobs()
     assert (jobs["0x1"].state, jobs["0x1"].nodes, jobs["0x1"].ended) == ("CANCELLED", frozenset(), 12.0)  # fmt: skip
-    assert (jobs["0x2"].state, jobs["0x3"].nodes) == ("PENDING", {"n01", "n02", "n03"})
+    assert jobs["0x2"].state == "PENDING" and jobs["0x3"].nodes == {"n01", "n02", "n03"}
 
 
 def test_what_is_left_to_people() -> None:

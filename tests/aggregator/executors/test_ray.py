@@ -15,7 +15,7 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.model import Drain, Reboot, Requeue, Resume, SchedulerError
-from gangline.aggregator.executors.ray import ONE_WAY, Ray, doctor_findings, parse_groups
+from gangline.aggregator.executors.ray import IRREVERSIBLE, Ray, doctor_findings, parse_groups
 from gangline.aggregator.executors.settings import RayConfig
 from gangline.aggregator.mirror_format import MirrorNode, render
 from gangline.contract.settings import SettingsError, load
@@ -68,7 +68,7 @@ def test_a_drain_is_sent_once_and_never_taken_back() -> None:
     assert not scheduler.apply([drain]) and not scheduler.apply([drain])
     assert helper.drains == [["h:1", "bb", REASON, "30"]]
     assert scheduler.read_nodes()["h2"].is_managed
-    assert scheduler.apply([resume]) == {resume: ONE_WAY}
+    assert scheduler.apply([resume]) == {resume: IRREVERSIBLE}
     helper.state["nodes"][1] |= {"alive": False, "death_message": f"Terminated due to preemption: {REASON}"}  # fmt: skip
     ended = scheduler.read_nodes()["h2"]
     assert (ended.state, ended.is_managed, "adv=" in ended.reason) == ("DEAD", True, False)
