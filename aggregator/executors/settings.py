@@ -285,7 +285,7 @@ class HTCondorConfig(ExecutorConfig):
             RETURN,
         ),
         check=_check_htcondor_actions,
-        description="advisories that are carried out; DRAIN_AT_CHECKPOINT and EVICT_NOW, which move jobs, are off unless they are named here",
+        description="advisories that are carried out; DRAIN_AT_CHECKPOINT and EVICT_NOW, which hold and release jobs, are off unless they are named here",
     )
 
 

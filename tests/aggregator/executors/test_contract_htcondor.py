@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.aggregator.executors.htcondor import HTCondor
+from gangline.aggregator.executors.htcondor import HTCondor, _number
 from gangline.aggregator.executors.model import Drain, Resume, Scheduler, SchedulerError
 from tests.aggregator.executors.contract import ExecutorContract, Site
 from tests.condor_pool import MISSING, CondorPool, condor_pool, has_condor
@@ -118,8 +118,8 @@ def test_a_machine_that_was_drained_keeps_its_jobs_at_the_next_drain(pool: Condo
     node, reason = "n1.local", "gangline:v1;act=evict;cause=x;ttl=60;adv=a1"
     drain, resume = Drain("a1", "", node, reason, 60.0), Resume("a1", "", node)
 
-    def retirement() -> object:
-        return site._condor.slots([node])[node][0].get("MaxJobRetirementTime")
+    def retirement() -> float:
+        return _number(site._condor.slots([node])[node][0], "MaxJobRetirementTime")
 
     job = site.submit(8)
     assert not site.scheduler.apply([drain])
