@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from . import doctor
@@ -29,6 +30,8 @@ from .slurm import Run, run_command
 
 #: Of `ray.util.placement_group`; a group that is removed has ended.
 GROUP_STATES = {"CREATED": "RUNNING", "PENDING": "PENDING", "RESCHEDULING": "PENDING", "REMOVED": "COMPLETED"}  # fmt: skip
+#: Ray's Python takes seconds to load it.
+HELPER_SECONDS = 30.0
 IRREVERSIBLE = "a drain of Ray cannot be taken back: start Ray on the machine again"
 
 
@@ -38,7 +41,11 @@ class Ray(Scheduler):
     name = "ray"
 
     def __init__(
-        self, helper: tuple[str, ...], address: str, drain_seconds: float, run: Run = run_command
+        self,
+        helper: tuple[str, ...],
+        address: str,
+        drain_seconds: float,
+        run: Run = partial(run_command, seconds_max=HELPER_SECONDS),
     ) -> None:
         """*helper*: Ray's Python and the path of gangline_ray.py; *address*: of the head node, HOST:PORT."""
         self._helper, self._address = helper, address

@@ -75,7 +75,8 @@ class CondorSite(Site):
     def clean(self) -> None:
         """Have an empty pool again."""
         if self.scheduler.read_jobs():
-            self.pool.run(["condor_rm", "-all"])
+            with suppress(SchedulerError):  # the test itself has just removed the last one
+                self.pool.run(["condor_rm", "-all"])
         for name, node in self.scheduler.read_nodes().items():
             if node.out:
                 self.pool.run(["condor_drain", "-cancel", name])
