@@ -45,11 +45,12 @@ class Ray(Scheduler):
         helper: tuple[str, ...],
         address: str,
         drain_seconds: float,
-        run: Run = partial(run_command, seconds_max=HELPER_SECONDS),
+        run: Run | None = None,
     ) -> None:
         """*helper*: Ray's Python and the path of gangline_ray.py; *address*: of the head node, HOST:PORT."""
         self._helper, self._address = helper, address
-        self._drain_seconds, self._run = drain_seconds, run
+        self._drain_seconds = drain_seconds
+        self._run = run or partial(run_command, seconds_max=HELPER_SECONDS)
         #: Message of each node that we drained: Ray shows none before the node has ended.
         self._drained: dict[str, str] = {}
 
