@@ -95,7 +95,6 @@ request_memory = 10
 transfer_executable = false
 should_transfer_files = NO
 initialdir = /tmp
-+GanglineRequeue = @REQUEUE@
 queue
 """
 
@@ -152,9 +151,9 @@ class CondorPool:
         except SchedulerError:
             return []
 
-    def submit(self, count: int, *, may_requeue: bool = True) -> str:
+    def submit(self, count: int) -> str:
         """Submit a job of *count* machines as somebody who is not root; return its name."""
-        text = SUBMIT.replace("@COUNT@", str(count)).replace("@REQUEUE@", str(may_requeue))
+        text = SUBMIT.replace("@COUNT@", str(count))
         (self.folder / "job.sub").write_text(text)
         done = self.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "condor_submit", "-terse", f"{self.inside}/job.sub"])  # fmt: skip
         return done.split()[0]

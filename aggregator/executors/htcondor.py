@@ -1,4 +1,4 @@
-"""HTCondor as an executor sees it, through its own commands: `condor_status`, `condor_q`, `condor_drain`, `condor_hold`, `condor_release`.
+"""HTCondor as an executor sees it, through its own commands: `condor_status`, `condor_q`, `condor_drain`.
 
 A mark is a graceful drain of the machine under our reason: running jobs go on for as long as MAXJOBRETIREMENTTIME lets them. Nothing of
 HTCondor ends a drain, so it stands until the executor, or `undo`, cancels it, by the number that the machine gave that drain.
@@ -27,7 +27,6 @@ from .model import (
     ScheduledJob,
     Scheduler,
     SchedulerError,
-    StartNow,
     Step,
     together,
 )
@@ -36,18 +35,14 @@ from .slurm import Run, run_command
 SLOT_ATTRIBUTES = "Name,Machine,JobId,State,Activity,Draining,DrainReason,DrainingRequestId,DaemonStartTime,MaxJobRetirementTime,RetirementTimeRemaining"
 JOB_ATTRIBUTES = (
     "ClusterId,ProcId,JobUniverse,JobStatus,RemoteHost,AllRemoteHosts,NumShadowStarts,QDate,JobCurrentStartDate,"
-    "EnteredCurrentStatus,RequestGpus,CurrentHosts,HoldReason,GanglineRequeue,GanglineCheckpointSeconds"
+    "EnteredCurrentStatus,RequestGpus,CurrentHosts"
 )
-#: Why a job that we vacate is held for a moment; nobody else's hold is released.
-HOLD_REASON = "gangline:v1;act=requeue"
 PARALLEL_UNIVERSE = 11
 JOB_STATES = {
     1: "PENDING", 2: "RUNNING", 3: "CANCELLED", 4: "COMPLETED", 5: "HELD", 6: "RUNNING", 7: "SUSPENDED",
 }  # fmt: skip
 #: The collector is told of a drain by the machine itself: it is waited for so long.
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
-#: A claim of a job that was moved is gone within so long, or the job is released later.
-CLAIM_SECONDS_MAX = 5.0
 #: A busy machine is drained only where jobs may go on for so long.
 RETIREMENT_SECONDS_MIN = 86_400.0
 #: What a machine evaluates for each slot before it begins to drain; it refuses with CHECK_FAILED.
@@ -59,9 +54,7 @@ HOW_TO_RETIRE = (
     f"Set MAXJOBRETIREMENTTIME to {RETIREMENT_SECONDS_MIN:.0f} or more; where it is, an earlier drain has left 0, "
     "and a drain and a cancel while the machine is idle restore it"
 )
-SLOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,300}", re.ASCII)
 JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
-CHECKPOINT_SECONDS_MAX = 7 * 86_400
 
 
 class HTCondor(Scheduler):
@@ -117,16 +110,10 @@ class HTCondor(Scheduler):
                 self._drain(node, reason)
             case Resume(node=node):
                 self._cancel(node)
-            case Requeue(job=job):
-                found = self.read_jobs().get(job)
-                if found is not None and not found.may_requeue:
-                    raise SchedulerError(
-                        "its owner does not let it be moved: GanglineRequeue = False"
-                    )
-                self._run(["condor_hold", "-reason", HOLD_REASON, job])
-            case StartNow(job=job):
-                self._release_claims(job)
-                self._run(["condor_release", job])
+            case Requeue():
+                raise SchedulerError(
+                    "in HTCondor its owner moves it, by condor_hold and condor_release"
+                )
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of HTCondor")
 
@@ -180,27 +167,6 @@ class HTCondor(Scheduler):
             return
         self._wait_for(node, lambda shown: shown.is_managed)
         self._cancel_requests(node, self.slots([node]).get(node, []))
-
-    def _release_claims(self, job: str) -> None:
-        """End claims of slots that we drain and that *job* has left: its schedd would start it there again. Raises SchedulerError to come again."""
-        end = self._monotonic() + CLAIM_SECONDS_MAX
-        while claimed := self._claims(job):
-            if self._monotonic() >= end:
-                raise SchedulerError(f"{claimed[0][0]} is still claimed by the schedd")
-            for slot, is_idle in claimed:
-                if is_idle:
-                    self._run(["condor_vacate", "-fast", slot])
-            self._sleep(VISIBLE_POLL_SECONDS)
-
-    def _claims(self, job: str) -> list[tuple[str, bool]]:
-        """Return (slot, whether nothing runs there) of claims on machines that we drain, but for those of other jobs."""
-        return [
-            (str(slot.get("Name")), "JobId" not in slot)
-            for several in self.slots(self._drained).values()
-            for slot in several
-            if _is_managed(slot) and slot.get("State") == "Claimed" and slot.get("JobId", job) == job
-            and SLOT_NAME.fullmatch(str(slot.get("Name")))
-        ]  # fmt: skip
 
     def _wait_for(self, node: str, condition: Callable[[Node], bool]) -> None:
         """Wait until the collector shows what the machine has done, a moment at most."""
@@ -295,16 +261,13 @@ def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
         listed = str(ad.get("AllRemoteHosts" if is_parallel else "RemoteHost") or "")
         hosts = [slot.rpartition("@")[2] for slot in listed.split(",")] if is_running else []
         starts = int(_number(ad, "NumShadowStarts"))
-        seconds = _number(ad, "GanglineCheckpointSeconds")
         jobs[name] = ScheduledJob(
             name, JOB_STATES[status], frozenset(filter(NODE_NAME.fullmatch, hosts)),
             # A job that waits after a start was requeued.
-            max(0, starts - 1 if is_running else starts), ad.get("GanglineRequeue") is not False,
+            max(0, starts - 1 if is_running else starts), False,
             int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))), _number(ad, "QDate"),
             _number(ad, "JobCurrentStartDate") if is_running else 0.0,
             _number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
-            seconds if 0 < seconds <= CHECKPOINT_SECONDS_MAX else 0.0,
-            waits_for_begin_time=status == 5 and str(ad.get("HoldReason")).startswith(HOLD_REASON),
         )  # fmt: skip
     return jobs
 

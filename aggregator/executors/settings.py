@@ -71,7 +71,7 @@ def _check_flux_actions(actions: tuple[str, ...]) -> None:
 
 def _check_htcondor_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
-    for action in (REBOOT, RESET_GPU):
+    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
         if action in actions:
             raise ValueError(f"actions without {action}: in HTCondor that is left to people")
 
@@ -280,12 +280,9 @@ class HTCondorConfig(ExecutorConfig):
         description="what keeps new work off a machine: `drain`, by condor_drain -graceful",
     )
     actions: tuple[str, ...] = setting(
-        (
-            *(one for one in HOLDING_ACTIONS if one not in ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")),
-            RETURN,
-        ),
+        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
         check=_check_htcondor_actions,
-        description="advisories that are carried out; DRAIN_AT_CHECKPOINT and EVICT_NOW, which hold and release jobs, are off unless they are named here",
+        description="advisories that are carried out; EVICT_NOW drains the machine, and its jobs go on",
     )
 
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import pytest
 
+from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.htcondor import HTCondor, _number
 from gangline.aggregator.executors.model import Drain, Resume, Scheduler, SchedulerError
-from tests.aggregator.executors.contract import ExecutorContract, Site
+from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.condor_pool import MISSING, CondorPool, condor_pool, has_condor
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_condor(), reason=MISSING)]
@@ -34,7 +35,7 @@ class CondorSite(Site):
         return f"n{number}.local"
 
     def submit(self, nodes: int, *, may_requeue: bool = True) -> str:
-        job = self.pool.submit(nodes, may_requeue=may_requeue)
+        job = self.pool.submit(nodes)
 
         def runs() -> bool:
             found = self.scheduler.read_jobs().get(job)
@@ -106,6 +107,19 @@ def pool() -> Iterator[CondorPool]:
 
 
 class TestHTCondor(ExecutorContract):
+    def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
+        """The executor moves no job: the machine takes no new work, and the answer says that the job goes on."""
+        rig.start()
+        job = rig.site.submit(3)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(lambda: rig.is_done(node), "done")
+        found = rig.advice.of(node)
+        assert found is not None and f"job {job} was left: in HTCondor its owner moves it" in found.state_words  # fmt: skip
+        after = rig.site.scheduler.read_jobs()[job]
+        assert after.is_running and after.restarts == 0 and node in after.nodes
+
     @pytest.fixture
     def site(self, pool: CondorPool) -> Iterator[Site]:
         site = CondorSite(pool)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.executors.htcondor import (
-    HOLD_REASON,
     IDLE,
     SAFE_TO_DRAIN,
     HTCondor,
@@ -63,21 +62,14 @@ def test_a_job_of_several_machines_and_one_of_one() -> None:
     jobs = parse_jobs([JOB, {**JOB, "ProcId": 1, "JobUniverse": 5, "RemoteHost": "slot1_1@n3.local"}])  # fmt: skip
     job = jobs["3.0"]
     assert (job.state, job.nodes, job.restarts, job.gpus) == ("RUNNING", frozenset({"n1.local", "n2.local"}), 1, 8)  # fmt: skip
-    assert (job.submitted, job.started, job.may_requeue) == (10.0, 20.0, True)
+    assert (job.submitted, job.started) == (10.0, 20.0)
     assert jobs["3.1"].nodes == {"n3.local"}
 
 
 def test_a_job_that_waits_has_no_machines_though_its_ad_names_them() -> None:
     """AllRemoteHosts stays in the ad after an eviction: the job would never have left its node."""
-    job = parse_jobs([{**JOB, "JobStatus": 1, "GanglineRequeue": False, "GanglineCheckpointSeconds": 1800}])["3.0"]  # fmt: skip
+    job = parse_jobs([{**JOB, "JobStatus": 1}])["3.0"]  # fmt: skip
     assert (job.state, job.nodes, job.restarts, job.started) == ("PENDING", frozenset(), 2, 0.0)
-    assert (job.may_requeue, job.checkpoint_seconds) == (False, 1800.0)
-
-
-def test_only_our_own_hold_is_released() -> None:
-    held = {**JOB, "JobStatus": 5}
-    assert parse_jobs([{**held, "HoldReason": HOLD_REASON + " (by user root)"}])["3.0"].waits_for_begin_time  # fmt: skip
-    assert not parse_jobs([{**held, "HoldReason": "via condor_hold (by user ada)"}])["3.0"].waits_for_begin_time  # fmt: skip
 
 
 @pytest.mark.parametrize("ad", [{}, {**JOB, "JobStatus": 9}, {**JOB, "ClusterId": -1}, {**JOB, "ClusterId": 1e30}])  # fmt: skip
