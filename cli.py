@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "executor": (
         ".aggregator.commands.executor",
         "executor",
-        "carry out advisories in Slurm or Kubernetes: run, doctor, undo",
+        "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
     ),
     "why": (
         ".aggregator.commands.why",

@@ -17,6 +17,7 @@ from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..mirror_format import hostlist
 from . import core, reports, weights
 from .client import AggregatorClient, ClientError
+from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
@@ -77,6 +78,7 @@ class Executor:
         names: NodeNames,
         *,
         shadow: bool = False,
+        launchers: Launchers | None = None,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
@@ -88,6 +90,7 @@ class Executor:
         *exporter*: takes a record of each step."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
+        self._launchers = launchers
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
         self._wake = wake or threading.Event()
         self._stopped = stopped or threading.Event()
@@ -136,6 +139,8 @@ class Executor:
             if not self._shadow:
                 self._set_weights()
             self._recoveries.finish(self._state, self._wall())
+            if self._launchers is not None:
+                self._launchers.update(self._situation(), self._ledger)
             self._report()
             self.counters.turns += 1
             self.figures.is_connected = self._client.is_live()
@@ -403,7 +408,8 @@ class Executor:
     def _report(self) -> None:
         if self._shadow or not self._client.is_live():
             return
-        now, state, names = self._wall(), self._state, self._names
+        now, names = self._wall(), self._names
+        state = self._launchers.refine(self._state) if self._launchers else self._state
         try:
             if self._config.report_gangs:
                 gangs, ended = reports.gang_updates(self._reported, state, now, names.host_of)
@@ -419,7 +425,7 @@ class Executor:
                     self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
                     reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
             if self._config.report_outcomes:
-                self._report_outcomes(now)
+                self._report_outcomes(state, now)
                 self._recoveries.send()
             self._recoveries.refresh(self._monotonic())
         except ClientError as error:
@@ -432,10 +438,10 @@ class Executor:
             self._ledger.reported = frozenset(names)
             self._ledger.save()
 
-    def _report_outcomes(self, now: float) -> None:
+    def _report_outcomes(self, state: SchedulerState, now: float) -> None:
         reported = self._reported
         reports.collect_outcomes(
-            reported, self._state, self._ledger, self._config.cluster, now, self._names.host_of
+            reported, state, self._ledger, self._config.cluster, now, self._names.host_of
         )
         some = reported.outcomes[: reports.OUTCOMES_PER_REQUEST]
         if not some:
