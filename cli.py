@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "executor": (
         ".aggregator.commands.executor",
         "executor",
-        "carry out advisories in Slurm or Kubernetes: run, doctor, undo",
+        "carry out advisories in Slurm, Kubernetes, HTCondor: run, doctor, undo",
     ),
     "why": (
         ".aggregator.commands.why",
@@ -120,6 +120,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agent",
         "run the daemon of this host; `agent status`: its state",
     ),
+    "diag": (".agent.commands.diag", "agent", "take over the result of a `dcgmi diag -j`"),
     "release": (".agent.commands.release", "agent", "close GPUs before a reset or a driver unload"),
     "resume": (".agent.commands.resume", "agent", "reopen released GPUs"),
     "simulate": (".simulator.command", "simulate", "run simulated hosts"),

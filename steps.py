@@ -151,6 +151,39 @@ def mark() -> None:
     _write()
 
 
+def __getattr__(name: str) -> Any:
+    """Make `LightningCallback` when it is first used: `Trainer(callbacks=[gangline.steps.LightningCallback()])`."""
+    if name != "LightningCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    # Both names of Lightning may be installed, and are two copies: the one in use is loaded already.
+    pytorch = sys.modules.get("lightning.pytorch") or sys.modules.get("pytorch_lightning")
+    callback: Any = (pytorch or importlib.import_module("lightning.pytorch")).Callback
+
+    class LightningCallback(callback):  # type: ignore[misc]
+        """Reports each batch in which an optimizer stepped as one step: for loops that step several optimizers, or none of torch's."""
+
+        # Spawned workers find it by this name; the script has the name __main__.
+        __module__ = "gangline.steps" if __name__ == "__main__" else __name__
+        __qualname__ = "LightningCallback"
+        _global_step = 0
+
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            """Count batches from here on, and no optimizer's own steps."""
+            global _counted
+            self._global_step, _counted = trainer.global_step, -1
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            """Report a step, unless gradients were only accumulated."""
+            if trainer.global_step != self._global_step:
+                self._global_step = trainer.global_step
+                mark()
+
+    globals()[name] = LightningCallback
+    return LightningCallback
+
+
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Report a step of a torch optimizer (its global post hook)."""
     # By id(): the optimizer itself would keep its parameters in memory.
@@ -262,6 +295,8 @@ def main(arguments: list) -> int:  # type: ignore[type-arg]
 if __name__ == "__main__":
     # The job's own `import gangline.steps` must find this module, and not a second one with a second slot.
     sys.modules.setdefault("gangline.steps", sys.modules["__main__"])
+    if "gangline" in sys.modules:  # not by a copy of this file alone
+        sys.modules["gangline"].steps = sys.modules["gangline.steps"]  # type: ignore[attr-defined]
     _quietly(_start)
     sys.exit(main(sys.argv[1:]))
 _quietly(_start)

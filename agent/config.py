@@ -86,6 +86,38 @@ def check_listen(where: str) -> None:
             raise ValueError(f"nothing, unix:PATH, or {error}") from error
 
 
+#: What the agent does with DCGM (setting `dcgm`).
+DCGM_MODES = ("off", "listen", "watch")
+METRICS_NAMES = ("gangline", "dcgm")
+
+
+def check_dcgm(mode: str) -> None:
+    """Raise ValueError unless *mode* is one of `DCGM_MODES`."""
+    if mode not in DCGM_MODES:
+        raise ValueError("off, listen or watch")
+
+
+def check_dcgm_address(address: str) -> None:
+    """Raise ValueError unless a host engine can be connected to there. Without an address DCGM would start one."""
+    path = address.removeprefix("unix:")
+    is_path = path.startswith("/") and len(os.fsencode(path)) <= UNIX_PATH_BYTES_MAX
+    try:
+        if path == address:
+            check_address(address)
+        elif not is_path:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            "host:port, as localhost:5555, or unix: and an absolute path, as unix:/run/nv-hostengine.sock"
+        ) from None
+
+
+def check_metrics_names(names: str) -> None:
+    """Raise ValueError unless *names* is one of `METRICS_NAMES`."""
+    if names not in METRICS_NAMES:
+        raise ValueError("gangline, or dcgm for the names of dcgm-exporter beside them")
+
+
 def check_labels(labels: tuple[str, ...]) -> None:
     """Raise ValueError unless each is NAME=VALUE and no name is there twice."""
     names = [one.partition("=")[0] for one in labels]
@@ -204,6 +236,21 @@ class AgentConfig:
     nvml_library: str = setting(
         "", description="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
     )
+    dcgm: str = setting(
+        "listen",
+        check=check_dcgm,
+        description="what is taken from DCGM's host engine where one runs: off; listen, what somebody has it watch already; watch: "
+        "the agent has it watch (docs/hardware.md)",
+    )
+    dcgm_address: str = setting(
+        "localhost:5555",
+        check=check_dcgm_address,
+        description="where DCGM's host engine listens, host:port or unix:PATH; the agent never starts one",
+    )
+    dcgm_library: str = setting(
+        "",
+        description="path or name of DCGM's client library; empty: libdcgm.so.4, else libdcgm.so.3",
+    )
     probe_deadline_seconds: float = setting(
         0.9,
         low=0.1,
@@ -227,6 +274,11 @@ class AgentConfig:
         check=check_listen,
         description="where /metrics is served, 127.0.0.1:9476 or unix:PATH, to anybody who can reach it; "
         "empty: nowhere",
+    )
+    metrics_names: str = setting(
+        "gangline",
+        check=check_metrics_names,
+        description="dcgm: /metrics also shows the metrics of dcgm-exporter's default list, under their names and labels",
     )
     metrics_series_max: int = setting(
         400,
@@ -290,4 +342,7 @@ class AgentConfig:
             run=self.run_root,
             state=self.state_folder,
             reads_ranks=self.read_ranks,
+            dcgm=self.dcgm,
+            dcgm_address=self.dcgm_address,
+            dcgm_library=self.dcgm_library,
         )

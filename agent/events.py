@@ -157,6 +157,8 @@ class XidDeduplicator:
 
 #: Of this process and those forked from it: the reader of the kernel log and the reader of NVML's events share it.
 XID_DEDUPLICATOR = XidDeduplicator()
+#: What NVML delivered of late: written by the reader of NVML's events, for the reader of DCGM's.
+NVML_XIDS = XidDeduplicator()
 
 
 @dataclass(slots=True)

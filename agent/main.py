@@ -256,7 +256,7 @@ def build(
     if config.metrics_listen:
         from .local import metrics  # its modules cost memory that only those pay who want it
 
-        stack.callback(metrics.serve(config, latest, registration, clock).close)
+        stack.callback(metrics.serve(config, latest, registration, clock, publisher).close)
     daemon = Daemon(
         collectors,
         clock=clock,

@@ -134,6 +134,13 @@ class Registration:
         with self._lock:
             return {(d.kind, d.key): dict(d.attributes) for d in self._request.devices}
 
+    def gpu_serials(self) -> dict[str, str]:
+        """Return serial number -> UUID of the GPUs that say one. For any thread."""
+        known = self.attributes().items()
+        return {
+            has["serial"]: key for (kind, key), has in known if kind == "gpu" and has.get("serial")
+        }
+
     def gpus(self) -> Mapping[str, str]:
         """Return UUID -> PCI address of the GPUs that the last inventory found; another one when that changes."""
         return self._gpus

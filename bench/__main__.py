@@ -15,6 +15,7 @@ from .measure import HEADING, Result
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
+    "dcgm_cost": "the agent with DCGM's host engine to listen to against the same agent without",
     "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
     "amd_sweep": "the sweep over eight AMD GPUs against a C program that reads the same files",
     "phases": "tracker, history and period of eight GPUs at 10 Hz against a C loop that only copies the ring",
@@ -44,6 +45,7 @@ BENCHES = {
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
     "extender": "the scheduler extender of Kubernetes: its answer against an echo, and the real kube-scheduler with and without it",
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",
+    "launchers": "the real client of NVIDIA's launcher at the agent's health check against an echo, at attribution against the limit",
     "slurm_gang": "a lost node until all ranks run again: `gangline gang` with a spare against a requeue, in a real Slurm",
     "slurm_submit": "`sbatch` to a slurmctld with job_submit.lua and a mirror of 10,000 nodes against one without a plugin",
     "steps": "a training step of 1 ms that is reported against one that is not, and the hook against a call of nothing",

@@ -161,7 +161,9 @@ class Family:
     """
 
     name: str  # without `_total`
-    kind: str  # `counter`, `gauge`, `histogram` or `info`
+    #: `counter`, `gauge`, `histogram`, `info`, or `bare_counter`: one whose name is another's, without `_total`, which
+    #: OpenMetrics has no type for.
+    kind: str
     unit: str  # empty, or what the name ends in
     help: str
     samples: Sequence[tuple[str, str]]
@@ -204,11 +206,20 @@ def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) 
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
+_SUFFIXES = {
+    "counter": "_total",
+    "info": "_info",
+    "gauge": "",
+    "histogram": "",
+    "bare_counter": "",
+}
+#: What the two forms call our kinds where they have not the same.
+_OPENMETRICS_KINDS = {"bare_counter": "unknown"}
+_TEXT_KINDS = {"info": "gauge", "bare_counter": "counter"}
 
 
 def _openmetrics(family: Family) -> Iterable[str]:
-    yield f"# TYPE {family.name} {family.kind}"
+    yield f"# TYPE {family.name} {_OPENMETRICS_KINDS.get(family.kind, family.kind)}"
     if family.unit:
         yield f"# UNIT {family.name} {family.unit}"
     yield f"# HELP {family.name} {escape_label(family.help)}"
@@ -222,6 +233,6 @@ def _text_format(family: Family) -> Iterable[str]:
     sample = family.name + _SUFFIXES[family.kind]
     help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {sample} {help_text}"
-    yield f"# TYPE {sample} {'gauge' if family.kind == 'info' else family.kind}"
+    yield f"# TYPE {sample} {_TEXT_KINDS.get(family.kind, family.kind)}"
     for labels, value in family.samples:
         yield f"{sample}{labels} {value}"

@@ -128,6 +128,7 @@ ARGUMENTS = {
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
     "agent": ["--help-settings"],
+    "diag": ["import", "no-such-file"],
     "release": ["--status"],
     "resume": [],
     "simulate": ["--hosts", "1"],
@@ -142,8 +143,17 @@ ARGUMENTS = {
 }
 #: Those that an agent's host has all that they need for, with their exit codes there.
 #: `gang` ends with 1 outside a job of Slurm.
-#: `doctor` too: no agent runs, which is a problem.
-OF_THE_AGENT = {"check": 0, "doctor": 1, "gang": 1, "xid": 0, "agent": 0, "release": 0, "resume": 0}
+#: `doctor` too: no agent runs, which is a problem. `diag` with 2 where its file is not there.
+OF_THE_AGENT = {
+    "check": 0,
+    "doctor": 1,
+    "gang": 1,
+    "xid": 0,
+    "agent": 0,
+    "diag": 2,
+    "release": 0,
+    "resume": 0,
+}
 
 
 def test_each_command_is_looked_at() -> None:

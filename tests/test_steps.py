@@ -252,3 +252,76 @@ def test_wrong_use_says_what_is_right(bench: Bench, arguments: list[str]) -> Non
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m gangline.steps SCRIPT")
+
+
+#: 5 steps of two batches each, of a loop that steps two optimizers by hand in each second batch.
+LIGHTNING = """
+import lightning.pytorch as pl, os, pickle, torch, gangline.steps
+{model}
+trainer = pl.Trainer(max_epochs=1, callbacks=[gangline.steps.LightningCallback()], **{options})
+trainer.fit(Model(){data})
+assert type(pickle.loads(pickle.dumps(gangline.steps.LightningCallback()))) is gangline.steps.LightningCallback
+print(*[open(os.path.join(os.environ["GANGLINE_STEPS"], name), "rb").read().hex()
+        for name in os.listdir(os.environ["GANGLINE_STEPS"])])
+"""
+FAKE_LIGHTNING = """
+class Callback: pass
+class Trainer:
+    def __init__(self, max_epochs, callbacks):
+        self.callbacks, self.global_step = callbacks, 0
+    def fit(self, model):
+        for one in self.callbacks: one.on_train_start(self, model)
+        for at in range(10):
+            if at % 2:
+                for optimizer in model.optimizers: optimizer.step(); self.global_step += 1
+            for one in self.callbacks: one.on_train_batch_end(self, model, None, None, at)
+"""
+FAKE_MODEL = """
+class Model: optimizers = [torch.optim.SGD(), torch.optim.SGD()]
+"""
+REAL_MODEL = """
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    def configure_optimizers(self):
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in self.layers]
+    def training_step(self, batch, at):
+        if at % 2:
+            for optimizer, layer in zip(self.optimizers(), self.layers):
+                optimizer.zero_grad()
+                self.manual_backward(layer(batch).sum())
+                optimizer.step()
+"""
+REAL_OPTIONS = """dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)"""
+
+
+@pytest.mark.parametrize("how", [[], ["-m", "gangline.steps"]])
+def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
+    """Of a loop that steps two optimizers by hand each step was two."""
+    folder = bench.folder / "fake" / "lightning"
+    (folder / "pytorch").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "pytorch" / "__init__.py").write_text(FAKE_LIGHTNING)
+    script = bench.script(LIGHTNING.format(model=FAKE_MODEL, options="{}", data=""))
+    check_slot(bench.run(*how, script).splitlines()[0])
+
+
+@pytest.mark.slow
+def test_real_lightning(bench: Bench) -> None:
+    """The same with Lightning itself."""
+    python, folder = torch_python(), os.environ.get("GANGLINE_LIGHTNING", "")
+    if not (Path(folder) / "lightning").is_dir() or not folder:
+        pytest.skip(
+            "no Lightning: tests/rigs/lightning.sh FOLDER; export GANGLINE_LIGHTNING=FOLDER"
+        )
+    names = bench.folder / "names"
+    data = ", torch.utils.data.DataLoader(torch.ones(10, 2), batch_size=1)"
+    script = bench.script(LIGHTNING.format(model=REAL_MODEL, options=REAL_OPTIONS, data=data))
+    done = subprocess.run(
+        [str(python), "-W", "ignore", script], check=False, capture_output=True, text=True, timeout=300, cwd=bench.folder,
+        env=bench.environment | {"PYTHONPATH": f"{names}:{folder}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_slot(done.stdout.splitlines()[-1])

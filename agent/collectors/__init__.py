@@ -143,6 +143,12 @@ def _kfd_process_1s(roots: Roots) -> Collector:
     return KfdProcesses(roots)
 
 
+def _dcgm_1s(roots: Roots) -> Collector:
+    from .dcgm import DcgmListener
+
+    return DcgmListener(roots)
+
+
 #: Collectors that fill tables of another vendor's: name -> the collector that these tables are named after.
 SAME_TABLES = {
     "amdgpu_1s": "gpu_1s",
@@ -210,4 +216,5 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "nvml_events_10s": _nvml_events_10s,
     "gpu_fast_1s": _gpu_fast_1s,
     "gpu_fast_10s": _gpu_fast_10s,  # after the one that samples
+    "dcgm_1s": _dcgm_1s,
 }

@@ -18,6 +18,7 @@ from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent,
 from ..collector import AccessDenied, NoData
 from ..events import (
     DUPLICATE_NS_MAX,
+    NVML_XIDS,
     REPEAT_NS_MIN,
     SECOND_NS,
     XID_DEDUPLICATOR,
@@ -195,6 +196,8 @@ class NvmlEvents:
         if event.type == MIG_CHANGE:
             publisher.request_inventory("NVML: MIG configuration changed")
         now_ns = publisher.clock.boottime_ns()
+        if event.type == XID:
+            NVML_XIDS.record(event.address, event.data, now_ns)  # DCGM tells it too
         self._reports.add(event, now_ns)
         self._publish_due(publisher, now_ns)
 

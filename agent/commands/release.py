@@ -30,6 +30,11 @@ from ..local.agent_service import (
 from ..transport.grpc_http2 import CallFailed, NoListener
 
 ANSWER_SECONDS_MAX = 10.0
+#: DCGM's host engine has every GPU open for as long as it runs. The kernel cuts a process's name at 15 characters.
+ENGINE = "nv-hostengine"
+ENGINE_HINT = (
+    "DCGM's host engine: `systemctl stop nvidia-dcgm` releases it, and dcgm-exporter with it"
+)
 PROC, DEV = Path("/proc"), Path("/dev")
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh]?)")
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -182,7 +187,8 @@ def _lines_by_process(found: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
     for holder, address in found:
         by_process.setdefault(holder[:2], []).append(address or f"/dev/{holder.node}")
     for (process_id, name), open_nodes in by_process.items():
-        yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(open_nodes))}"
+        hint = f"; {ENGINE_HINT}" if name == ENGINE else ""
+        yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(open_nodes))}{hint}"
 
 
 def _seconds(text: str) -> float:

@@ -160,6 +160,10 @@ class Roots:
     state: Path | None = None
     #: Whether a helper may read ranks in the environments of processes on GPUs (setting `read_ranks`).
     reads_ranks: bool = False
+    #: `off`, `listen` or `watch`, where DCGM's host engine listens, and the client library; empty: the newest installed.
+    dcgm: str = "listen"
+    dcgm_address: str = "localhost:5555"
+    dcgm_library: str = ""
 
     @property
     def is_this_machine(self) -> bool:

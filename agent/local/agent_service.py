@@ -19,8 +19,10 @@ from google.protobuf.message import DecodeError, Message
 
 from ...contract.wire import agent_pb2 as pb
 from ...contract.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock
 from ..config import SOCKET_NAME, run_folder_candidates
+from ..events import EventPublisher
 from ..gpu_release import (
     REASON_CHARACTERS_MAX,
     RELEASE_SECONDS_DEFAULT,
@@ -103,6 +105,9 @@ def _format_gpus(gpus: Iterable[tuple[str, str]]) -> str:
 
 SERVICE = "/gangline.v1.AgentService/"
 RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
+DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
+#: Of a diagnostic's report.
+DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
 #: In place of a PCI address, where all GPUs were let go of together.
 ALL_GPUS = "all"
 
@@ -120,7 +125,11 @@ class AgentService:
         gpus: Callable[[], Mapping[str, str]],
         driver_mismatch: Callable[[], str],
         version: str,
+        publisher: EventPublisher | None = None,
+        serials: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """*publisher*: of the events of diagnostics. *serials*: serial number -> UUID of the GPUs, as *gpus* is."""
+        self._publisher, self._serials = publisher, serials
         self._releaser, self._callbacks, self._clock, self._gpus = releaser, callbacks, clock, gpus
         self._driver_mismatch, self._version = driver_mismatch, version
 
@@ -130,6 +139,9 @@ class AgentService:
             RELEASE: Method(self._handler(pb.ReleaseRequest, self._release), privileged=True),
             RESUME: Method(self._handler(pb.ResumeRequest, self._resume), privileged=True),
             STATUS: Method(self._handler(pb.GetStatusRequest, self._status)),
+            DIAGNOSTIC: Method(
+                self._handler(pb.ReportDiagnosticRequest, self._report_diagnostic), privileged=True
+            ),
         }
 
     def _handler(
@@ -224,6 +236,65 @@ class AgentService:
             deferred.respond(answer.SerializeToString())
 
         return work
+
+    def _report_diagnostic(
+        self, request: pb.ReportDiagnosticRequest, peer: Peer
+    ) -> Callable[[DeferredResponse], None]:
+        del peer
+        texts = [
+            request.report_id,
+            request.message,
+            *request.attributes,
+            *request.attributes.values(),
+        ]
+        if request.outcome > DIAGNOSTIC_OUTCOME_MAX:
+            raise ValueError(f"outcome {request.outcome}: expected 0, 1 or 2")
+        if (
+            len(request.attributes) > DIAGNOSTIC_ATTRIBUTES_MAX
+            or max(map(len, texts)) > DIAGNOSTIC_CHARACTERS_MAX
+            or not request.report_id
+        ):
+            raise ValueError(
+                f"expected a report_id, at most {DIAGNOSTIC_ATTRIBUTES_MAX} attributes and "
+                f"{DIAGNOSTIC_CHARACTERS_MAX} characters in each text"
+            )
+        uuid = self._diagnosed_gpu(request)
+        event = HealthEvent(
+            event_id=f"gpu.diagnostic/{request.report_id}/{uuid}",
+            device_kind="gpu",
+            device=uuid,
+            name="gpu.diagnostic",
+            code=request.outcome,
+            message=request.message,
+            attributes=dict(request.attributes),
+        )
+
+        def work(deferred: DeferredResponse) -> None:
+            if self._publisher is None:
+                deferred.refuse("FAILED_PRECONDITION", "this agent publishes no events")
+                return
+            self._publisher.publish(event)
+            deferred.respond(pb.ReportDiagnosticResponse(gpu=uuid).SerializeToString())
+
+        return work
+
+    def _diagnosed_gpu(self, request: pb.ReportDiagnosticRequest) -> str:
+        """Return the UUID. Raises CallRefused for a GPU that this host does not have."""
+        known = [uuid for uuid in self._gpus().values() if uuid]
+        if request.gpu:
+            if request.gpu in known:
+                return request.gpu
+            raise CallRefused(
+                "NOT_FOUND",
+                f"{request.gpu}: this host has no such GPU; it has {', '.join(known) or 'none'}",
+            )
+        serials = self._serials()
+        if request.serial in serials:
+            return serials[request.serial]
+        raise CallRefused(
+            "NOT_FOUND",
+            f"no GPU of this host has the serial number {request.serial!r}; it has {', '.join(sorted(serials)) or 'none that says one'}",
+        )
 
     def _released(self) -> list[pb.ReleasedGpu]:
         now_ns = self._clock.boottime_ns()

@@ -50,6 +50,8 @@ def attach(
         lambda: _known_gpus(config, registration),
         lambda: host_status.driver_mismatch(latest, config.proc_root, clock.boottime_ns()),
         version(),
+        publisher,
+        registration.gpu_serials,
     )
     _serve(
         config,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...contract import metrics_http
 from ...contract.metrics_http import (
@@ -29,9 +30,13 @@ from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...contract.signals import SIGNALS, TABLES
 from ..clock import Clock
 from ..config import AgentConfig
+from ..events import EventPublisher
 from ..latest import LatestReadings, TableSnapshot
 from ..registration import Registration, version
 from .server import CpuBudget, UnixListener
+
+if TYPE_CHECKING:
+    from .dcgm_metrics import DcgmExposition
 
 # ----------------------------------------------------------------------
 # Which signals `/metrics` shows first, when it may not show all: what fails and what is slow,
@@ -314,8 +319,11 @@ class Exposition:
         attributes: Callable[[], Attributes],
         info_labels: Mapping[str, str],
         series_max: int,
+        dcgm: DcgmExposition | None = None,
     ) -> None:
-        """*attributes*: those of the devices as of now; *info_labels*: the agent's version and host."""
+        """*attributes*: those of the devices as of now; *info_labels*: the agent's version and host; *dcgm*: shows
+        dcgm-exporter's metrics beside ours, beyond *series_max*."""
+        self._dcgm = dcgm
         self._latest = latest
         self._boottime_ns = boottime_ns
         self._attributes = attributes
@@ -332,7 +340,8 @@ class Exposition:
         fresh = {name: each for name, each in tables.items() if _is_fresh(each, now_ns)}
         labelled = _Labels(self._attributes())
         shown = (self._family(signal, fresh.get(signal.table), labelled) for signal in chosen)
-        return [*self._meta_families(left_out, len(tables) - len(fresh)), *filter(None, shown)]
+        families = [*self._meta_families(left_out, len(tables) - len(fresh)), *filter(None, shown)]
+        return [*families, *self._dcgm.families(tables)] if self._dcgm else families
 
     def _remember_valid(self, readings: TableSnapshot) -> None:
         """Add to what was ever valid. Another set of devices begins anew."""
@@ -430,12 +439,23 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    config: AgentConfig, latest: LatestReadings, registration: Registration, clock: Clock
+    config: AgentConfig,
+    latest: LatestReadings,
+    registration: Registration,
+    clock: Clock,
+    publisher: EventPublisher | None = None,
 ) -> LocalMetricsServer:
-    """Return the server that *config* asks for, started. `metrics_listen` is not empty."""
+    """Return the server that *config* asks for, started. `metrics_listen` is not empty. *publisher*: shows it XIDs."""
     about = {"version": version(), "host": config.host_name}
+    dcgm = None
+    if config.metrics_names == "dcgm":
+        from .dcgm_metrics import DcgmExposition  # only those who want it have it in memory
+
+        dcgm = DcgmExposition(config.host_name, clock.boottime_ns, registration.attributes)
+        if publisher is not None:
+            publisher.observe(dcgm.observe)
     exposition = Exposition(
-        latest, clock.boottime_ns, registration.attributes, about, config.metrics_series_max
+        latest, clock.boottime_ns, registration.attributes, about, config.metrics_series_max, dcgm
     )
     server = LocalMetricsServer(config.metrics_listen, ExpositionCache(exposition, time.monotonic))
     server.start()

@@ -375,10 +375,10 @@ Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 
 
 # ----------------------------------------------------------------------
-# Who samples what: the lane of the GPUs' driver, and that of everything else which enters one.
+# Who samples what: the lane of the GPUs' driver, that of DCGM's host engine, and that of everything else which enters one.
 
-GPU, HOST = "gpu", "host"
-#: Samplers of all kinds at once: two lanes, a standby, those that look at one device, those that were left behind.
+GPU, HOST, DCGM = "gpu", "host", "dcgm"
+#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were left behind.
 #: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
 PROCESSES_MAX = 16
 #: Kinds of collectors that call NVML or read AMD's GPUs, or stand on what those of the same process have found.
@@ -401,13 +401,18 @@ GPU_KINDS = frozenset(
     }
 )
 
+#: A host engine hangs by itself: neither NVML nor the host's other drivers are to wait for it.
+DCGM_COLLECTOR = "dcgm_1s"
+
 CollectorGroups = Mapping[str, Sequence[Collector]]
 
 
 def group_of(collector: Collector) -> str:
-    """Return `gpu`, `host`, or nothing for one that stays in the daemon (as the inventory, every ten minutes)."""
+    """Return `gpu`, `dcgm`, `host`, or nothing for one that stays in the daemon (as the inventory, every ten minutes)."""
     if collector.pace is Pace.BOOT:
         return ""
+    if collector.name == DCGM_COLLECTOR:
+        return DCGM if collector.enters_driver else ""
     if collector.name.rpartition("_")[0] in GPU_KINDS:
         return GPU
     return HOST if collector.enters_driver else ""
@@ -415,7 +420,7 @@ def group_of(collector: Collector) -> str:
 
 def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
     """Return the lanes that have a collector, in the order in which they are started."""
-    groups: dict[str, list[Collector]] = {GPU: [], HOST: []}
+    groups: dict[str, list[Collector]] = {GPU: [], HOST: [], DCGM: []}
     for collector in collectors:
         if group := group_of(collector):
             groups[group].append(collector)

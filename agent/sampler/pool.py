@@ -16,7 +16,7 @@ from ..events import EventPublisher
 from . import messages
 from .abandoned import AbandonedProcess, AbandonedProcessFile
 from .forkserver import ProcessReport, StallReason
-from .messages import GPU, PROCESSES_MAX, Action, CollectorGroups, ReportEvent, TimedResult
+from .messages import DCGM, GPU, PROCESSES_MAX, Action, CollectorGroups, ReportEvent, TimedResult
 from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
 from .recording_area import RECORDING_AREA, RecordingArea
@@ -91,11 +91,14 @@ class WorkerHandle:
 
 
 # ----------------------------------------------------------------------
-# A slow device's readings, taken by a sampler of its own, in the rows that its lane leaves empty.
+# A slow device's readings, taken by a sampler of its own, in the rows that its lane leaves empty; and the profiling
+# metrics that only DCGM has, in the cells that NVML leaves empty.
 
 #: A slow device's readings that no turn of its lane has taken up by then are of another time.
 AGE_NS_MAX = 2_000_000_000
 TABLES_MAX = 256
+#: Tables of the GPUs' lane of which DCGM fills cells.
+BORROWED_TABLES = frozenset({"gpu_fast_1s"})
 
 
 class SlowDeviceCache:
@@ -109,6 +112,19 @@ class SlowDeviceCache:
         for block in (block for timed in results for block in timed.result.blocks):
             if len(self._stored) < TABLES_MAX:
                 self._stored.setdefault(block.table, []).append((now_ns, block))
+
+    def divert(self, results: Sequence[TimedResult], now_ns: int) -> list[TimedResult]:
+        """Take the blocks of tables that another lane fills; return the turns without them."""
+        remaining = list[TimedResult]()
+        for timed in results:
+            borrowed = [each for each in timed.result.blocks if each.table in BORROWED_TABLES]
+            for block in borrowed:
+                self._stored[block.table] = [(now_ns, block)]
+            own = [each for each in timed.result.blocks if each.table not in BORROWED_TABLES]
+            remaining.append(
+                timed._replace(result=timed.result._replace(blocks=own)) if borrowed else timed
+            )
+        return remaining
 
     def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
         """Fill the empty rows of the lane's blocks; what was kept for them is gone then."""
@@ -537,6 +553,8 @@ class SamplerPool:
             return
         seconds = 0.0  # asked for of a solo sampler only
         if process.role is ProcessRole.GROUP:
+            if process.group == DCGM:
+                batch_results = self._overlay.divert(batch_results, now_ns)
             self._overlay.apply(batch_results, now_ns)
             results += batch_results
         elif process.role is ProcessRole.PROBE:

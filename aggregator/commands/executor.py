@@ -24,20 +24,40 @@ from ...contract.otlp_logs import OtlpLogExporter
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import doctor, extender_server, kubernetes_doctor, slurm_doctor
+from ..executors import (
+    doctor,
+    extender_server,
+    flux,
+    htcondor,
+    kubernetes_doctor,
+    ray,
+    segment_files,
+    slurm_doctor,
+)
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
 from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
+from ..executors.flux import Flux
+from ..executors.htcondor import HTCondor
 from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_health import NodeHealthPublisher
 from ..executors.kubernetes_kueue import KueueController
 from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
+from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.metrics import ExecutorFigures
 from ..executors.model import Scheduler, SchedulerError
+from ..executors.ray import Ray
 from ..executors.scores import ScoreReader
-from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
+from ..executors.settings import (
+    ExecutorConfig,
+    FluxConfig,
+    HTCondorConfig,
+    KubernetesConfig,
+    NodeNames,
+    RayConfig,
+)
 from ..executors.slurm import Slurm, run_command
 from ..metrics_server import MetricsThread
 from .connection import (
@@ -204,9 +224,61 @@ class KubernetesSite(SchedulerSite):
         self._kubernetes.close()
 
 
+class HTCondorSite(SchedulerSite):
+    """HTCondor by its commands."""
+
+    title = "HTCondor"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._condor = HTCondor()
+        self.scheduler = self._condor
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return htcondor.doctor_findings(self._condor)
+
+
+class RaySite(SchedulerSite):
+    """Ray by a helper program in its own Python."""
+
+    title = "Ray"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        assert isinstance(config, RayConfig)
+        self._ray = Ray(config.ray_helper, config.ray_address, config.ray_drain_seconds)
+        self.scheduler = self._ray
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return ray.doctor_findings(self._ray, bool(self.config.actions))
+
+
+class FluxSite(SchedulerSite):
+    """Flux by its commands."""
+
+    title = "Flux"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._flux = Flux()
+        self.scheduler = self._flux
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        del attempt
+        return flux.doctor_findings(self._flux)
+
+
 SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
     "slurm": (SlurmSite, ExecutorConfig),
     "kubernetes": (KubernetesSite, KubernetesConfig),
+    "htcondor": (HTCondorSite, HTCondorConfig),
+    "ray": (RaySite, RayConfig),
+    "flux": (FluxSite, FluxConfig),
 }
 
 
@@ -275,11 +347,21 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
     ):
         if ledger is None:
             return OK
+        try:
+            launchers = Launchers(config, shadow=options.shadow)
+        except OSError as error:
+            print(
+                f"gangline executor: attribution_listen: {config.attribution_listen}: {error.strerror}",
+                file=sys.stderr,
+            )
+            return FAILED
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped, figures=figures, exporter=exporter,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, launchers=launchers, wake=wake, stopped=stopped,
+            figures=figures, exporter=exporter,
         )  # fmt: skip
         client.start()
+        launchers.start()
         figures.has_lease = not options.shadow
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
@@ -287,6 +369,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
         )  # fmt: skip
         with running(() if options.shadow else site.companions(channel, names)):
             executor.run()
+        launchers.close()
         client.close()
     return OK if signaled.is_set() else FAILED
 
@@ -372,6 +455,14 @@ def _undo(site: SchedulerSite) -> int:
                 ledger = None
         done, failed = undo_all(site.scheduler, ledger)
     done += site.undo_companions()
+    if site.config.segment_health_dir:
+        folder = Path(site.config.segment_health_dir)
+        try:
+            names = segment_files.managed_files(folder)
+            segment_files.remove(folder, names)
+            done += [f"{folder / name}" for name in names]
+        except OSError as error:
+            failed.append(f"segment_health_dir {folder}: {error.strerror}")
     for line in done:
         print(f"undone: {line}")
     for line in failed:
@@ -439,7 +530,7 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline executor",
-        description="Carries out advisories in Slurm or Kubernetes: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
+        description="Carries out advisories in Slurm, Kubernetes, HTCondor, Ray or Flux: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
         "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
         "without the aggregator; extender: answers a kube-scheduler or Volcano from the mirror file, in a process of its own. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",

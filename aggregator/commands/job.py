@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import importlib
 import math
-import os
 import re
 import shlex
 import statistics
@@ -42,6 +40,7 @@ from .job_queries import (
     phases_query,
     quoted,
     ranks_query,
+    run_query,
 )
 from .job_story import (
     STEP_PARTS,
@@ -57,6 +56,7 @@ from .job_story import (
     straggler_lines,
     timeline_lines,
 )
+from .job_tags import FORMS, parse_target, read_tags, replace_file, write_tags
 from .sql_backends import QuerySession, RemoteBackend
 
 #: A query may take so long; rows of a day of the largest job fit.
@@ -83,8 +83,11 @@ def main(arguments: list[str]) -> int:
     """List jobs, or tell of one. 3 when no aggregator answers, 4 for an unknown job or a time without readings."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.job is None and (options.output or options.last or options.begin or options.end):
-        parser.error("--last, --from, --to and --output go with a JOB")
+    shown = options.output or options.last or options.begin or options.end
+    if options.job is None and (shown or options.tags):
+        parser.error("--last, --from, --to, --output and --tags go with a JOB")
+    if options.tags and shown:
+        parser.error("--tags is about the whole run: it excludes --last, --from, --to and --output")
     if options.last and options.begin:
         parser.error("--last and --from exclude each other")
     if options.begin and options.end and options.begin >= options.end:
@@ -127,6 +130,8 @@ def show(options: argparse.Namespace, ask: Ask) -> int:
     time_range = TimeRange(
         options.begin or -math.inf, options.end or math.inf, options.last or math.inf
     )
+    if options.tags:
+        return _tag(options, ask)
     story = read_story(ask, options.job, time_range)
     if options.output:
         write_picture(story, options.output)
@@ -136,6 +141,19 @@ def show(options: argparse.Namespace, ask: Ask) -> int:
         print(f"wrote {options.output}")
     else:
         print(story_text(story, width_of(sys.stdout), colour=wants_colour()))
+    return OK
+
+
+def _tag(options: argparse.Namespace, ask: Ask) -> int:
+    """Set the tags of a job. Raises CommandError."""
+    tags = read_tags(ask, options.job)
+    if not tags:
+        raise CommandError(_unknown(options.job, ask), NOT_FOUND)
+    done = write_tags(options.tags, tags)
+    if options.json:
+        print(json_object(tags))
+    else:
+        print(done + ("; the job still runs: as of now" if tags["until"] is None else ""))
     return OK
 
 
@@ -169,10 +187,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     reported = [one["step_seconds"] for one in ranks if one["step_seconds"]]
     if reported:
         step = [{**(step[0] if step else {}), "step_seconds": statistics.median(reported)}]
-    run = ask(
-        "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
-        f"slower_than_before, verdict, slow_hosts FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
-    )
+    run = ask(run_query(job))
     forecast = ask(
         "SELECT *, ops.taken() AS now FROM ops.job_forecast "
         f"WHERE job = {name} AND source = (SELECT any_value(source) FROM ops.job_forecast WHERE job = {name}) "
@@ -318,14 +333,7 @@ def write_picture(story: dict[str, Any], output: Path) -> None:
     timeline = make_timeline(story["phases"], story["pace"], culprits, PICTURE_COLUMNS)
     svg = timeline_svg(timeline, _headline(story), _notes(story))
     data = svg.encode() if output.suffix == ".svg" else _png(svg)
-    partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(output)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise CommandError(f"cannot write {output}: {error.strerror}", FAILED) from error
+    replace_file(output, data)
 
 
 def _png(svg: str) -> bytes:
@@ -400,5 +408,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png"
     )
+    parser.add_argument(
+        "--tags", type=parse_target, metavar="TARGET",
+        help=f"set its hosts, verdicts and lost GPU-hours as tags of its run in an experiment tracker: {FORMS}",
+    )  # fmt: skip
     add_options(parser)
     return parser

@@ -102,6 +102,33 @@ def ranks_query(job: str) -> str:
     )
 
 
+def members_query(job: str) -> str:
+    """Return the query for the hosts of a job, how many GPUs it has on each, and from when to when (until NULL: still)."""
+    return (
+        "SELECT host, count(DISTINCT gpu)::INTEGER AS gpus_count, min(since) AS since, "
+        "if(bool_or(until IS NULL), NULL, max(until)) AS until FROM ops.job_members "
+        f"WHERE job = {quoted(job)} GROUP BY host ORDER BY host"
+    )
+
+
+def stragglers_query(job: str, rows_max: int) -> str:
+    """Return the query for what slowed or stopped a job, the costliest first, and in each row what all of it cost."""
+    return (
+        "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, words, "
+        "sum(lost_gpu_hours) OVER () AS all_lost_gpu_hours "
+        f"FROM ops.stragglers WHERE job = {quoted(job)} ORDER BY lost_gpu_hours DESC, slowdown_ratio DESC, host LIMIT {rows_max}"
+    )
+
+
+def run_query(job: str) -> str:
+    """Return the query for the newest run of a job."""
+    return (
+        "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
+        "slower_than_before, verdict, slow_hosts, run_id::VARCHAR AS run_id "
+        f"FROM ops.runs WHERE job = {quoted(job)} ORDER BY begun DESC LIMIT 1"
+    )
+
+
 def step_seconds_for(span_seconds: float) -> int:
     """Return how long a step of a story of so long is."""
     return next((s for s in STEP_SECONDS if s * STEPS_MAX >= span_seconds), STEP_SECONDS[-1])

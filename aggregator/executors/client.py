@@ -168,6 +168,7 @@ class AggregatorClient:
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
             self._local(message.propose_time),
             tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
+            _name(wire.Basis, message.basis),
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:

@@ -48,6 +48,7 @@ from .model import (
     ExtendHold,
     Forget,
     GiveBack,
+    KillReplicas,
     Node,
     PlaceHold,
     Reboot,
@@ -89,6 +90,9 @@ QUICK_SECONDS_MAX = 60.0
 #: Answers are at most so long.
 NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
 
+#: Of an executor that was killed while it ended replicas: they are not ended again.
+REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
+
 #: Names that executors give to holds.
 OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASCII)
 
@@ -107,6 +111,8 @@ class ExecutorPolicy:
     lease_seconds: float = 600.0
     #: How our answers name us; the aggregator may put a login before it.
     actor: str = ""
+    #: EVICT_NOW also ends the replicas of torchft on the node.
+    kill_replicas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +264,8 @@ def plan(situation: Situation, advice: Advice) -> list[Step]:
     )  # fmt: skip
     steps = [_place(situation, advice, entry, node)]
     if advice.action == "EVICT_NOW":
+        if situation.policy.kill_replicas:
+            steps.append(KillReplicas(advice.name, "", advice.node))
         steps += [_leave(advice, job) for job in _named_jobs(situation.scheduler, advice)]
     return steps
 
@@ -392,6 +400,9 @@ def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
         return _finish(advice, entry, scheduler)
     steps = _restart_jobs(situation, entry)
     evicts = advice.action == "EVICT_NOW"
+    if evicts and situation.policy.kill_replicas and not entry.replicas:
+        why = f"replicas of torchft on {entry.node} are ended before their heartbeat is missed"
+        steps.append(KillReplicas(advice.name, why, entry.node))
     if advice.action == "DRAIN_AT_CHECKPOINT":
         due = checkpoint_due(situation, advice, entry)
         evicts = bool(due) and situation.now >= due
@@ -462,6 +473,8 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
         parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} go on")
     elif advice.scope == "gpu":
         parts.append("the whole node: the scheduler takes out no single GPU")
+    if entry.replicas:
+        parts.append(entry.replicas)
     for name, progress in entry.jobs.items():
         parts.append(progress.note or f"job {name} {progress.state}")
     left = [job.name for job in scheduler.running_on(entry.node) if job.name not in entry.jobs]
@@ -553,6 +566,8 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
             entry.jobs[job] = JobProgress(REQUEUE, restarts)
         case Reboot() | ResetGpus():
             entry.phase = SETTING
+        case KillReplicas():
+            entry.replicas = REPLICAS_UNKNOWN
         case _:
             pass
 
@@ -607,7 +622,7 @@ def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) 
     else:
         entry = Entry(
             advice.name, advice.node, advice.action, advice.owner, advice.token, situation.now,
-            advice.expires, mark, hold,
+            advice.expires, mark, hold, replicas=entry.replicas if entry is not None else "",
         )  # fmt: skip
     ledger.add(entry)
 
@@ -643,6 +658,13 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
             ledger.remove(step.advisory)
         case _:
             pass
+
+
+def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> None:
+    """Note in *ledger* what became of replicas: it goes into the answer."""
+    entry = ledger.get(step.advisory)
+    if entry is not None:
+        entry.replicas = note[:JOB_NOTE_CHARACTERS_MAX]
 
 
 def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..mirror_format import hostlist
 from . import core, reports, weights
 from .client import AggregatorClient, ClientError
+from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
@@ -28,6 +29,7 @@ from .model import (
     EndStep,
     Forget,
     GiveBack,
+    KillReplicas,
     RenewLease,
     Requeue,
     Scheduler,
@@ -41,6 +43,7 @@ from .model import (
 from .recovery import RECOVERY_POLL_SECONDS
 from .recovery_follower import RecoveryFollower
 from .settings import ExecutorConfig, NodeNames
+from .torchft import ReplicaKiller
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class Executor:
         names: NodeNames,
         *,
         shadow: bool = False,
+        launchers: Launchers | None = None,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
@@ -86,6 +90,7 @@ class Executor:
         *exporter*: takes a record of each step."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
+        self._launchers = launchers
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
         self._wake = wake or threading.Event()
         self._stopped = stopped or threading.Event()
@@ -94,6 +99,7 @@ class Executor:
         self._all_nodes_at = -1e9
         self._reported = reports.Reported(unavailable=reports.earlier_reports(ledger.reported))
         self._recoveries = RecoveryFollower(client, names, config.cluster)
+        self._replicas = ReplicaKiller(config.torchft_lighthouses)
         self._buckets: dict[str, int] = {}
         self._buckets_at = -1e9
         #: What weights were last set for.
@@ -133,6 +139,8 @@ class Executor:
             if not self._shadow:
                 self._set_weights()
             self._recoveries.finish(self._state, self._wall())
+            if self._launchers is not None:
+                self._launchers.update(self._situation(), self._ledger)
             self._report()
             self.counters.turns += 1
             self.figures.is_connected = self._client.is_live()
@@ -254,12 +262,34 @@ class Executor:
         if commands:
             if not all(isinstance(command, StartNow) for command in commands):
                 self._save()
-            errors = self._scheduler.apply(commands)
+            errors = self._apply(commands)
             now = self._wall()
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
             self._save()
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
+
+    def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
+        """Carry out *commands*; return the error of each that failed. Replicas are ended while the scheduler works."""
+        kills = [one for one in commands if isinstance(one, KillReplicas)]
+        if not kills:
+            return self._scheduler.apply(commands)
+        others = [one for one in commands if not isinstance(one, KillReplicas)]
+        errors: dict[Step, str] = {}
+
+        def kill(step: KillReplicas) -> None:
+            names = {step.node, self._names.host_of(step.node)}
+            note, error = self._replicas.kill(names, f"gangline: {step.advisory}")
+            core.record_replicas(step, note, self._ledger)
+            if error:
+                errors[step] = error
+
+        def apply() -> None:
+            errors.update(self._scheduler.apply(others) if others else {})
+
+        calls: list[Callable[[], None]] = [*(partial(kill, one) for one in kills), apply]
+        together(calls)
+        return errors
 
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
@@ -270,7 +300,7 @@ class Executor:
             self._recoveries.note(step, error, now)
         if error:
             self.counters.failures += 1
-            if not isinstance(step, Requeue | EndStep):  # these are not tried again
+            if not isinstance(step, Requeue | EndStep | KillReplicas):  # these are not tried again
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
 
@@ -378,7 +408,8 @@ class Executor:
     def _report(self) -> None:
         if self._shadow or not self._client.is_live():
             return
-        now, state, names = self._wall(), self._state, self._names
+        now, names = self._wall(), self._names
+        state = self._launchers.refine(self._state) if self._launchers else self._state
         try:
             if self._config.report_gangs:
                 gangs, ended = reports.gang_updates(self._reported, state, now, names.host_of)
@@ -394,7 +425,7 @@ class Executor:
                     self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
                     reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
             if self._config.report_outcomes:
-                self._report_outcomes(now)
+                self._report_outcomes(state, now)
                 self._recoveries.send()
             self._recoveries.refresh(self._monotonic())
         except ClientError as error:
@@ -407,10 +438,10 @@ class Executor:
             self._ledger.reported = frozenset(names)
             self._ledger.save()
 
-    def _report_outcomes(self, now: float) -> None:
+    def _report_outcomes(self, state: SchedulerState, now: float) -> None:
         reported = self._reported
         reports.collect_outcomes(
-            reported, self._state, self._ledger, self._config.cluster, now, self._names.host_of
+            reported, state, self._ledger, self._config.cluster, now, self._names.host_of
         )
         some = reported.outcomes[: reports.OUTCOMES_PER_REQUEST]
         if not some:

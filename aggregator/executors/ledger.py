@@ -76,6 +76,8 @@ class Entry:
     answered: str = ""
     #: When jobs leave the node at a checkpoint; 0: not known.
     evict_at: float = 0.0
+    #: What became of the replicas of torchft on the node; "": they were not to be ended, or not yet.
+    replicas: str = ""
     jobs: dict[str, JobProgress] = field(default_factory=dict)
 
     @property

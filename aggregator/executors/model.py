@@ -86,6 +86,11 @@ class ScheduledJob:
     waits_for_begin_time: bool = False
     #: The scheduler's numbers of its parts.
     parts: tuple[str, ...] = ()
+    #: The array that it is a task of, and which; "" for none.
+    array: str = ""
+    array_task: str = ""
+    #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.
+    cycle: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -164,6 +169,8 @@ class Advice:
     proposed: float = 0.0
     #: GPUs that it is about, by UUID.
     devices: tuple[str, ...] = ()
+    #: How sure it is: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
+    basis: str = ""
 
     @property
     def hold_name(self) -> str:
@@ -307,6 +314,13 @@ class SetWeight(Step):
     weight: int
 
 
+@dataclass(frozen=True, slots=True)
+class KillReplicas(Step):
+    """End the replicas of torchft on *node*: the others of their job go on at once. Not a step of the scheduler's (`torchft.py`)."""
+
+    node: str
+
+
 #: Steps that change the scheduler: the ledger is written before each.
 SCHEDULER_STEPS = (
     PlaceHold,
@@ -320,6 +334,7 @@ SCHEDULER_STEPS = (
     Reboot,
     ResetGpus,
     SetWeight,
+    KillReplicas,
 )
 
 

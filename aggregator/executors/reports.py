@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ...contract.wire import advisory_pb2, outcome_pb2
@@ -51,7 +52,7 @@ def gang_updates(
     gangs: list[advisory_pb2.Gang] = []
     nodes = 0
     for job in running.values():
-        key = (job.nodes, job.gpus, job.restarts, job.checkpoint_seconds)
+        key = _gang_key(job)
         before = reported.gangs.get(job.name)
         if before is not None and before[0] == key and now - before[1] < TTL_SECONDS / 3:
             continue
@@ -61,6 +62,11 @@ def gang_updates(
         gangs.append(_gang(job, host_of))
     ended = [name for name in reported.gangs if name not in running][:NODES_PER_GANG_MAX]
     return gangs, ended
+
+
+def _gang_key(job: ScheduledJob) -> object:
+    """Return what a gang is told again for as soon as it changes."""
+    return job.nodes, job.gpus, job.restarts, job.checkpoint_seconds, job.cycle
 
 
 def _gang(job: ScheduledJob, host_of: HostOf) -> advisory_pb2.Gang:
@@ -85,8 +91,7 @@ def record_gangs(
     for gang in gangs:
         job = state.jobs.get(gang.workload)
         if job is not None:
-            key = (job.nodes, job.gpus, job.restarts, job.checkpoint_seconds)
-            reported.gangs[job.name] = key, now
+            reported.gangs[job.name] = _gang_key(job), now
     for name in ended:
         reported.gangs.pop(name, None)
 
@@ -141,16 +146,30 @@ def collect_outcomes(
                 reported.evicted[name, progress.restarts] = entry.node
     for name, before in list(reported.running.items()):
         after = state.jobs.get(name)
-        if after is not None and after.is_running and after.restarts == before.restarts:
+        if after is not None and after.is_running and _is_same_run(before, after):
             continue
         blamed = reported.evicted.pop((name, before.restarts), "")
-        reported.outcomes.append(_outcome(before, after, blamed, state, cluster, now, host_of))
+        marked = frozenset(entry.node for entry in ledger if entry.is_marked)
+        reported.outcomes.append(
+            _outcome(before, after, blamed, state, marked, cluster, now, host_of)
+        )
     if (extra := len(reported.outcomes) - OUTCOMES_WAITING_MAX) > 0:
         del reported.outcomes[:extra]
         reported.dropped_count += extra
-    reported.running = {
+    running = {
         job.name: job for job in state.jobs.values() if job.is_running and job.nodes and job.started
     }
+    for name, before in reported.running.items():
+        after = running.get(name)
+        if after and before.cycle and not after.cycle and after.restarts == before.restarts:
+            running[name] = before  # its launcher's file cannot be read for a while
+    reported.running = running
+
+
+def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
+    """Say whether the job goes on. A launcher that begins to tell of its cycles, or ends, starts nothing."""
+    is_cycle_known = before.cycle and after.cycle
+    return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 
 
 def _outcome(
@@ -158,14 +177,21 @@ def _outcome(
     after: ScheduledJob | None,
     evicted_from: str,
     state: SchedulerState,
+    marked: AbstractSet[str],
     cluster: str,
     now: float,
     host_of: HostOf,
 ) -> outcome_pb2.Outcome:
-    """Return how the run *before* ended; *after*: the job as it is now, None where the scheduler has forgotten it."""
+    """Return how the run *before* ended; *after*: the job as it is now, None where the scheduler has forgotten it.
+
+    A job that its launcher started again within its allocation lost the nodes that it does not use any more, where an executor has *marked* them.
+    """
+    restarted = after is not None and 0 < before.cycle < after.cycle
+    left = before.nodes - after.nodes if after is not None and restarted else frozenset()
     lost = [
         name for name in sorted(before.nodes)
-        if (node := state.nodes.get(name)) is not None and (node.down or not node.is_responding)
+        if (name in left and name in marked)
+        or ((node := state.nodes.get(name)) is not None and (node.down or not node.is_responding))
     ]  # fmt: skip
     requeued = after is not None and not after.ended and after.restarts >= before.restarts
     state_name = after.state if after is not None else "unknown"
@@ -175,19 +201,22 @@ def _outcome(
     )
     if evicted_from:
         reason = "requeued by advice"
+    elif restarted:
+        reason = "restarted by its launcher" + (f"; lost: {', '.join(lost[:5])}" if lost else "")
     elif requeued:
         reason = f"requeued; lost: {', '.join(lost[:5])}" if lost else "requeued"
     else:
         reason = state_name
     blamed = evicted_from or (lost[0] if interrupted and len(lost) == 1 else "")
     outcome = outcome_pb2.Outcome(
-        outcome_id=f"{cluster}-{before.name}-{before.submitted:.0f}-{before.restarts}"[:128],
+        outcome_id=f"{cluster}-{before.name}-{before.submitted:.0f}-{before.restarts}"[:116]
+        + (f"-c{before.cycle}" if before.cycle else ""),
         workload=before.name[:256],
         nodes=[f"nodes/{host_of(node)}" for node in sorted(before.nodes)[:OUTCOME_NODES_MAX]],
         blamed_node=f"nodes/{host_of(blamed)}" if blamed in before.nodes else "",
         interrupted=interrupted,
         end_reason=reason[:200],
-        advice_followed=bool(evicted_from),
+        advice_followed=bool(evicted_from) or bool(left & marked),
     )
     ended = after.ended if after is not None and after.ended else now
     outcome.start_time.FromMilliseconds(int(1000 * before.started))

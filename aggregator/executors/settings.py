@@ -9,8 +9,10 @@ from pathlib import Path
 
 from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
+from .attribution_server import parse_listen
 from .core import MARKS, ExecutorPolicy
-from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
+from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RESET_GPU, RETURN
+from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
@@ -41,14 +43,22 @@ def _check_actor(actor: str) -> None:
 
 
 def _check_listen(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("ADDRESS:PORT, as 127.0.0.1:7611")
+    parse_listen(address)
 
 
 def _check_optional_listen(address: str) -> None:
     if address:
-        _check_listen(address)
+        parse_listen(address)
+
+
+def _check_lighthouses(addresses: tuple[str, ...]) -> None:
+    if len(addresses) > LIGHTHOUSES_MAX:
+        raise ValueError(f"at most {LIGHTHOUSES_MAX} addresses")
+    for address in addresses:
+        try:
+            parse_http_address(address)
+        except ValueError:
+            raise ValueError(f"addresses as http://head:29510; not {address[:60]!r}") from None
 
 
 def _check_hold(mark: str) -> None:
@@ -60,13 +70,61 @@ def _check_hold(mark: str) -> None:
 
 def _check_no_weights(value: bool) -> None:
     if value:
-        raise ValueError("false: nodes of Kubernetes have no weights")
+        raise ValueError("false: nodes of this scheduler have no weights")
+
+
+def _check_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: HTCondor has nothing else that keeps new work off a machine")
+
+
+def _check_ray_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: Ray has nothing else that keeps new work off a node")
+
+
+def _check_flux_drain(mark: str) -> None:
+    if mark != "drain":
+        raise ValueError("`drain`: Flux has nothing else that keeps new work off a node")
+
+
+def _check_flux_actions(actions: tuple[str, ...]) -> None:
+    _check_actions(actions)
+    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
+        if action in actions:
+            raise ValueError(f"actions without {action}: in Flux that is left to people")
+
+
+def _check_htcondor_actions(actions: tuple[str, ...]) -> None:
+    _check_actions(actions)
+    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
+        if action in actions:
+            raise ValueError(f"actions without {action}: in HTCondor that is left to people")
 
 
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     if REBOOT in actions:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
+
+
+#: What moves jobs.
+MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
+#: Of `cycle_info_dirs`.
+FOLDERS_MAX = 16
+
+
+def _check_absolute(folder: str) -> None:
+    if folder and not Path(folder).is_absolute():
+        raise ValueError("an absolute path, as the launcher demands too")
+
+
+def _check_folders(folders: tuple[str, ...]) -> None:
+    if len(folders) > FOLDERS_MAX:
+        raise ValueError(f"at most {FOLDERS_MAX} folders")
+    for folder in folders:
+        if not Path(folder).is_absolute():
+            raise ValueError(f"absolute paths; not {folder[:80]!r}")
 
 
 def _check_object_name(name: str) -> None:
@@ -128,6 +186,11 @@ class ExecutorConfig:
         False,
         description="until a requeued job runs again, the nodes that the aggregator plans for it have a lower weight",
     )  # fmt: skip
+    torchft_lighthouses: tuple[str, ...] = setting(
+        (),
+        check=_check_lighthouses,
+        description="addresses of lighthouses of torchft, as http://head:29510: EVICT_NOW ends the replicas on the node at once; empty: off",
+    )
     node_map: str = setting(
         "",
         description="file with a line `NODE HOST` for each node that agents call by another name",
@@ -150,6 +213,25 @@ class ExecutorConfig:
         description="resets the GPUs of a node for RESET_GPU, as `ssh {node} nvidia-smi -r`; no shell",
     )
 
+    segment_health_dir: str = setting(
+        "", check=_check_absolute,
+        description="folder of ft_launcher's --ft-segment-health-check-dir, absolute: a file for each task of a Slurm array "
+        "with a node that an advisory takes out",
+    )  # fmt: skip
+    cycle_info_dirs: tuple[str, ...] = setting(
+        (),
+        check=_check_folders,
+        description="folders of ft_launcher's --ft-cycle-info-dir, absolute, where only trusted users can write",
+    )
+    attribution_listen: str = setting(
+        "", check=_check_optional_listen,
+        description="ADDRESS:PORT at which ft_launcher's --ft-attribution-endpoint is answered, over HTTP and without a login",
+    )  # fmt: skip
+    attribution_wait_seconds: float = setting(
+        120.0, low=0.0, high=3600.0,
+        description="a launcher waits for its next cycle to begin for so long before the answer is UNKNOWN",
+    )  # fmt: skip
+
     @property
     def actor(self) -> str:
         """How the aggregator knows this executor: another machine's is another."""
@@ -158,12 +240,25 @@ class ExecutorConfig:
     def policy(self) -> ExecutorPolicy:
         """Return what decisions need of it."""
         return ExecutorPolicy(
-            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor
-        )
+            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor,
+            bool(self.torchft_lighthouses),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class KubernetesConfig(ExecutorConfig):
+class UnweightedConfig(ExecutorConfig):
+    """An executor of a scheduler whose nodes have no weights."""
+
+    weights: bool = setting(
+        False, check=_check_no_weights, description="not here: nodes have no weights"
+    )
+    follow_plan: bool = setting(
+        False, check=_check_no_weights, description="not here: nodes have no weights"
+    )
+
+
+@dataclass(frozen=True)
+class KubernetesConfig(UnweightedConfig):
     """One executor of one cluster of Kubernetes."""
 
     ledger: str = setting(
@@ -185,12 +280,6 @@ class KubernetesConfig(ExecutorConfig):
         (*HOLDING_ACTIONS, RETURN),
         check=_check_kubernetes_actions,
         description="advisories that are carried out; RESET_GPU is off unless it is named here",
-    )
-    weights: bool = setting(
-        False, check=_check_no_weights, description="not in Kubernetes, whose nodes have no weights"
-    )
-    follow_plan: bool = setting(
-        False, check=_check_no_weights, description="not in Kubernetes, whose nodes have no weights"
     )
     namespace: str = setting(
         "gangline", check=_check_object_name, description="namespace of the ConfigMap and the Lease"
@@ -255,6 +344,108 @@ class KubernetesConfig(ExecutorConfig):
     def actor(self) -> str:
         """How the aggregator knows this executor: whichever replica holds the Lease; with a ledger of its own, this machine's."""
         return super().actor if self.ledger else f"executor {self.cluster}"
+
+
+@dataclass(frozen=True)
+class HTCondorConfig(UnweightedConfig):
+    """One executor of one pool of HTCondor."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "htcondor",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this pool",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_drain,
+        description="what keeps new work off a machine: `drain`, by condor_drain -graceful",
+    )
+    actions: tuple[str, ...] = setting(
+        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
+        check=_check_htcondor_actions,
+        description="advisories that are carried out; EVICT_NOW drains the machine, and its jobs go on",
+    )
+
+
+def _check_ray_actions(actions: tuple[str, ...]) -> None:
+    if any(action != "EVICT_NOW" for action in actions):
+        raise ValueError(
+            "EVICT_NOW or nothing: all that can be set in Ray is a drain, which cannot be taken back"
+        )
+
+
+def _check_helper(helper: tuple[str, ...]) -> None:
+    if len(helper) < 2:
+        raise ValueError("Ray's Python, then the path of gangline_ray.py")
+
+
+@dataclass(frozen=True)
+class RayConfig(UnweightedConfig):
+    """One executor of one cluster of Ray."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "ray",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this cluster",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_ray_drain,
+        description="what keeps new work off a node: `drain`, which cannot be taken back",
+    )
+    actions: tuple[str, ...] = setting(
+        (),
+        check=_check_ray_actions,
+        description="advisories that are carried out: none, unless EVICT_NOW is named here: the node is drained, and never comes back",
+    )
+    poll_seconds: float = setting(
+        10.0, low=0.2, high=300.0, description="nodes and placement groups are read this often"
+    )
+    ray_address: str = setting(
+        "127.0.0.1:6379", description="HOST:PORT of the head node's control service"
+    )
+    ray_helper: tuple[str, ...] = setting(
+        ("python3", "/usr/local/libexec/gangline_ray.py"),
+        check=_check_helper,
+        description="Ray's Python, of the cluster's version, and the path of gangline_ray.py",
+    )
+    ray_drain_seconds: float = setting(
+        60.0, low=0.0, high=86_400.0,
+        description="deadline that a drain tells to what runs on the node",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FluxConfig(UnweightedConfig):
+    """One executor of one instance of Flux."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "flux",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this instance",
+    )
+    mark: str = setting(
+        "drain",
+        check=_check_flux_drain,
+        description="what keeps new work off a node: `drain`, by flux resource drain",
+    )
+    actions: tuple[str, ...] = setting(
+        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
+        check=_check_flux_actions,
+        description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
+    )
 
 
 class NodeNames:

@@ -417,6 +417,8 @@ def parse_jobs(
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
             # By the time, not by the reason, which comes a moment later.
             waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,),
+            array=shown if suffix and suffix.startswith("_") else "",
+            array_task=suffix[1:] if suffix and suffix.startswith("_") else "",
         )  # fmt: skip
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs

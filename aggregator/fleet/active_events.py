@@ -22,6 +22,10 @@ from ..model import ReceivedEvent
 
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 ADAPTER = "rdma.adapter_failed"
+#: A diagnostic of the GPU; its latest result is the one that counts.
+DIAGNOSTIC, DIAGNOSTIC_CODES = "gpu.diagnostic", (0, 1, 2)
+#: What DCGM's health watches report, with DCGM's own code.
+DCGM_HEALTH = frozenset({"gpu.dcgm_failure", "gpu.dcgm_warning"})
 OUT_OF_MEMORY = "host.out_of_memory"
 #: Codes of net.link.
 REMOVED, APPEARED = 2, 3
@@ -62,6 +66,10 @@ EVENT_POLICY: Mapping[str, ClearCondition] = {
     "gpu.ras_error": ClearCondition(Clears.TIME, DAY),
     "gpu.hang": ClearCondition(Clears.TIME, HOUR),
     "gpu.reset": ClearCondition(Clears.RESET),
+    "gpu.dcgm_failure": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "gpu.dcgm_warning": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "gpu.dcgm_policy": ClearCondition(Clears.TIME, TEN_MINUTES),
+    DIAGNOSTIC: ClearCondition(Clears.TIME, DAY),
     "pcie.aer": ClearCondition(Clears.TIME, TEN_MINUTES),
     "host.hardware_error": ClearCondition(Clears.TIME, DAY),
     "host.machine_check": ClearCondition(Clears.TIME, DAY),
@@ -121,6 +129,11 @@ def interpret_event(event: ReceivedEvent, driver_version: str) -> EventInterpret
     if event.name in (LOST, ADAPTER) and event.attributes.get("state") == "back":
         return EventInterpretation(None, (event.code,))
     condition = EVENT_POLICY.get(event.name)
+    if event.name == DIAGNOSTIC:
+        others = tuple(code for code in DIAGNOSTIC_CODES if code != event.code)
+        return EventInterpretation(condition if event.code else None, others)
+    if event.name in DCGM_HEALTH:
+        return EventInterpretation(condition, details=(event.attributes.get("system", ""),))
     if event.attributes.get("previous_boot") == "yes":
         return EventInterpretation(condition, variant="previous boot", from_previous_boot=True)
     if event.name == OUT_OF_MEMORY and _names_cgroup_limit(event):
@@ -219,6 +232,8 @@ class EventRecord:
             return (
                 "its driver says that the adapter answers again, is loaded anew, or the host boots"
             )
+        if self.name == DIAGNOSTIC:
+            return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
         if self.name == LOST:
             return "the GPU answers again, is reset, or the host boots"
         if (self.name, self.code) == (XID, RECOVERY_XID):

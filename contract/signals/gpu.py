@@ -386,3 +386,22 @@ RAS_SIGNALS = (
     Signal(2711, "ras.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ue", "errors that it could not repair", on_change=True),
     Signal(2712, "ras.deferred_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, de, from Linux 6.9", "lost data that nobody has read yet", on_change=True),
 )
+
+DCGM_TEXT = """What the agent takes from DCGM's host engine (`dcgm`, docs/hardware.md). Device: `host`. Profiling metrics of GPUs before Hopper are
+in `gpu_fast_1s`, under the signals that GPM gives for later ones. That DCGM finds nothing is not shown as health."""
+
+_DCGM_POLICY = "dcgmPolicyRegister; the agent sets no policy and no action"
+
+DCGM_SIGNALS = (
+    Signal(2800, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing where none answers: the outcome of the collector dcgm_1s says why", on_change=True),
+    Signal(2801, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems whose health somebody watches: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
+    Signal(2802, "dcgm.incidents_state", Kind.STATE, Pace.SECOND, "dcgmHealthCheck", "incidents that DCGM's health watches report now", on_change=True),
+    Signal(2803, "dcgm.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent", "connections made to a host engine", on_change=True),
+    Signal(2804, "dcgm.told_by_others_events", Kind.COUNTER, Pace.SECOND, "agent", "XIDs of DCGM's that the kernel log or NVML showed as well, and that were told from there, once", on_change=True),
+    Signal(2805, "dcgm.multiplexed_zeros_count", Kind.COUNTER, Pace.SECOND, "agent", "zeros of profiling fields that were left out: the counters were with another field at that moment", on_change=True),
+    Signal(2806, "dcgm.lost_violations_events", Kind.COUNTER, Pace.SECOND, "agent", "policy violations that found no room", on_change=True),
+    Signal(2810, "gpu.dcgm_failure", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "a health watch of DCGM reports a failure; DCGM's error code in `code`, its words, and the system in the attributes"),
+    Signal(2811, "gpu.dcgm_warning", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "the same, a warning"),
+    Signal(2812, "gpu.dcgm_policy", Kind.EVENT, Pace.EVENT, _DCGM_POLICY, "a policy that somebody has set in DCGM was violated; the condition in `code`: 0x1 double bit ECC, 0x2 PCIe, 0x4 retired pages, 0x8 thermal, 0x10 power, 0x20 NVLink, 0x40 XID"),
+    Signal(2813, "gpu.diagnostic", Kind.EVENT, Pace.EVENT, "gangline diag import", "a diagnostic that somebody ran of the GPU; code 0: all tests passed, 1: a test warned, 2: a test failed; the tests in the attributes"),
+)

@@ -95,3 +95,32 @@ class DeviceTrouble(_message.Message):
     abandoned_count: int
     next_try_seconds: float
     def __init__(self, device: _Optional[str] = ..., lane: _Optional[str] = ..., state: _Optional[str] = ..., call: _Optional[str] = ..., hung_seconds: _Optional[float] = ..., abandoned_count: _Optional[int] = ..., next_try_seconds: _Optional[float] = ...) -> None: ...
+
+class ReportDiagnosticRequest(_message.Message):
+    __slots__ = ("gpu", "serial", "report_id", "outcome", "message", "attributes")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    gpu: str
+    serial: str
+    report_id: str
+    outcome: int
+    message: str
+    attributes: _containers.ScalarMap[str, str]
+    def __init__(self, gpu: _Optional[str] = ..., serial: _Optional[str] = ..., report_id: _Optional[str] = ..., outcome: _Optional[int] = ..., message: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ReportDiagnosticResponse(_message.Message):
+    __slots__ = ("gpu",)
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    gpu: str
+    def __init__(self, gpu: _Optional[str] = ...) -> None: ...

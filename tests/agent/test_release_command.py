@@ -236,6 +236,18 @@ def test_who_else_holds_it_is_named(
     assert code == 0 and "also held: by process 4711" in err
 
 
+def test_dcgms_engine_is_named_with_how_it_lets_go(
+    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent had let go, nvidia-smi still refused the reset, and nobody thought of the engine."""
+    fd = tmp_path / "proc/812/fd"
+    fd.mkdir(parents=True)
+    (fd / "9").symlink_to("/dev/nvidia1")
+    (tmp_path / "proc/812/comm").write_text("nv-hostengine\n")
+    _, _, err = run(agent, capsys, "release", B)
+    assert err == f"also held: by process 812 (nv-hostengine): {B}; {release.ENGINE_HINT}\n"
+
+
 def test_the_driver_being_updated_is_said(
     agent: Agent, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

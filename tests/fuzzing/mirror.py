@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from gangline.aggregator.executors.cycle_info import HOSTS_MAX, CycleInfoError, parse_cycle_info
 from gangline.aggregator.mirror_format import (
     MirrorError,
     MirrorNode,
@@ -22,6 +23,10 @@ from gangline.aggregator.pending_job import (
 from tests.aggregator.test_pending_job import JOB, NODE, RESERVATIONS
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
+CYCLE = (
+    b'{"job_id": "7", "attempt_index": 1, "cycle_number": 2, "cycle_start_time": "2027-01-15T08:00:00.5Z", "cycle_end_time": "",'
+    b' "active_nodes": "n[1-3,05],rack-b", "standby_nodes": "n4", "active_ranks": "0-3", "generation": "0"}'
+)
 NOW = 1_800_000_000
 NODES = [
     MirrorNode(
@@ -78,7 +83,18 @@ def fuzz_pending_job(source: random.Random) -> str:
     return ACCEPTED
 
 
+def fuzz_cycle_info(source: random.Random) -> str:
+    """A launcher's file, which users write: hosts of a job within the limit, or refused."""
+    try:
+        info = parse_cycle_info(damaged(CYCLE, source).decode(errors="replace"))
+    except CycleInfoError:
+        return REFUSED
+    assert len(info.active) <= HOSTS_MAX and len(info.standby) <= HOSTS_MAX
+    return ACCEPTED
+
+
 TARGETS = {
+    "cycle-info": fuzz_cycle_info,
     "mirror-file": fuzz_mirror_file,
     "slurm-nodes": fuzz_slurm_nodes,
     "pending-job": fuzz_pending_job,

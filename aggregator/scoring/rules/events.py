@@ -11,7 +11,7 @@ import numpy as np
 from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
 from ...counter_deltas import Indexes
-from ...fleet.active_events import ADAPTER, LINK, REMOVED, EventRecord
+from ...fleet.active_events import ADAPTER, DIAGNOSTIC, LINK, REMOVED, EventRecord
 from ...fleet.active_events import SXID as SXID_EVENT
 from ...fleet.active_events import XID as XID_EVENT
 from ...model import HealthState, Reason
@@ -162,12 +162,37 @@ EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
         "host.kernel_log_lost", H, Reason.BLIND, 1.0,
         "kernel log was overrun: lines were lost before they were read, an XID may be among them",
     ),
+    (DIAGNOSTIC, 1): _event_kind(
+        "gpu.diagnostic.warning", W, Reason.POLICY, 2.0, "a diagnostic that somebody ran of it warned"
+    ),
+    (DIAGNOSTIC, 2): _event_kind(
+        "gpu.diagnostic.failed", S, Reason.POLICY, 30.0, "a diagnostic that somebody ran of it failed"
+    ),
     (LINK, REMOVED): _event_kind(
         "net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was taken away"
     ),
 }  # fmt: skip
 #: NVML's own events: each says what a counter or an XID says as well.
 DRIVER_EVENT = _event_kind("gpu.driver_event", H, Reason.NONE, 1.0, "its driver reported an event")
+#: Events whose code is of another's table: name -> what it means, whatever the code.
+ANY_CODE: Mapping[str, EventKind] = {
+    "gpu.driver_event": DRIVER_EVENT,
+    "gpu.dcgm_failure": _event_kind(
+        "gpu.dcgm_failure", S, Reason.POLICY, 30.0, "DCGM's health watch reports a failure"
+    ),
+    "gpu.dcgm_warning": _event_kind(
+        "gpu.dcgm_warning", W, Reason.POLICY, 3.0, "DCGM's health watch warns"
+    ),
+    "gpu.dcgm_policy": _event_kind(
+        "gpu.dcgm_policy", W, Reason.POLICY, 2.0, "a policy that somebody set in DCGM was violated"
+    ),
+}
+#: What a system of DCGM's health watches is about; of others it is only known that DCGM says so.
+DCGM_REASONS = {
+    "PCIe": Reason.PCIE, "NVLink": Reason.NVLINK_ERRORS, "NVSwitch fatal": Reason.FABRIC,
+    "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": MEMORY,
+    "thermal": Reason.THERMAL_THROTTLE, "power": Reason.POWER_CAP,
+}  # fmt: skip
 #: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
 FOLDED_MESSAGE = "more at once than are told apart; the kernel log names them (journalctl -k)"
 FOLDED = _event_kind("folded", H, Reason.BLIND, 1.0, FOLDED_MESSAGE)
@@ -191,10 +216,16 @@ def _kind_of(record: EventRecord) -> EventKind | None:
         folded = FOLDED_CODES if record.name in (XID_EVENT, SXID_EVENT) else FOLDED
         rule = replace(folded.rule, name=f"{folded.rule.name}.{record.name}")
         return EventKind(rule, f"{record.name}: {folded.message}")
-    if record.name == "gpu.driver_event":
-        return DRIVER_EVENT
+    if record.name in ANY_CODE:
+        return _about_system(ANY_CODE[record.name], record)
     kind = EVENT_KINDS.get((record.name, record.code))
     return _as_previous_boot(kind) if kind is not None and record.from_previous_boot else kind
+
+
+def _about_system(kind: EventKind, record: EventRecord) -> EventKind:
+    """Return *kind* with the reason of the system that DCGM names, where it names one that has a reason of ours."""
+    reason = DCGM_REASONS.get(record.details[0]) if record.details else None
+    return kind._replace(rule=replace(kind.rule, reason=reason)) if reason else kind
 
 
 def _as_previous_boot(kind: EventKind) -> EventKind:

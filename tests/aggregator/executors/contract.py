@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, Advi
 from gangline.aggregator.executors import core
 from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient, NodeDictionary
 from gangline.aggregator.executors.executor import Executor, undo_all
+from gangline.aggregator.executors.launchers import Launchers
 from gangline.aggregator.executors.ledger import ExecutorLedger
 from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
@@ -27,6 +29,9 @@ from tests.processes import GUARD_SECONDS
 
 class Site(ABC):
     """A scheduler of eight nodes, n1 to n8 by `node(1)` to `node(8)`, and the people who use it."""
+
+    #: Of every executor here.
+    settings: ClassVar[dict[str, object]] = {}
 
     @property
     @abstractmethod
@@ -52,9 +57,9 @@ class Site(ABC):
     @abstractmethod
     def cancel(self, job: str) -> None: ...
 
-    @abstractmethod
     def set_weight(self, node: str, weight: int) -> None:
         """A person gives a node a weight."""
+        raise AssertionError(f"{node}: nodes of this scheduler have no weights, nor {weight}")
 
     def weights(self) -> dict[str, int | None]:
         """Return the weight of each node."""
@@ -89,7 +94,9 @@ class Rig:
         """Start an executor with the ledger *name*, in place of the one before (which is as good as killed)."""
         if self.client is not None:
             self.client.close()
-        fields = {"poll_seconds": 0.2, "nodes_poll_seconds": 1.0, "cluster": name, **settings}
+        fields = {
+            "poll_seconds": 0.2, "nodes_poll_seconds": 1.0, "cluster": name, **self.site.settings, **settings,
+        }  # fmt: skip
         config = ExecutorConfig(ledger=str(self.folder / name), **fields)  # type: ignore[arg-type]
         (self.folder / name).mkdir(exist_ok=True)
         channel = self._stack.enter_context(
@@ -101,10 +108,14 @@ class Rig:
         client.start()
         self._stack.callback(client.close)
         ledger = ExecutorLedger(self.folder / name / "ledger.json")
+        launchers = Launchers(config, shadow=shadow)
+        launchers.start()
+        self._stack.callback(launchers.close)
         self.executor = Executor(
-            config, self.site.scheduler, client, ledger, names, shadow=shadow, wake=wake, exporter=self._exporter(),
+            config, self.site.scheduler, client, ledger, names, shadow=shadow, launchers=launchers, wake=wake,
+            exporter=self._exporter(),
         )  # fmt: skip
-        self.client, self.ledger = client, ledger
+        self.client, self.ledger, self.launchers = client, ledger, launchers
         return self.executor
 
     def _exporter(self) -> OtlpLogExporter:
@@ -222,7 +233,7 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         rig.until(lambda: rig.site.scheduler.read_jobs()[named].is_running, "it runs again")
         jobs = rig.site.scheduler.read_jobs()
-        assert node not in jobs[named].nodes and jobs[named].restarts == 1
+        assert node not in jobs[named].nodes and jobs[named].restarts == 1, jobs[named]
         assert jobs[other].is_running and jobs[other].restarts == 0
         rig.until(lambda: rig.advice.outcomes(), "the outcome is reported")
         assert rig.advice.outcomes()[0] == (named, True, "requeued by advice", True)
@@ -237,7 +248,7 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
         assert rig.site.scheduler.read_jobs()[job].is_running
         found = rig.advice.of(node)
-        assert found is not None and f"job {job} was left: " in found.state_words
+        assert found is not None and f"job {job} was left: " in found.state_words, rig.states()
 
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
         """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
@@ -247,7 +258,7 @@ class ExecutorContract:
         rig.advice.fault(node, Action.DRAIN_AFTER_JOB, job=job)
         rig.until(rig.site.ours, "a mark")
         rig.turn()
-        assert not rig.is_done(node)
+        assert not rig.is_done(node), (rig.states(), rig.site.scheduler.read_jobs())
         rig.site.cancel(job)
         rig.until(lambda: rig.is_done(node), "done")
 
@@ -314,10 +325,8 @@ class ExecutorContract:
         assert len(rig.site.ours()) == 3
         owners = {one.owner for one in rig.advice.advisories().values()}
         assert all(owner.startswith(("executor one", "executor two")) for owner in owners)
-        assert (
-            first.counters.steps.get("PlaceHold", 0) + second.counters.steps.get("PlaceHold", 0)
-            == 3
-        )
+        steps = first.counters.steps, second.counters.steps
+        assert sum(each.get(mark, 0) for each in steps for mark in ("PlaceHold", "Drain")) == 3
         if client is not None:
             client.close()
 

@@ -60,9 +60,6 @@ class KubernetesSite(Site):
     def cancel(self, job: str) -> None:
         self.people.cancel(job.rpartition("/")[2])
 
-    def set_weight(self, node: str, weight: int) -> None:
-        raise NotImplementedError("nodes of Kubernetes have no weights")
-
     def clean(self) -> None:
         """Have an empty cluster again."""
         jobs, _ = self.people.api.list_all("/apis/batch/v1/jobs")

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("operators_files")
 
 MODULES = (agent, clock, fabric, gpu, agent, jobs, jobs, events, gpu, nvlink, jobs, pcie, events)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
-RULES |= {kind.rule.name for kind in events.EVENT_KINDS.values()} | {events.DRIVER_EVENT.rule.name}
+RULES |= {kind.rule.name for kind in events.EVENT_KINDS.values()} | {
+    kind.rule.name for kind in events.ANY_CODE.values()
+}
 RULES |= {fault.rule for fault in FAULTS}
 #: Evidence is a leaky sum or mean, its query a plain one.
 TOLERANCE = 0.15
@@ -79,8 +81,10 @@ def _pcie_link(world: StoredWorld, host: Host) -> None:
 
 
 def _reported(world: StoredWorld, host: Host) -> None:
-    for name, code in [*events.EVENT_KINDS, ("gpu.driver_event", 16)]:
+    for name, code in [*events.EVENT_KINDS, *((each, 16) for each in events.ANY_CODE)]:
         device = "eth0" if name == "net.link" else "part"
+        if name == "gpu.diagnostic":
+            device += str(code)  # the latest result of a GPU is the one that counts
         world.event(host, code, device, name, message=f"{name} happened", count=12)
 
 
@@ -152,7 +156,7 @@ NEW = "host.new"
 TOGETHER = [
     *((fault.rule, "readings") for fault in FAULTS),
     *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
-    (events.DRIVER_EVENT.rule.name, "events"),
+    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
 ]
 
 

@@ -43,6 +43,9 @@ def lived(hosts: int = 2) -> tuple[World, Host, str]:
         ("filesystem.error", 1, 1, W, 0), ("disk.error", 0, 9, W, 0),
         ("host.kernel_fault", 0, 1, W, 0), ("host.kernel_log_lost", 0, 900, H, 610),
         ("gpu.driver_message", 0, 1, H, 610), ("gpu.driver_event", 16, 1, H, 610),
+        ("gpu.dcgm_failure", 3, 1, S, 610), ("gpu.dcgm_warning", 44, 1, W, 610),
+        ("gpu.dcgm_policy", 8, 1, W, 610), ("gpu.diagnostic", 0, 1, H, 0),
+        ("gpu.diagnostic", 1, 1, W, 0), ("gpu.diagnostic", 2, 1, S, 0),
         ("gpu.lost", 0, 1, U, 0), ("net.link_message", 0, 1, H, 0), ("of.tomorrow", 7, 1, H, 0),
     ],
 )  # fmt: skip
@@ -61,6 +64,27 @@ def test_what_each_event_costs_its_host(
     if seconds:
         world.run(seconds)
         assert all_well(world) and not world.fleet.findings and not world.score(host).evidence
+
+
+def test_a_failure_of_dcgms_is_about_the_system_that_it_names() -> None:
+    world, host, gpu = lived()
+    world.event(host, 3, gpu, "gpu.dcgm_failure", attributes={"system": "memory"})
+    world.run(2)
+    score = world.score(host)
+    assert (score.state, score.reason) == (S, Reason.ECC_TREND)
+    assert "DCGM's health watch reports a failure" in score.reason_message
+
+
+def test_a_diagnostic_that_passes_ends_the_one_that_failed() -> None:
+    """A GPU that was repaired stays away for a day after its diagnostic has passed."""
+    world, host, gpu = lived()
+    world.event(host, 2, gpu, "gpu.diagnostic")
+    world.run(2)
+    assert world.score(host).state is S
+    assert world.score(host).clears_when.startswith("a diagnostic of the GPU passes")
+    world.event(host, 0, gpu, "gpu.diagnostic")
+    world.run(2)
+    assert all_well(world)
 
 
 @pytest.mark.slow
@@ -97,7 +121,7 @@ def test_every_event_of_the_catalogue_is_thought_of() -> None:
         "gpu.driver_binding",
     }
     assert told == EVENT_POLICY.keys() | elsewhere | left_to_readings | no_trouble
-    assert {name for name, _ in kernel.EVENT_KINDS} | {"gpu.driver_event"} == EVENT_POLICY.keys()
+    assert {name for name, _ in kernel.EVENT_KINDS} | kernel.ANY_CODE.keys() == EVENT_POLICY.keys()
 
 
 @pytest.mark.slow

@@ -1,0 +1,453 @@
+"""DCGM's host engine, where one runs: profiling metrics before Hopper, health watches, policy violations, XIDs.
+
+`listen` takes what somebody has the engine watch already. `watch` has it watch more, and yields to a profiler. Either way no engine is started, no
+policy set, no diagnostic run. An engine that hangs is left behind as any driver is, in a lane of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ...ext import dcgm as library
+from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
+from ..clock import Clock, SystemClock
+from ..collector import AccessDenied, NoData
+from ..events import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR, EventPublisher
+from ..hardware.files import Roots
+from . import dcgm_fields as fields
+from .dcgm_fields import DcgmGpu, ProfilingReader
+
+#: A connection is made within this, or not.
+CONNECT_MILLISECONDS = 500
+#: An engine that does not answer is tried this often.
+RETRY_SECONDS = 10
+#: Health and XIDs are read this often; an engine's own watches are no faster.
+HEALTH_SECONDS = 10
+#: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
+RECHECK_SECONDS = 60
+#: An incident that stands is told again this often: the aggregator forgets one that is not.
+RETELL_SECONDS = 300
+#: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
+SHOWN_SECONDS = 3
+#: Standing incidents, and XIDs that wait; more are not told.
+INCIDENTS_MAX, XIDS_MAX = 256, 256
+#: How often the agent has the engine sample, in `watch`.
+WATCH_SECONDS = 1.0
+FIELD_GROUP = "gangline"
+#: DCGM says with these that nobody has asked it for that, or that it cannot.
+NOTHING_THERE = (
+    library.NOT_SUPPORTED,
+    library.NO_DATA,
+    library.NOT_WATCHED,
+    library.MODULE_NOT_LOADED,
+)
+
+_CACHE = Path("/etc/ld.so.cache")
+_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+
+log = logging.getLogger(__name__)
+
+
+def is_installed(roots: Roots) -> bool:
+    """Say whether a client library is there to be loaded. Loads none: only the lane does."""
+    if roots.dcgm_library:
+        return True
+    if not roots.is_this_machine:
+        return False
+    folders = [*_FOLDERS, *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    if any(
+        Path(folder, name).exists()
+        for folder in filter(None, folders)
+        for name in library.LIBRARIES
+    ):
+        return True
+    try:
+        cache = _CACHE.read_bytes()
+    except OSError:
+        return False
+    return any(name.encode() in cache for name in library.LIBRARIES)
+
+
+class DcgmListener:
+    """See the module. `collect` raises NoData where no engine answers, AccessDenied where one will not answer us."""
+
+    name = "dcgm_1s"
+    pace = Pace.SECOND
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
+        self._roots, self._clock = roots, clock or SystemClock()
+        self._reason = ""  # why there is nothing to listen to, for good
+        if roots.dcgm == "off":
+            self._reason = "dcgm is off"
+        elif not is_installed(roots):
+            self._reason = f"no DCGM: neither {' nor '.join(library.LIBRARIES)} is installed"
+        self.enters_driver = not self._reason
+        self.access_error = ""
+        self._block = Block("dcgm_1s_changes", ["host"])
+        self._profiling_block: Block | None = None
+        self._publisher: EventPublisher | None = None
+        self._dcgm: Dcgm | None = None
+        self._error: Exception | None = None
+        self._retry_ns = 0
+        self._gpus: dict[int, DcgmGpu] = {}
+        self._profiling = ProfilingReader()
+        self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
+        self._watch_error = ""
+        self._watching: set[str] = set()  # what this connection has the engine watch
+        self._watched_health: dict[int, int] = {}  # group -> systems
+        self._incidents = _StandingIncidents()
+        self._xids = _XidReports()
+        self._zeros = self._reconnects = self._shown_ns = 0
+        self._counts: tuple[int, ...] = ()
+        self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
+
+    # ---- events
+
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher."""
+        self._publisher = publisher
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        self._publisher = None
+
+    # ---- a turn
+
+    def collect(self) -> Sequence[Block]:
+        """Read what is new; see the class."""
+        if self._reason:
+            raise NoData(self._reason)
+        now_ns = self._clock.boottime_ns()
+        try:
+            dcgm = self._open(now_ns)
+            self.access_error = ""
+            blocks = self._read(dcgm, now_ns)
+        except DcgmError as error:
+            self._lose(error, now_ns)
+            assert self._error is not None
+            raise self._error.with_traceback(None) from None
+        return blocks
+
+    def _open(self, now_ns: int) -> Dcgm:
+        if self._dcgm is not None and self._dcgm.is_connected:
+            return self._dcgm
+        if self._error is not None and now_ns < self._retry_ns:
+            raise self._error.with_traceback(None)
+        if self._dcgm is None:
+            try:
+                self._dcgm = Dcgm(self._roots.dcgm_library)
+            except DcgmAbsent as error:
+                self._fail(NoData(f"no DCGM: {error}"), now_ns)
+                raise self._error_now() from None
+        try:
+            self._dcgm.connect(self._roots.dcgm_address, CONNECT_MILLISECONDS)
+        except DcgmError as error:
+            self._fail(self._connect_error(error), now_ns)
+            raise self._error_now() from None
+        self._begin(self._dcgm, now_ns)
+        return self._dcgm
+
+    def _error_now(self) -> Exception:
+        assert self._error is not None
+        return self._error
+
+    def _fail(self, error: Exception, now_ns: int) -> None:
+        self._error, self._retry_ns = error, now_ns + RETRY_SECONDS * SECOND_NS
+
+    def _connect_error(self, error: DcgmError) -> Exception:
+        where = self._roots.dcgm_address
+        if error.code == library.VERSION_MISMATCH:
+            return AccessDenied(
+                f"the host engine at {where} is of another major than the library: {error}"
+            )
+        if error.code == library.NO_PERMISSION:
+            return AccessDenied(f"the host engine at {where} refuses us: {error}")
+        return NoData(f"no DCGM host engine answers at {where}: {error}")
+
+    def _lose(self, error: DcgmError, now_ns: int) -> None:
+        """The connection is of no use: the next turn makes another one, at once where the engine was restarted."""
+        if self._dcgm is not None:
+            self._dcgm.disconnect()
+        self._fail(RuntimeError(f"DCGM: {error}"), now_ns)
+        if error.code == library.CONNECTION_NOT_VALID:
+            self._retry_ns = now_ns
+
+    def _begin(self, dcgm: Dcgm, now_ns: int) -> None:
+        """Learn who the GPUs are, once for each connection: the only values that the driver is asked for."""
+        self._reconnects += 1
+        self._zeros += self._profiling.multiplexed_zeros
+        self._profiling, self._watched_health = ProfilingReader(), {}
+        self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
+        self._watch_error, self._watching = "", set()
+        values = dcgm.latest(dcgm.devices(), fields.IDENTITY_FIELDS, live=True)
+        self._gpus = {gpu.number: gpu for gpu in fields.gpus_of(values)}
+        self._xids.begin()
+        old = [gpu for gpu in self._gpus.values() if gpu.needs_profiling]
+        self._rows = {gpu.number: row for row, gpu in enumerate(old)}
+        self._profiling_block = Block("gpu_fast_1s", [gpu.uuid for gpu in old]) if old else None
+        self._error = None
+        extra = {"cause": "dcgm.connected"}
+        log.info(
+            "connected to DCGM's host engine at %s: %d GPUs", self._roots.dcgm_address, len(self._gpus), extra=extra
+        )  # fmt: skip
+
+    def _read(self, dcgm: Dcgm, now_ns: int) -> list[Block]:
+        if self._roots.dcgm == "watch" and now_ns >= self._watch_ns:
+            self._watch_ns = now_ns + RECHECK_SECONDS * SECOND_NS
+            self._watch(dcgm)
+        blocks = list[Block]()
+        if self._profiling_block is not None and now_ns >= self._profiling_ns:
+            self._read_profiling(dcgm, self._profiling_block)
+            wait = 1 if self._profiling.watched else HEALTH_SECONDS
+            self._profiling_ns = now_ns // SECOND_NS * SECOND_NS + wait * SECOND_NS
+            blocks.append(self._profiling_block)
+        if now_ns >= self._health_ns:
+            self._health_ns = now_ns // SECOND_NS * SECOND_NS + HEALTH_SECONDS * SECOND_NS
+            self._read_health(dcgm, now_ns)
+            self._xids.take(dcgm.latest(list(self._gpus), [fields.XID]), self._clock)
+        self._take_violations(dcgm)
+        self._publish(now_ns)
+        if not self.access_error:
+            self.access_error = self._watch_error
+        if self._put_counts() or now_ns >= self._shown_ns:
+            self._shown_ns = now_ns + SHOWN_SECONDS * SECOND_NS
+            blocks.append(self._block)
+        return blocks
+
+    def _put_counts(self) -> bool:
+        """Set the counts; return whether one has changed."""
+        systems = 0
+        for each in self._watched_health.values():
+            systems |= each
+        zeros = self._zeros + self._profiling.multiplexed_zeros
+        lost = self._dcgm.lost_violations if self._dcgm else 0
+        counts = (
+            1, systems, len(self._incidents), self._reconnects, self._xids.reported_by_others, zeros, lost,
+        )  # fmt: skip
+        if counts == self._counts:
+            return False
+        self._counts = counts
+        for column, count in enumerate(counts):
+            self._block.put_int(column, 0, count)
+        return True
+
+    # ---- what is read
+
+    def _read_profiling(self, dcgm: Dcgm, block: Block) -> None:
+        rows, columns = self._rows, fields.PROFILING_COLUMNS
+        values = dcgm.latest(list(rows), fields.PROFILING_FIELDS)
+        block.clear()
+        for gpu, number, value in self._profiling.readings(values):
+            block.put_float(columns[number], rows[gpu], value)
+        if self._profiling.paused:
+            self.access_error = "paused: DCGM's profiling metrics are blank, a profiler has the counters (dcgmi profile --resume)"
+
+    def _read_health(self, dcgm: Dcgm, now_ns: int) -> None:
+        try:
+            if now_ns >= self._groups_ns:
+                self._groups_ns = now_ns + RECHECK_SECONDS * SECOND_NS
+                masks = {group: dcgm.health_systems(group) for group in dcgm.groups()}
+                self._watched_health = {group: mask for group, mask in masks.items() if mask}
+            found = [each for group in self._watched_health for each in dcgm.health(group)]
+        except DcgmError as error:
+            if error.code not in (*NOTHING_THERE, library.FUNCTION_NOT_FOUND):
+                raise
+            self._watched_health, found = {}, []
+        self._incidents.update(found, now_ns)
+
+    def _take_violations(self, dcgm: Dcgm) -> None:
+        for violation in dcgm.violations():
+            if violation.condition == fields.XID_CONDITION:
+                self._xids.add(violation.gpu, violation.first, violation.timestamp_us, self._clock)
+            elif self._publisher is not None:
+                self._publisher.publish(self._violation_event(violation))
+
+    # ---- watch
+
+    def _watch(self, dcgm: Dcgm) -> None:
+        """Have the engine watch what nobody else does; it ends with the connection. What is refused is said, and asked for again."""
+        self._watch_error = ""
+        steps = (
+            ("health", self._watch_health),
+            ("profiling metrics", self._watch_profiling),
+            (
+                "XIDs",
+                lambda dcgm: dcgm.watch_fields(library.ALL_GPUS, [fields.XID], FIELD_GROUP, 10.0),
+            ),
+            ("policy violations", _listen_to_policies),
+        )
+        for what, step in steps:
+            if what in self._watching:
+                continue
+            try:
+                step(dcgm)
+                self._watching.add(what)
+            except DcgmError as error:
+                if error.code == library.CONNECTION_NOT_VALID:
+                    raise
+                reason = "paused: " if error.code == library.IN_USE else ""
+                self._watch_error = (
+                    self._watch_error or f"{reason}{what} cannot be watched: {error}"
+                )
+
+    def _watch_health(self, dcgm: Dcgm) -> None:
+        if not dcgm.health_systems(library.ALL_GPUS):
+            dcgm.watch_health(library.ALL_GPUS, fields.ALL_SYSTEMS, float(HEALTH_SECONDS))
+
+    def _watch_profiling(self, dcgm: Dcgm) -> None:
+        if self._profiling_block is not None:
+            wanted = [*fields.PROFILING_COLUMNS, fields.GRAPHICS_ACTIVE]
+            dcgm.watch_fields(library.ALL_GPUS, wanted, f"{FIELD_GROUP}-profiling", WATCH_SECONDS)
+
+    # ---- what is told
+
+    def _publish(self, now_ns: int) -> None:
+        publisher = self._publisher
+        if publisher is None:
+            return
+        for incident, began_ns, revision in self._incidents.due(now_ns):
+            publisher.publish(self._incident_event(incident, began_ns, revision, now_ns))
+        for gpu, code, at_ns in self._xids.due(now_ns, self._gpus):
+            publisher.publish(_xid_event(gpu, code, at_ns))
+
+    def _device(self, group: int, number: int) -> tuple[str, str]:
+        """Return kind and name of an entity: of a GPU its UUID, of others DCGM's own number."""
+        kind = fields.ENTITY_KINDS.get(group, f"entity_{group}")
+        gpu = self._gpus.get(number) if group == library.ENTITY_GPU else None
+        return kind, gpu.uuid if gpu else f"{kind}{number}"
+
+    def _incident_event(
+        self, incident: Incident, began_ns: int, revision: int, now_ns: int
+    ) -> HealthEvent:
+        kind, device = self._device(incident.entity_group, incident.entity)
+        is_failure = incident.health >= fields.FAILURE
+        return HealthEvent(
+            event_id=f"dcgm/{device}/{incident.system:x}/{incident.code}/{began_ns}",
+            device_kind=kind,
+            device=device,
+            name="gpu.dcgm_failure" if is_failure else "gpu.dcgm_warning",
+            code=incident.code,
+            message=fields.incident_text(incident),
+            boottime_ns=began_ns,
+            last_boottime_ns=now_ns,
+            revision=revision,
+            count=revision + 1,
+            attributes={
+                "source": "dcgm",
+                "system": fields.HEALTH_SYSTEMS.get(incident.system, f"{incident.system:#x}"),
+                "severity": "failure" if is_failure else "warning",
+            },
+        )
+
+    def _violation_event(self, violation: Violation) -> HealthEvent:
+        _, device = self._device(library.ENTITY_GPU, violation.gpu)
+        return HealthEvent(
+            device_kind="gpu",
+            device="host" if violation.gpu == library.NO_GPU else device,
+            name="gpu.dcgm_policy",
+            code=violation.condition,
+            message=fields.violation_text(violation),
+            boottime_ns=_boottime_ns(violation.timestamp_us, self._clock),
+            attributes={"source": "dcgm"},
+        )
+
+
+def _listen_to_policies(dcgm: Dcgm) -> None:
+    dcgm.listen_to_policies(library.ALL_GPUS, fields.ALL_CONDITIONS)
+
+
+def _boottime_ns(timestamp_us: int, clock: Clock) -> int:
+    """Return the boot time of a moment of DCGM's, which counts from 1970 by the host's clock; not after now."""
+    now_ns = clock.boottime_ns()
+    return max(1, min(now_ns, now_ns - (clock.wall_ns() - timestamp_us * 1000)))
+
+
+def _xid_event(gpu: DcgmGpu, code: int, at_ns: int) -> HealthEvent:
+    return HealthEvent(
+        device_kind="gpu",
+        device=gpu.uuid,
+        name="gpu.xid",
+        code=code,
+        message=f"DCGM: XID {code}",
+        boottime_ns=at_ns,
+        attributes={"source": "dcgm", "pci_address": gpu.address},
+    )
+
+
+class _StandingIncidents:
+    """What DCGM's health watches report, from when on, and when it was told."""
+
+    def __init__(self) -> None:
+        self._standing: dict[tuple[int, int, int, int], tuple[Incident, int, int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    def update(self, found: Sequence[Incident], now_ns: int) -> None:
+        """Take what stands now; what does not is forgotten. That nothing is found is no health: nothing is told of it."""
+        new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
+        for each in found[:INCIDENTS_MAX]:
+            if each.health >= fields.WARNING:
+                key = (each.entity_group, each.entity, each.system, each.code)
+                _, began_ns, revision, published_ns = self._standing.get(key, (each, now_ns, -1, 0))
+                new[key] = each, began_ns, revision, published_ns
+        self._standing = new
+
+    def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
+        """Return (incident, since when, revision) of what is to be told now: at first, and then every `RETELL_SECONDS`."""
+        due = list[tuple[Incident, int, int]]()
+        for key, (incident, began_ns, revision, published_ns) in self._standing.items():
+            if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:
+                self._standing[key] = incident, began_ns, revision + 1, now_ns
+                due.append((incident, began_ns, revision + 1))
+        return due
+
+
+class _XidReports:
+    """XIDs as DCGM has them: told where neither the kernel log nor NVML has shown them, and otherwise once, by those."""
+
+    def __init__(self) -> None:
+        self.reported_by_others = 0
+        self._last: dict[int, int] = {}  # GPU -> the code that its field has shown
+        self._is_first = True
+        self._waiting: list[tuple[int, int, int]] = []  # GPU, code, boot time
+
+    def begin(self) -> None:
+        """The connection is new: what its fields show is of before."""
+        self._last, self._is_first = {}, True
+
+    def take(self, values: Sequence[library.FieldValue], clock: Clock) -> None:
+        """Take the field's values. It keeps the last code for ever: only a change of it is news."""
+        for each in values:
+            code = each.value if isinstance(each.value, int) else 0
+            if code and not self._is_first and self._last.get(each.gpu, 0) != code:
+                self.add(each.gpu, code, each.timestamp_us, clock)
+            self._last[each.gpu] = code
+        self._is_first = False
+
+    def add(self, gpu: int, code: int, timestamp_us: int, clock: Clock) -> None:
+        """Note an XID, which then waits for the better witnesses. Of one whose GPU DCGM does not name they alone tell."""
+        if gpu != library.NO_GPU and len(self._waiting) < XIDS_MAX:
+            self._waiting.append((gpu, code, _boottime_ns(timestamp_us, clock)))
+
+    def due(self, now_ns: int, gpus: dict[int, DcgmGpu]) -> list[tuple[DcgmGpu, int, int]]:
+        """Return (GPU, code, boot time) of those that have waited long enough and that nobody else has shown."""
+        old = {each for each in self._waiting if now_ns - each[2] >= 2 * DUPLICATE_NS_MAX}
+        self._waiting = [each for each in self._waiting if each not in old]
+        due = list[tuple[DcgmGpu, int, int]]()
+        for number, code, at_ns in sorted(old, key=lambda each: each[2]):
+            gpu = gpus.get(number)
+            if gpu is None or any(
+                others.was_recorded(gpu.address, code, at_ns)
+                for others in (XID_DEDUPLICATOR, NVML_XIDS)
+            ):
+                self.reported_by_others += gpu is not None
+            else:
+                due.append((gpu, code, at_ns))
+        return due

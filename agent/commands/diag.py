@@ -1,0 +1,141 @@
+"""`gangline diag import`: take over the result of a diagnostic that somebody ran of this host's GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+from ...cli import FAILED, OK, USAGE
+from ...contract.wire import agent_pb2 as pb
+from ..diagnostic import REPORT_BYTES_MAX, DiagnosticReport, GpuDiagnostic, NotAReport, parse_report
+from ..local.agent_service import (
+    DIAGNOSTIC,
+    NotAGpu,
+    add_socket_options,
+    call_agent,
+    canonical_name,
+    sockets,
+)
+from ..transport.grpc_http2 import CallFailed, NoListener
+from .release import ANSWER_SECONDS_MAX
+
+OUTCOMES = ("passed", "warned", "failed")
+NAMES_CHARACTERS_MAX = 500
+_GPU = re.compile(r"([0-9]{1,4})=(.+)")
+
+
+def main(arguments: list[str]) -> int:
+    """0: the agent has it; 1: no agent, or it refused; 2: no report, or wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        content = _read(options.file)
+        report = parse_report(content)
+        gpus = _named_gpus(options.gpus)
+        _check_names(report, gpus)
+    except (OSError, NotAReport, NotAGpu) as error:
+        where = "standard input" if options.file == "-" else options.file
+        text = error.strerror if isinstance(error, OSError) else error
+        print(f"gangline diag: {where}: {text}", file=sys.stderr)
+        return USAGE
+    report_id = hashlib.sha256(content).hexdigest()[:32]
+    ended = OK
+    for gpu in report.gpus:
+        ended = max(ended, _report(options, report, gpu, gpus.get(gpu.number, ""), report_id))
+    return ended
+
+
+def _report(
+    options: argparse.Namespace,
+    report: DiagnosticReport,
+    gpu: GpuDiagnostic,
+    uuid: str,
+    report_id: str,
+) -> int:
+    name = uuid or f"GPU {gpu.number}, serial {gpu.serial}"
+    if gpu.outcome is None:
+        print(f"{name}: every test was skipped, nothing is known by it", file=sys.stderr)
+        return OK
+    request = pb.ReportDiagnosticRequest(
+        gpu=uuid,
+        serial=gpu.serial,
+        report_id=report_id,
+        outcome=gpu.outcome,
+        message=f"dcgmi diag: {gpu.message}",
+        attributes={
+            "source": "dcgmi diag",
+            "dcgm_version": report.dcgm_version,
+            "driver_version": report.driver_version,
+            "passed": _names(gpu.passed),
+            "skipped": _names(gpu.skipped),
+            "warned": _names(gpu.warned),
+            "failed": _names(gpu.failed),
+        },
+    )
+    try:
+        answer = call_agent(
+            sockets(options.socket), DIAGNOSTIC, request, pb.ReportDiagnosticResponse, ANSWER_SECONDS_MAX
+        )  # fmt: skip
+    except (NoListener, CallFailed) as error:
+        print(f"gangline diag: {name}: {error}", file=sys.stderr)
+        return FAILED
+    print(f"{answer.gpu} {OUTCOMES[gpu.outcome]}: {gpu.message}")
+    return OK
+
+
+def _names(tests: list[str]) -> str:
+    return ", ".join(tests)[:NAMES_CHARACTERS_MAX]
+
+
+def _read(name: str) -> bytes:
+    """Return the report; no more than one byte too many."""
+    if name == "-":
+        return sys.stdin.buffer.read(REPORT_BYTES_MAX + 1)
+    with Path(name).open("rb") as file:
+        return file.read(REPORT_BYTES_MAX + 1)
+
+
+def _named_gpus(options: list[tuple[str, str]]) -> dict[str, str]:
+    return {number: canonical_name(name) for number, name in options}
+
+
+def _check_names(report: DiagnosticReport, gpus: dict[str, str]) -> None:
+    """Raise NotAReport where a GPU can be told from others by DCGM's number alone, which is nobody else's."""
+    unnamed = [gpu.number for gpu in report.gpus if not gpu.serial and gpu.number not in gpus]
+    if unnamed:
+        raise NotAReport(
+            f"it has no serial number of GPU {', '.join(unnamed)}: give its UUID, "
+            f"--gpu {unnamed[0]}=GPU-... as `dcgmi discovery -l` shows it"
+        )
+
+
+def _gpu_option(text: str) -> tuple[str, str]:
+    match = _GPU.fullmatch(text)
+    if not match or not match[2].upper().startswith("GPU-"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NUMBER=UUID, as 0=GPU-5e1c0b7a-...")
+    return match[1], match[2]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline diag",
+        description="Takes over the result of a diagnostic that you ran, as evidence about each GPU. A failure stands against the host "
+        "for a day, or until a diagnostic of the GPU passes. Gangline itself never runs a diagnostic.",
+        epilog="exit codes: 0 the agent has it, 1 no agent answers, or it refused, 2 no report, or wrong usage",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    importer = commands.add_parser(
+        "import",
+        help="take over the output of `dcgmi diag -j` (DCGM 3 or 4)",
+        description="Reads the output of `dcgmi diag -j`, of DCGM 3 or 4, and reports it to the agent of this host.",
+        epilog="example: dcgmi diag -r 2 -j | gangline diag import -",
+    )
+    importer.add_argument("file", metavar="FILE", help="the report; - for standard input")
+    importer.add_argument(
+        "--gpu", dest="gpus", type=_gpu_option, action="append", default=[], metavar="NUMBER=UUID",
+        help="which GPU DCGM numbers so, where the report has no serial number of it",
+    )  # fmt: skip
+    add_socket_options(importer)
+    return parser

@@ -1,0 +1,139 @@
+"""The metrics of dcgm-exporter's default list, from our readings, under its names, labels and units (`metrics_names = "dcgm"`).
+
+Dashboards and alerts that were made for dcgm-exporter go on working. Rows are those of its `default-counters.csv` that are on by default (3.1 to 4.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from ...contract.metrics_http import Family, format_labels, format_number
+from ...contract.signal import PERIOD_SECONDS
+from ...contract.signals import BY_NAME
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..latest import TableSnapshot
+
+#: GPUs shown; a host has at most 16.
+GPUS_MAX = 32
+#: A reading is shown for so many of its periods and this long.
+STALE_PERIODS, STALE_SLACK_SECONDS = 3, 2
+SECOND_NS = 1_000_000_000
+
+
+class DcgmRow(NamedTuple):
+    """A row of the list: name, Prometheus type, unit, our signal, what ours is multiplied by, and the words."""
+
+    name: str
+    kind: str
+    unit: str
+    signal: str
+    factor: float
+    help: str
+
+
+#: In the order of the list. XIDs come as events: `_XIDS` has no signal.
+_XIDS = "gpu.xid"
+ROWS = (
+    DcgmRow("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "gpu.sm_clock_hertz", 1e-6, "SM clock, MHz"),
+    DcgmRow("DCGM_FI_DEV_MEM_CLOCK", "gauge", "MHz", "gpu.memory_clock_hertz", 1e-6, "memory clock, MHz"),
+    DcgmRow("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "C", "gpu.memory_temperature_celsius", 1, "memory temperature, C"),
+    DcgmRow("DCGM_FI_DEV_GPU_TEMP", "gauge", "C", "gpu.temperature_celsius", 1, "GPU temperature, C"),
+    DcgmRow("DCGM_FI_DEV_POWER_USAGE", "gauge", "W", "gpu.power_watts", 1, "power, W"),
+    DcgmRow("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "mJ", "gpu.energy_joules", 1e3, "energy since the driver was loaded, mJ"),
+    DcgmRow("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_transmitted_bytes_per_second", 1e-3, "PCIe traffic from the GPU, KB/s"),
+    DcgmRow("DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_received_bytes_per_second", 1e-3, "PCIe traffic to the GPU, KB/s"),
+    DcgmRow("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "", "gpu.pcie_replays_count", 1, "PCIe packets sent again"),
+    DcgmRow("DCGM_FI_DEV_GPU_UTIL", "gauge", "%", "gpu.utilization_ratio", 100, "GPU utilization, %"),
+    DcgmRow("DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "%", "gpu.memory_utilization_ratio", 100, "memory utilization, %"),
+    DcgmRow("DCGM_FI_DEV_ENC_UTIL", "gauge", "%", "gpu.encoder_utilization_ratio", 100, "encoder utilization, %"),
+    DcgmRow("DCGM_FI_DEV_DEC_UTIL", "gauge", "%", "gpu.decoder_utilization_ratio", 100, "decoder utilization, %"),
+    DcgmRow("DCGM_FI_DEV_XID_ERRORS", "gauge", "", _XIDS, 1, "last XID that the agent has seen; 0: none"),
+    DcgmRow("DCGM_FI_DEV_FB_FREE", "gauge", "MiB", "gpu.memory_free_bytes", 2**-20, "memory free, MiB"),
+    DcgmRow("DCGM_FI_DEV_FB_USED", "gauge", "MiB", "gpu.memory_used_bytes", 2**-20, "memory used without what the driver reserves, MiB"),
+    DcgmRow("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_uncorrectable_rows", 1, "rows remapped for uncorrectable errors"),
+    DcgmRow("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_correctable_rows", 1, "rows remapped for correctable errors"),
+    DcgmRow("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "gpu.remap_failed_state", 1, "whether a row could not be remapped"),
+)  # fmt: skip
+#: Rows of the list that we have no reading for.
+WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
+_USED, _RESERVED = "gpu.memory_used_bytes", "gpu.memory_reserved_bytes"
+
+Attributes = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+class DcgmExposition:
+    """Makes the families. `observe` is for any thread, `families` for one."""
+
+    def __init__(
+        self, host: str, boottime_ns: Callable[[], int], attributes: Callable[[], Attributes]
+    ) -> None:
+        self._host, self._boottime_ns, self._attributes = host, boottime_ns, attributes
+        self._xids: dict[str, int] = {}
+
+    def observe(self, event: HealthEvent) -> None:
+        """Note the last XID of a GPU."""
+        if event.name == _XIDS and (event.device in self._xids or len(self._xids) < GPUS_MAX):
+            self._xids[event.device] = event.code
+
+    def families(self, tables: Mapping[str, TableSnapshot]) -> Iterator[Family]:
+        """Yield the list's families that there are fresh readings of. Never raises."""
+        attributes = self._attributes()
+        gpus = sorted(
+            (has.get("pci_address", ""), key) for (kind, key), has in attributes.items() if kind == "gpu"
+        )[:GPUS_MAX]  # fmt: skip
+        labels = {
+            key: _labels(number, key, attributes["gpu", key], self._host)
+            for number, (_, key) in enumerate(gpus)
+        }
+        for row in ROWS:
+            values = self._values(row, tables, labels)
+            samples = [
+                (labels[key], format_number(value)) for key, value in values if key in labels
+            ]
+            if samples:
+                kind = "bare_counter" if row.kind == "counter" else row.kind
+                yield Family(row.name, kind, "", row.help, samples)
+
+    def _values(
+        self, row: DcgmRow, tables: Mapping[str, TableSnapshot], gpus: Mapping[str, str]
+    ) -> list[tuple[str, float]]:
+        if row.signal == _XIDS:
+            return [(key, float(self._xids.get(key, 0))) for key in gpus]
+        values = self._fresh(row.signal, tables)
+        if row.signal == _USED:
+            reserved = self._fresh(_RESERVED, tables)
+            values = {
+                key: max(0.0, value - reserved.get(key, 0.0)) for key, value in values.items()
+            }
+        return [(key, _rounded(value * row.factor)) for key, value in values.items()]
+
+    def _fresh(self, name: str, tables: Mapping[str, TableSnapshot]) -> dict[str, float]:
+        signal = BY_NAME[name]
+        table = tables.get(signal.table)
+        # what travels when it changes is sent whole each minute
+        period = 60 if signal.on_change else PERIOD_SECONDS[signal.pace]
+        seconds = STALE_PERIODS * period + STALE_SLACK_SECONDS
+        if table is None or self._boottime_ns() - table.boottime_ns > seconds * SECOND_NS:
+            return {}
+        return {key: float(value) for key, value in table.values(signal.signal_id)}
+
+
+def _rounded(value: float) -> float:
+    """Return whole numbers as such: a factor of a tenth is none in binary."""
+    return float(round(value)) if abs(value - round(value)) < 1e-6 * max(1.0, abs(value)) else value
+
+
+def _labels(number: int, uuid: str, has: Mapping[str, str], host: str) -> str:
+    """Return the labels of dcgm-exporter. *number*: in the order of PCI addresses, as nvidia-smi numbers GPUs."""
+    domain, _, rest = has.get("pci_address", "").partition(":")
+    return format_labels(
+        {
+            "gpu": str(number),
+            "UUID": uuid,
+            "pci_bus_id": f"{domain:0>8}:{rest}".upper() if rest else "",
+            "device": f"nvidia{has.get('minor_number', number)}",
+            "modelName": has.get("name", ""),
+            "Hostname": host,
+        }
+    )

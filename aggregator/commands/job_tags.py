@@ -1,0 +1,218 @@
+"""`gangline job JOB --tags TARGET`: the job's hosts, verdicts and lost GPU-hours as tags of its run in MLflow or Weights & Biases, or in a file.
+
+The libraries of both trackers are optional: they are imported when a target names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ...cli import json_object
+from ..mirror_format import hostlist
+from .connection import FAILED, CommandError
+from .job_queries import members_query, run_query, stragglers_query
+
+MLFLOW, WANDB, FILE = "mlflow", "wandb", "file"
+FORMS = "mlflow:RUN_ID, wandb:[ENTITY/]PROJECT/RUN_ID or FILE.json"
+PREFIX = "gangline."
+TARGET_CHARACTERS_MAX = 4096
+#: MLflow before 2.20 refuses longer values, and databases behind it may still.
+VALUE_CHARACTERS_MAX = 5000
+#: Stragglers that one tag lists; the file has up to STRAGGLERS_MAX.
+STRAGGLERS_LISTED, STRAGGLERS_MAX = 20, 200
+#: A tracker that does not answer is given up after about a minute, unless its own variables say otherwise.
+MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+WANDB_SECONDS_MAX = 60.0
+#: Of an error of theirs: some end with what to do.
+MESSAGE_CHARACTERS_MAX = 600
+
+#: Tag -> column of `ops.runs`.
+RUN_COLUMNS = {
+    "run_id": "run_id", "workload_class": "workload_class", "pace_ratio": "pace_ratio", "pace_verdict": "verdict",
+}  # fmt: skip
+
+_RUN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
+_MLFLOW_RUN = re.compile(_RUN, re.ASCII)
+_WANDB_RUN = re.compile(rf"(?:([\w.-]{{1,128}})/)?([\w.-]{{1,128}})/({_RUN})", re.ASCII)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TagTarget:
+    """Where tags go. `project` and `entity`: of Weights & Biases."""
+
+    kind: str
+    name: str
+    project: str = ""
+    entity: str = ""
+
+
+def parse_target(text: str) -> TagTarget:
+    """Return the target that *text* names. Raises argparse.ArgumentTypeError."""
+    shown = f"{text[:60]!r}: expected {FORMS}"
+    if len(text) > TARGET_CHARACTERS_MAX or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{shown} of at most {TARGET_CHARACTERS_MAX} characters")
+    kind, colon, name = text.partition(":")
+    if colon and kind == MLFLOW:
+        if not _MLFLOW_RUN.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"{shown}; RUN_ID is run.info.run_id of MLflow")
+        return TagTarget(MLFLOW, name)
+    if colon and kind == WANDB:
+        found = _WANDB_RUN.fullmatch(name)
+        if not found:
+            raise argparse.ArgumentTypeError(f"{shown}; RUN_ID is run.id of wandb")
+        return TagTarget(WANDB, found[3], found[2], found[1] or "")
+    if not text.endswith(".json") or text == ".json":
+        raise argparse.ArgumentTypeError(shown)
+    return TagTarget(FILE, text)
+
+
+def read_tags(ask: Callable[[str], list[dict[str, Any]]], job: str) -> dict[str, Any]:
+    """Return what is known of *job*, by name; {} where it is unknown. Reads no pace, which costs more than all the rest."""
+    hosts = ask(members_query(job))
+    if not hosts:
+        return {}
+    stragglers = ask(stragglers_query(job, STRAGGLERS_MAX))
+    runs = ask(run_query(job))
+    lost = stragglers[0]["all_lost_gpu_hours"] if stragglers else 0.0
+    tags = {
+        "job": job, "hosts": [one["host"] for one in hosts], "hosts_count": len(hosts),
+        "gpus_count": sum(one["gpus_count"] for one in hosts), "since": _time(min(one["since"] for one in hosts)),
+        "until": None if any(one["until"] is None for one in hosts) else _time(max(one["until"] for one in hosts)),
+        "lost_gpu_hours": round(float(lost), 4),
+        "stragglers": [
+            {key: _json_value(value) for key, value in one.items() if key != "all_lost_gpu_hours"} for one in stragglers
+        ],
+    }  # fmt: skip
+    for key, column in RUN_COLUMNS.items():
+        if runs and runs[0].get(column) is not None:
+            tags[key] = _json_value(runs[0][column])
+    return tags
+
+
+def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Return *tags* as texts, without prefix, each as long as a tag may be; what is not known is left out."""
+    texts: dict[str, str] = {}
+    for key, value in tags.items():
+        match key:
+            case "hosts":
+                text = hostlist(value)
+            case "stragglers":
+                text = "; ".join(_straggler(one) for one in value[:STRAGGLERS_LISTED])
+                if more := len(value) - STRAGGLERS_LISTED:
+                    text += f"; {more} more" if more > 0 else ""
+            case "pace_ratio":
+                text = f"{value:.3f}"
+            case _:
+                text = "" if value is None else str(value)
+        text = "".join(c if c.isprintable() else "?" for c in text)
+        if len(text) > VALUE_CHARACTERS_MAX:
+            text = f"{text[: VALUE_CHARACTERS_MAX - 3]}..."
+        if text:
+            texts[key] = text
+    return texts
+
+
+def _straggler(row: Row) -> str:
+    slow = row["slowdown_ratio"]
+    how = "stopped it" if slow is not None and slow >= 1 else f"{100 * (slow or 0.0):.0f} % slow"
+    return f"{row['host']}: {row['verdict']}, {row['cause']}, {how}, {row['lost_gpu_hours']:.2f} GPU-hours"
+
+
+def write_tags(target: TagTarget, tags: Mapping[str, Any]) -> str:
+    """Set *tags* at *target*; return what was done. Raises CommandError."""
+    if target.kind == MLFLOW:
+        return _write_mlflow(target, tag_texts(tags))
+    if target.kind == WANDB:
+        return _write_wandb(target, tag_texts(tags))
+    replace_file(Path(target.name), f"{json_object(tags, indent=2)}\n".encode())
+    return f"wrote {target.name}"
+
+
+def _write_mlflow(target: TagTarget, texts: Mapping[str, str]) -> str:
+    for variable, value in MLFLOW_LIMITS.items():
+        os.environ.setdefault(variable, value)
+    mlflow = _library("mlflow", "mlflow-skinny")
+    try:
+        # The tracking server or folder is that of MLFLOW_TRACKING_URI.
+        client = mlflow.MlflowClient()
+        tags = [mlflow.entities.RunTag(PREFIX + key, text) for key, text in texts.items()]
+        client.log_batch(target.name, tags=tags)
+        place = mlflow.get_tracking_uri()
+    except Exception as error:
+        raise CommandError(f"MLflow run {target.name}: {_first_line(error)}; is MLFLOW_TRACKING_URI right?", FAILED) from error  # fmt: skip
+    return f"set {len(tags)} tags of MLflow run {target.name} at {place}"
+
+
+def _write_wandb(target: TagTarget, texts: Mapping[str, str]) -> str:
+    wandb = _library("wandb", "wandb")
+    try:
+        # `config` is merged by key with what the run has; its list of tags would be replaced.
+        run = wandb.init(
+            entity=target.entity or None, project=target.project, id=target.name, resume="allow",
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, save_code=False, init_timeout=WANDB_SECONDS_MAX,
+                x_disable_stats=True, x_disable_meta=True,
+            ),
+        )  # fmt: skip
+        try:
+            values = {PREFIX + key: text for key, text in texts.items()}
+            run.config.update(values, allow_val_change=True)
+        finally:
+            run.finish()
+        offline, folder = bool(run.settings._offline), str(run.settings.sync_dir)
+    except Exception as error:
+        raise CommandError(f"W&B run {target.project}/{target.name}: {_first_line(error)}; log in with `wandb login`, or set WANDB_MODE=offline", FAILED) from error  # fmt: skip
+    what = f"set {len(texts)} values in the config of W&B run {target.project}/{target.name}"
+    return f"{what}, offline: wandb sync --append {folder}" if offline else what
+
+
+def _library(module: str, package: str) -> Any:
+    """Import an optional library. Raises CommandError with the line that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        reason = "" if error.name == module else f" ({_first_line(error)})"
+        raise CommandError(
+            f"this needs {package}{reason}: {sys.executable} -m pip install {package}; or name a file: --tags FILE.json",
+            FAILED,
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:MESSAGE_CHARACTERS_MAX]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return _time(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _time(time: datetime | None) -> str | None:
+    return None if time is None else time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+
+
+def replace_file(output: Path, data: bytes) -> None:
+    """Write *data* to *output*, completely or not at all. Raises CommandError."""
+    partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(output)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise CommandError(f"cannot write {output}: {error.strerror}", FAILED) from error

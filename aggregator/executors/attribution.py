@@ -1,0 +1,203 @@
+"""What a launcher should do about a job that failed: NVIDIA's attribution service, answered from hosts' health instead of logs. No I/O.
+
+STOP ends a job until a person submits it again, so it is said only where the job's launcher uses a host, by its own word and after the failure,
+that has a fault which is certain and which a restart does not cure.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .cycle_info import CycleInfo, allocations, is_current, launcher_job, members
+from .model import DONE, OPEN_STATES, Advice, SchedulerState
+
+STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
+#: Bases of advice that are certain. Nothing statistical, and nothing that hosts share.
+CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
+#: Actions that no job on the host can outlive: what asks for less lets the job go on there.
+INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
+#: Logs that launchers announced are remembered up to so many, the oldest forgotten first.
+LOGS_MAX = 10_000
+LOG_PATH_CHARACTERS_MAX = 4096
+JOB_CHARACTERS_MAX = 128
+#: A host that a job has lost is named for so long.
+LOST_SECONDS = 3600.0
+REASONS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What the service answers; `is_final`: else the launcher is to come again."""
+
+    action: str
+    reason: str
+    is_final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its launcher and the scheduler have it. `active`: hosts of its newest cycle; None where its launcher does not tell."""
+
+    name: str
+    allocated: frozenset[str]
+    active: frozenset[str] | None = None
+    cycle_started: float = 0.0
+    log_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """All that a recommendation is made of, as of the executor's last turn."""
+
+    jobs: Mapping[str, JobView] = field(default_factory=dict)
+    #: Node -> its gravest fault that is certain and that a restart does not cure.
+    faults: Mapping[str, Advice] = field(default_factory=dict)
+    #: Job -> nodes that it used and does not use now -> until when that is worth saying.
+    lost: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    is_live: bool = False
+
+
+def incurable(advice: Iterable[Advice], now: float) -> dict[str, Advice]:
+    """Return node -> advice that stands, is certain, and that a restart does not cure."""
+    return {
+        one.node: one
+        for one in sorted(advice, key=lambda one: int(one.name[1:]))
+        if one.basis in CERTAIN
+        and one.action in INCURABLE_ACTIONS
+        and (one.state in OPEN_STATES or (one.state == DONE and one.expires > now))
+    }
+
+
+def health_view(
+    state: SchedulerState,
+    cycles: Mapping[str, CycleInfo],
+    advice: Iterable[Advice],
+    before: HealthView,
+    now: float,
+    *,
+    is_live: bool,
+) -> HealthView:
+    """Return what is known now, with the hosts that jobs have lost since *before*."""
+    faults = incurable(advice, now)
+    jobs: dict[str, JobView] = {}
+    lost: dict[str, dict[str, float]] = {}
+    for name, parts in allocations(state).items():
+        allocated = frozenset().union(*(part.nodes for part in parts))
+        info = cycles.get(name)
+        view = JobView(name, allocated)
+        if info is not None and is_current(info, parts) and members(info, allocated)[0]:
+            view = JobView(name, allocated, members(info, allocated)[0], info.started, info.log_file)  # fmt: skip
+        jobs[name] = view
+        used = _used(view)
+        gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}
+        if name in before.jobs:
+            gone |= dict.fromkeys(_used(before.jobs[name]), now + LOST_SECONDS)
+        # The advice names the job that it was to save, whether or not we saw it there.
+        numbers = {part.name for part in parts} | {name}
+        gone |= {n: now + LOST_SECONDS for n, one in faults.items() if one.workload in numbers}
+        lost[name] = {node: until for node, until in gone.items() if node not in used}
+    # A job that waits to start again is the same job afterwards.
+    waiting = {launcher_job(job) for job in state.jobs.values() if not job.ended} - jobs.keys()
+    for name in waiting & (before.jobs.keys() | before.lost.keys()):
+        gone = dict(before.lost.get(name, {}))
+        if name in before.jobs:
+            gone |= dict.fromkeys(_used(before.jobs[name]), now + LOST_SECONDS)
+        lost[name] = gone
+    return HealthView(jobs, faults, lost, is_live)
+
+
+def _used(view: JobView) -> frozenset[str]:
+    return view.allocated if view.active is None else view.active
+
+
+def recommend(
+    view: HealthView, job: str, log_path: str, requested: float, now: float, wait_seconds: float
+) -> Recommendation:
+    """Return what to do about *job*, whose cycle with the log *log_path* had failed by *requested*."""
+    if not view.is_live:
+        return Recommendation(UNKNOWN, "Gangline: the aggregator is not connected")
+    known = view.jobs.get(job)
+    if known is None:
+        return Recommendation(UNKNOWN, f"Gangline: no job {job[:40]} runs here")
+    bad = sorted(_used(known) & view.faults.keys())
+    if bad:
+        is_next = (
+            known.active is not None
+            and known.cycle_started >= requested
+            and known.log_file != log_path
+        )
+        return _of_bad_hosts(view, known, bad, is_next, now - requested < wait_seconds)
+    gone = sorted(view.lost.get(job, {}).keys() & view.faults.keys())
+    if gone:
+        return Recommendation(RESTART, f"Gangline: out of the job: {_named(view, gone)}")
+    return Recommendation(UNKNOWN, "Gangline: no host of this job has a fault that is certain")
+
+
+def _of_bad_hosts(
+    view: HealthView, job: JobView, bad: list[str], is_next: bool, is_early: bool
+) -> Recommendation:
+    """Return what to do about a job with hosts that a restart does not cure. *is_next*: its next cycle runs."""
+    named = _named(view, bad)
+    if is_next:
+        return Recommendation(
+            STOP, f"Gangline: started again on a host that a restart does not cure: {named}"
+        )
+    if is_early:  # the launcher, or the executor, may be about to leave it
+        return Recommendation(UNKNOWN, f"Gangline: waiting for the next cycle: {named}", False)
+    if job.active is None:
+        return Recommendation(
+            UNKNOWN,
+            f"Gangline: {named}; whether the job still uses it is not known without cycle-info files",
+        )
+    return Recommendation(UNKNOWN, f"Gangline: {named}; the next cycle has not begun")
+
+
+def _named(view: HealthView, nodes: list[str]) -> str:
+    some = [f"{node}: {view.faults[node].reason} ({view.faults[node].name})" for node in nodes[:REASONS_MAX]]  # fmt: skip
+    more = f"; and {len(nodes) - REASONS_MAX} more" if len(nodes) > REASONS_MAX else ""
+    return "; ".join(some) + more
+
+
+class AttributionBoard:
+    """The newest view, and the logs that launchers announced. For several threads."""
+
+    def __init__(self, wait_seconds: float) -> None:
+        self._wait_seconds = wait_seconds
+        self._lock = threading.Lock()
+        self._logs: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self.view = HealthView()
+
+    def submit(self, log_path: str, job: str, now: float) -> None:
+        """Remember that *log_path* is of *job* ("" where its launcher does not say), and that its cycle has failed by *now*."""
+        with self._lock:
+            self._logs.pop(log_path, None)
+            self._logs[log_path] = job, now
+            while len(self._logs) > LOGS_MAX:
+                self._logs.popitem(last=False)
+
+    def answer(self, log_path: str, now: float, *, wait: bool) -> Recommendation:
+        """Return what to do about the job of *log_path*. *wait*: the launcher comes only once, so the answer is final."""
+        with self._lock:
+            job, requested = self._logs.setdefault(log_path, ("", now))
+            while len(self._logs) > LOGS_MAX:
+                self._logs.popitem(last=False)
+        view = self.view
+        if job not in view.jobs:
+            job = job_of_log(view, log_path) or job
+        if not job:
+            return Recommendation(UNKNOWN, "Gangline: it is not known which job writes this log")
+        wait_seconds = 0.0 if wait else self._wait_seconds
+        return recommend(view, job, log_path, requested, now, wait_seconds)
+
+
+def job_of_log(view: HealthView, log_path: str) -> str:
+    """Return the one job that runs and that *log_path* is of: its launcher says so in its cycle-info, or the path has its name; else ""."""
+    named = [job.name for job in view.jobs.values() if job.log_file == log_path]
+    if not named:
+        words = {*re.findall(r"[0-9]+", log_path), *log_path.split("/")}
+        named = [name for name in view.jobs if name in words or name.rpartition("/")[2] in words]
+    return named[0] if len(named) == 1 else ""

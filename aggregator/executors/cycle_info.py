@@ -1,0 +1,191 @@
+"""Cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation its launcher uses now, and which stand by.
+
+The launcher's rendezvous host writes `cycle_info.<job>.<attempt>.<cycle>`, JSON, and the link `cycle_info.<job>.current` to the newest. Their
+writers are users: a file is believed only about hosts that the scheduler gave to that job, and only since that job started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .model import ScheduledJob, SchedulerError, SchedulerState
+from .slurm import expand_hostlist
+
+#: A file that is larger is not read. 10,000 host names of 64 characters are 0.65 MB.
+FILE_BYTES_MAX = 1 << 20
+HOSTS_MAX = 10_000
+#: A cycle may have begun so much before the scheduler's word for the job's start: their clocks differ.
+CLOCK_SECONDS = 5.0
+#: What a file may be called that the link points to, within its own folder.
+TARGET = re.compile(r"cycle_info\.(.{1,128})\.([0-9]{1,9})\.([0-9]{1,9})", re.DOTALL)
+
+RANGE = re.compile(r"([0-9]+)-([0-9]+)", re.ASCII)
+LONG_NUMBER = re.compile(r"[0-9]{19}", re.ASCII)
+
+
+class CycleInfoError(Exception):
+    """The file is not what the launcher writes; the message says why, and quotes nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleInfo:
+    """One cycle of a job, as its launcher describes it. Hosts are short names; `ended`: 0 while it runs."""
+
+    job: str
+    attempt: int
+    cycle: int
+    started: float
+    ended: float
+    log_file: str
+    active: frozenset[str]
+    standby: frozenset[str]
+    ranks: str = ""
+
+
+def parse_cycle_info(text: str) -> CycleInfo:
+    """Return the cycle that *text* describes. Raises CycleInfoError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CycleInfoError("not JSON") from None
+    if not isinstance(fields, dict):
+        raise CycleInfoError("not a JSON object")
+
+    def words(key: str) -> str:
+        value = fields.get(key, "")
+        if not isinstance(value, str):
+            raise CycleInfoError(f"{key} is not text")
+        return value
+
+    def count(key: str) -> int:
+        value = fields.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+            raise CycleInfoError(f"{key} is not an integer from 0 to 999999999")
+        return value
+
+    return CycleInfo(
+        words("job_id")[:128], count("attempt_index"), count("cycle_number"),
+        _seconds(words("cycle_start_time"), "cycle_start_time"), _seconds(words("cycle_end_time"), "cycle_end_time"),
+        words("cycle_log_file")[:4096], _hosts(words("active_nodes"), "active_nodes"),
+        _hosts(words("standby_nodes"), "standby_nodes"), words("active_ranks")[:4096],
+    )  # fmt: skip
+
+
+def _seconds(text: str, key: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise CycleInfoError(f"{key} is not a time of ISO 8601") from None
+
+
+def _hosts(listed: str, key: str) -> frozenset[str]:
+    def nested(part: str) -> str:
+        raise CycleInfoError(f"{key} is not a list of hosts")
+
+    if LONG_NUMBER.search(listed):
+        raise CycleInfoError(f"{key} has a number of more than 18 digits")
+    # Counted before anything is expanded: 1 MB of ranges can name 10^10 hosts.
+    ranges = sum(int(high) - int(low) + 1 for low, high in RANGE.findall(listed))
+    if ranges + listed.count(",") > 2 * HOSTS_MAX:
+        raise CycleInfoError(f"{key} names more than {HOSTS_MAX} hosts")
+    try:
+        names = expand_hostlist(listed, nested)
+    except (SchedulerError, ValueError):
+        raise CycleInfoError(f"{key} is not a list of hosts") from None
+    if len(names) > HOSTS_MAX:
+        raise CycleInfoError(f"{key} names more than {HOSTS_MAX} hosts")
+    return frozenset(names)
+
+
+def read_cycle_info(folder: Path, job: str) -> CycleInfo | None:
+    """Return the newest cycle of *job* in *folder*, None where there is none. Raises CycleInfoError, OSError.
+
+    The link may lead to a file of that job in the same folder only; neither that nor a FIFO is followed or waited for.
+    """
+    try:
+        target = os.readlink(folder / f"cycle_info.{job}.current")
+    except FileNotFoundError:
+        return None
+    match = TARGET.fullmatch(target)
+    if match is None or match.group(1) != job or "/" in target:
+        raise CycleInfoError("the link .current does not lead to a file of this job in its folder")
+    try:
+        handle = os.open(
+            folder / target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+    except FileNotFoundError:
+        return None
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise CycleInfoError("not a regular file")
+        content = file.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise CycleInfoError(f"larger than {FILE_BYTES_MAX} bytes")
+    try:
+        info = parse_cycle_info(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise CycleInfoError("not UTF-8") from None
+    if info.job != job:
+        raise CycleInfoError("it names another job than its file")
+    return info
+
+
+def launcher_job(job: ScheduledJob) -> str:
+    """Return the job that a launcher in *job* belongs to: tasks of an array are one."""
+    return job.array or job.name
+
+
+def members(info: CycleInfo, allocated: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return (active, standby) of the nodes in *allocated*; the launcher knows short names."""
+    nodes = [(node.partition(".")[0], node) for node in allocated]
+    return (
+        frozenset(node for short, node in nodes if short in info.active),
+        frozenset(node for short, node in nodes if short in info.standby),
+    )
+
+
+def allocations(state: SchedulerState) -> dict[str, list[ScheduledJob]]:
+    """Return running jobs by the job that their launchers belong to."""
+    found: dict[str, list[ScheduledJob]] = {}
+    for job in state.jobs.values():
+        if job.is_running and job.nodes:
+            found.setdefault(launcher_job(job), []).append(job)
+    return found
+
+
+def is_current(info: CycleInfo, parts: Iterable[ScheduledJob]) -> bool:
+    """Say whether the cycle is of the run of *parts*, and not of one before a requeue."""
+    started = max(part.started for part in parts)
+    return info.started >= started - CLOCK_SECONDS
+
+
+def with_cycles(state: SchedulerState, cycles: Mapping[str, CycleInfo]) -> SchedulerState:
+    """Return *state* with each job of *cycles* as one gang of its active hosts, that began with its cycle."""
+    jobs = dict(state.jobs)
+    for name, parts in allocations(state).items():
+        info = cycles.get(name)
+        if info is None or not is_current(info, parts):
+            continue
+        allocated = frozenset().union(*(part.nodes for part in parts))
+        active, _ = members(info, allocated)
+        if not active:
+            continue
+        first = min(parts, key=lambda part: part.name)
+        for part in parts:
+            del jobs[part.name]
+        gpus = sum(part.gpus for part in parts) * len(active) // len(allocated)
+        jobs[name] = replace(
+            first, name=name, nodes=active, gpus=gpus, started=info.started, cycle=info.cycle + 1,
+            restarts=max(part.restarts for part in parts),
+        )  # fmt: skip
+    return replace(state, jobs=jobs)

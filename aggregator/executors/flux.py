@@ -1,0 +1,152 @@
+"""Flux as an executor sees it, through its own commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
+
+A mark is a drain under our reason: Flux lets running jobs go on, and drains outlive its restarts. Nothing of Flux ends a drain, so it
+stands until the executor, or `undo`, ends it. Flux refuses to drain a node that is drained already, so nobody's reason is overwritten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from . import doctor
+from .doctor import DoctorFinding
+from .model import (
+    NODE_NAME,
+    REASON_PREFIX,
+    Capabilities,
+    Drain,
+    Node,
+    NodeHold,
+    Requeue,
+    Resume,
+    ScheduledJob,
+    Scheduler,
+    SchedulerError,
+    Step,
+)
+from .slurm import Run, expand_hostlist, run_command
+
+#: Fields that flux-resource(1) and flux-jobs(1) document; the reason comes last, for it may hold anything.
+NODE_FORMAT = "{statex}|{status}|{nodelist}|{reason}"
+JOB_FORMAT = "{id.hex}|{status}|{nodelist}|{t_submit}|{t_run}|{t_inactive}"
+JOBS_MAX = 100_000
+#: Jobs that ended so lately are listed, too.
+SINCE = "-10m"
+JOB_ID = re.compile(r"0x[0-9a-f]{1,16}", re.ASCII)
+JOB_STATES = {
+    "PENDING": "PENDING", "RUNNING": "RUNNING", "COMPLETED": "COMPLETED", "FAILED": "FAILED", "CANCELED": "CANCELLED", "TIMEOUT": "TIMEOUT",
+}  # fmt: skip
+DRAINED = ("drained", "draining")
+
+
+class Flux(Scheduler):
+    """By commands of Flux; *run* stands for them in tests."""
+
+    name = "flux"
+
+    def __init__(self, run: Run = run_command) -> None:
+        self._run = run
+
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+        found = re.search(r"^commands:\s+(\S{1,40})", self._run(["flux", "version"]), re.MULTILINE)
+        return Capabilities(found.group(1) if found else "")
+
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return nodes by name; all if *names* is None."""
+        command = ["flux", "resource", "status", "--no-header", f"--format={NODE_FORMAT}"]
+        nodes: dict[str, Node] = {}
+        for line in self._run(command).splitlines():
+            state, status, listed, reason = [*line.split("|", 3), "", "", ""][:4]
+            for name in self._hosts(listed):
+                nodes[name] = node_of(name, state.strip(), status.strip(), reason.strip())
+        return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
+
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return jobs that run, wait or have just ended."""
+        command = [
+            "flux", "jobs", "-A", f"--since={SINCE}", f"--count={JOBS_MAX}", "--no-header", f"--format={JOB_FORMAT}",
+        ]  # fmt: skip
+        jobs: dict[str, ScheduledJob] = {}
+        for line in self._run(command).splitlines():
+            fields = line.split("|")
+            if len(fields) != 6 or not JOB_ID.fullmatch(fields[0]) or fields[1] not in JOB_STATES:
+                continue
+            name, state = fields[0], JOB_STATES[fields[1]]
+            is_running = state == "RUNNING"
+            nodes = frozenset(self._hosts(fields[2])) if is_running else frozenset()
+            submitted, started, ended = map(_seconds, fields[3:])
+            jobs[name] = ScheduledJob(
+                name, state, nodes, submitted=submitted, started=started if is_running else 0.0,
+                ended=ended if state not in ("PENDING", "RUNNING") else 0.0,
+            )  # fmt: skip
+        return jobs
+
+    def _hosts(self, listed: str) -> list[str]:
+        hosts = expand_hostlist(listed, lambda text: self._run(["flux", "hostlist", "-e", text]))
+        return [name for name in hosts if NODE_NAME.fullmatch(name)]
+
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return nothing: a drain is the only mark."""
+        return {}
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps*."""
+        errors: dict[Step, str] = {}
+        for step in steps:
+            try:
+                self._apply_one(step)
+            except SchedulerError as error:
+                errors[step] = str(error)
+        return errors
+
+    def _apply_one(self, step: Step) -> None:
+        match step:
+            case Drain(node=node, reason=reason):
+                # By its reason, read just before: a person's drain is neither renamed nor ended.
+                before = self._node(node)
+                if before.is_managed and before.reason.partition(";ttl=")[0] == reason.partition(";ttl=")[0]:  # fmt: skip
+                    return
+                force = ["--force"] if before.is_managed else []
+                self._run(["flux", "resource", "drain", *force, node, reason])
+            case Resume(node=node):
+                if self._node(node).is_managed:
+                    self._run(["flux", "resource", "undrain", node])
+            case Requeue():
+                raise SchedulerError("Flux requeues no job: its owner submits it again")
+            case _:
+                raise SchedulerError(f"{type(step).__name__} is not a step of Flux")
+
+    def _node(self, name: str) -> Node:
+        found = self.read_nodes([name]).get(name)
+        if found is None:
+            raise SchedulerError(f"{name} is not a node of this instance of Flux")
+        return found
+
+
+def node_of(name: str, state: str, status: str, reason: str) -> Node:
+    """Return a node of which Flux says *state* and *status*."""
+    is_online = status != "offline"
+    if state in DRAINED:
+        is_managed = reason.startswith(REASON_PREFIX)
+        return Node(name, state, reason[:500], is_online, f"{state}: {reason}"[:500], "", is_managed)  # fmt: skip
+    if state == "exclude":
+        return Node(name, state, "", is_online, "excluded by configuration")
+    is_down = state == "torpid" or not is_online
+    return Node(name, state, "", not is_down, down=(state if is_online else status) if is_down else "")  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    """Return a time in seconds since the epoch; 0 for none."""
+    return float(text) if re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", text.strip()) else 0.0
+
+
+def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
+    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not answer."""
+    version, nodes = flux.capabilities().version, flux.read_nodes()
+    yield DoctorFinding(doctor.OK, f"Flux {version} answers: {len(nodes)} nodes")
+    flux.read_jobs()
+    yield DoctorFinding(doctor.NOTE, "only the owner of the instance may drain nodes")
+    yield DoctorFinding(doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
+    yield DoctorFinding(doctor.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs go on")  # fmt: skip

@@ -1,0 +1,283 @@
+"""HTCondor as an executor sees it, through its own commands: `condor_status`, `condor_q`, `condor_drain`.
+
+A mark is a graceful drain of the machine under our reason: running jobs go on for as long as MAXJOBRETIREMENTTIME lets them. Nothing of
+HTCondor ends a drain, so it stands until the executor, or `undo`, cancels it, by the number that the machine gave that drain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from . import doctor
+from .doctor import DoctorFinding
+from .model import (
+    NODE_NAME,
+    REASON_PREFIX,
+    Capabilities,
+    Drain,
+    Node,
+    NodeHold,
+    Requeue,
+    Resume,
+    ScheduledJob,
+    Scheduler,
+    SchedulerError,
+    Step,
+    together,
+)
+from .slurm import Run, run_command
+
+SLOT_ATTRIBUTES = "Name,Machine,JobId,State,Activity,Draining,DrainReason,DrainingRequestId,DaemonStartTime,MaxJobRetirementTime,RetirementTimeRemaining"
+JOB_ATTRIBUTES = (
+    "ClusterId,ProcId,JobUniverse,JobStatus,RemoteHost,AllRemoteHosts,NumShadowStarts,QDate,JobCurrentStartDate,"
+    "EnteredCurrentStatus,RequestGpus,CurrentHosts"
+)
+PARALLEL_UNIVERSE = 11
+JOB_STATES = {
+    1: "PENDING", 2: "RUNNING", 3: "CANCELLED", 4: "COMPLETED", 5: "HELD", 6: "RUNNING", 7: "SUSPENDED",
+}  # fmt: skip
+#: The collector is told of a drain by the machine itself: it is waited for so long.
+VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
+#: A busy machine is drained only where jobs may go on for so long.
+RETIREMENT_SECONDS_MIN = 86_400.0
+#: What a machine evaluates for each slot before it begins to drain; it refuses with CHECK_FAILED.
+SAFE_TO_DRAIN = f'State =!= "Claimed" || MaxJobRetirementTime >= {RETIREMENT_SECONDS_MIN:.0f}'
+#: A slot that is Drained would not pass through the state that resets.
+IDLE = 'State =?= "Unclaimed" || State =?= "Owner"'
+CHECK_FAILED = "Draining check expression is false"
+HOW_TO_RETIRE = (
+    f"Set MAXJOBRETIREMENTTIME to {RETIREMENT_SECONDS_MIN:.0f} or more; where it is, an earlier drain has left 0, "
+    "and a drain and a cancel while the machine is idle restore it"
+)
+JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
+
+
+class HTCondor(Scheduler):
+    """By commands of HTCondor; *run* stands for them in tests of parsing."""
+
+    name = "htcondor"
+
+    def __init__(
+        self,
+        run: Run = run_command,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run, self._monotonic, self._sleep = run, monotonic, sleep
+        #: Machines that were seen with a drain of ours: a startd that starts again forgets its drain.
+        self._drained: set[str] = set()
+
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+        found = re.search(r"CondorVersion: ([0-9.]+)", self._run(["condor_version"]))
+        return Capabilities(found.group(1) if found else "")
+
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return machines by name; all if *names* is None."""
+        slots = self.slots(names)
+        nodes = {name: node_of(name, several) for name, several in slots.items()}
+        self._drained |= {node.name for node in nodes.values() if node.is_managed}
+        return nodes
+
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return jobs that run or wait. One that has ended leaves the queue."""
+        return parse_jobs(self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES]))  # fmt: skip
+
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return nothing: a drain is the only mark."""
+        return {}
+
+    def started(self) -> float:
+        """Return when the newest startd that has lost a drain of ours started."""
+        slots = self.slots(self._drained) if self._drained else {}
+        lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
+        return max((_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0)  # fmt: skip
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps*, several at one time."""
+        todo = list(steps)
+        errors = together([partial(_attempt, partial(self._apply_one, step)) for step in todo])
+        return {step: error for step, error in zip(todo, errors, strict=True) if error}
+
+    def _apply_one(self, step: Step) -> None:
+        match step:
+            case Drain(node=node, reason=reason):
+                self._drain(node, reason)
+            case Resume(node=node):
+                self._cancel(node)
+            case Requeue():
+                raise SchedulerError(
+                    "in HTCondor its owner moves it, by condor_hold and condor_release"
+                )
+            case _:
+                raise SchedulerError(f"{type(step).__name__} is not a step of HTCondor")
+
+    def _drain(self, node: str, reason: str) -> None:
+        slots = self.slots([node]).get(node, [])
+        before = node_of(node, slots)
+        if before.is_managed and before.reason.startswith(reason.partition(";ttl=")[0]):
+            return
+        if before.is_managed:  # it became graver
+            self._cancel(node)
+        # By the machine itself, too: between our reading and the drain a job may start there.
+        try:
+            self._run(
+                ["condor_drain", "-graceful", "-reason", reason, "-check", SAFE_TO_DRAIN, node]
+            )
+        except SchedulerError as error:
+            if CHECK_FAILED not in str(error):
+                raise
+            raise SchedulerError(
+                f"{node}: a drain would evict its jobs: MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s there. {HOW_TO_RETIRE}"
+            ) from error
+        self._drained.add(node)
+        self._wait_for(node, lambda shown: shown.is_managed)
+
+    def _cancel(self, node: str) -> None:
+        """Cancel our drain by its own number: if a person's took its place meanwhile, the machine refuses."""
+        slots = self.slots([node]).get(node, [])
+        self._cancel_requests(node, slots)
+        shown = node_of(node, slots)
+        if shown.is_managed and any(not _number(slot, "MaxJobRetirementTime") for slot in slots):
+            self._restore_retirement(node, shown.reason)
+        self._drained.discard(node)
+
+    def _cancel_requests(self, node: str, slots: Iterable[Mapping[str, Any]]) -> None:
+        for number in {str(slot.get("DrainingRequestId")) for slot in slots if _is_managed(slot)}:
+            self._run(["condor_drain", "-cancel", "-request-id", number, node])
+            self._wait_for(node, lambda shown: not shown.is_managed and shown.state != "Drained")
+
+    def _restore_retirement(self, node: str, reason: str) -> None:
+        """Drain a machine once more while it is idle, and cancel that.
+
+        When the last job leaves a draining machine, its startd sets MaxJobRetirementTime to 0, and a cancel leaves it so (seen with
+        23.9.6): the next drain would evict jobs at once. A drain that finds the machine idle resets it. If a job has started there
+        meanwhile, the machine refuses this drain.
+        """
+        try:
+            self._run(["condor_drain", "-graceful", "-reason", reason, "-check", IDLE, node])
+        except SchedulerError as error:
+            if CHECK_FAILED not in str(error):
+                raise
+            return
+        self._wait_for(node, lambda shown: shown.is_managed)
+        self._cancel_requests(node, self.slots([node]).get(node, []))
+
+    def _wait_for(self, node: str, condition: Callable[[Node], bool]) -> None:
+        """Wait until the collector shows what the machine has done, a moment at most."""
+        end = self._monotonic() + VISIBLE_SECONDS_MAX
+        while self._monotonic() < end:
+            if condition(node_of(node, self.slots([node]).get(node, []))):
+                return
+            self._sleep(VISIBLE_POLL_SECONDS)
+
+    def slots(self, names: Collection[str] | None = None) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the slots of machines. *names* are checked, for they are part of an expression."""
+        command = ["condor_status", "-json", "-attributes", SLOT_ATTRIBUTES]
+        if names is not None:
+            known = sorted(name for name in names if NODE_NAME.fullmatch(name))
+            if not known:
+                return {}
+            command += ["-constraint", f'stringListIMember(Machine, "{",".join(known)}")']
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for slot in self._list(command):
+            name = slot.get("Machine")
+            if isinstance(name, str) and NODE_NAME.fullmatch(name):
+                found.setdefault(name, []).append(slot)
+        return found
+
+    def _list(self, command: list[str]) -> list[Mapping[str, Any]]:
+        """Return the ads that *command* prints; nothing is printed where there is none."""
+        text = self._run(command)
+        try:
+            ads = json.loads(text) if text.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise SchedulerError(f"{command[0]}: what it printed is not JSON") from error
+        return [ad for ad in ads if isinstance(ad, dict)] if isinstance(ads, list) else []
+
+
+def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
+    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not answer."""
+    version = condor.capabilities().version
+    slots = condor.slots()
+    yield DoctorFinding(doctor.OK, f"HTCondor {version} answers: {len(slots)} machines")
+    short = sorted(
+        name for name, several in slots.items()
+        if any(_number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN for slot in several)
+    )  # fmt: skip
+    if short:
+        named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
+        yield DoctorFinding(
+            doctor.MISSING,
+            f"MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
+            f"while jobs run there, they are not drained. {HOW_TO_RETIRE}",
+        )
+    condor.read_jobs()
+    yield DoctorFinding(
+        doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
+    )  # fmt: skip
+
+
+def _attempt(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except SchedulerError as error:
+        return str(error)
+    return ""
+
+
+def _is_managed(slot: Mapping[str, Any]) -> bool:
+    return slot.get("Draining") is True and str(slot.get("DrainReason")).startswith(REASON_PREFIX)
+
+
+def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
+    """Return a machine from its slots."""
+    several = list(slots)
+    drained = next((slot for slot in several if slot.get("Draining") is True), None)
+    states = {str(slot.get("State", "")) for slot in several}
+    state = "Claimed" if "Claimed" in states else next(iter(sorted(states)), "")
+    if drained is None:
+        return Node(name, state, is_responding=bool(several))
+    reason = str(drained.get("DrainReason", ""))[:500]
+    is_managed = _is_managed(drained)
+    return Node(name, state, reason, True, f"drained: {reason}", "", is_managed)
+
+
+def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
+    """Return jobs by name, `cluster.proc`; one of the parallel universe holds several machines."""
+    jobs: dict[str, ScheduledJob] = {}
+    for ad in ads:
+        name = f"{_number(ad, 'ClusterId'):.0f}.{_number(ad, 'ProcId'):.0f}"
+        status = int(_number(ad, "JobStatus"))
+        if not JOB_NAME.fullmatch(name) or status not in JOB_STATES:
+            continue
+        is_parallel = _number(ad, "JobUniverse") == PARALLEL_UNIVERSE
+        is_running = status in (2, 6, 7)
+        listed = str(ad.get("AllRemoteHosts" if is_parallel else "RemoteHost") or "")
+        hosts = [slot.rpartition("@")[2] for slot in listed.split(",")] if is_running else []
+        starts = int(_number(ad, "NumShadowStarts"))
+        jobs[name] = ScheduledJob(
+            name, JOB_STATES[status], frozenset(filter(NODE_NAME.fullmatch, hosts)),
+            # A job that waits after a start was requeued.
+            max(0, starts - 1 if is_running else starts), False,
+            int(_number(ad, "RequestGpus") * max(1.0, _number(ad, "CurrentHosts"))), _number(ad, "QDate"),
+            _number(ad, "JobCurrentStartDate") if is_running else 0.0,
+            _number(ad, "EnteredCurrentStatus") if status in (3, 4) else 0.0,
+        )  # fmt: skip
+    return jobs
+
+
+def _number(ad: Mapping[str, Any], name: str) -> float:
+    """Return a number of an ad; 0 where it is none. An expression comes as text, `/Expr(30 * 86400)/`, and only a product is read."""
+    value = ad.get(name)
+    if isinstance(value, str):
+        match = re.fullmatch(r"/Expr\(([0-9]{1,12})(?: \* ([0-9]{1,12}))?\)/", value)
+        return float(match.group(1)) * float(match.group(2) or 1) if match else 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value)

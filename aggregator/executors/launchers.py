@@ -1,0 +1,168 @@
+"""What an executor does for launchers of jobs (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
+
+The files are on a file system that jobs share and that may hang, so one thread of its own reads and writes them; what it has read counts for
+a minute. The executor's loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from . import attribution, segment_files
+from .attribution_server import AttributionServer
+from .core import Situation
+from .cycle_info import CycleInfo, CycleInfoError, allocations, read_cycle_info, with_cycles
+from .ledger import ExecutorLedger
+from .model import SchedulerState
+from .settings import ExecutorConfig
+
+log = logging.getLogger(__name__)
+
+#: Files are read this often, and written at once.
+READ_SECONDS = 2.0
+#: What was read is believed for so long.
+FRESH_SECONDS = 60.0
+#: Files of an executor before this one are looked for this often.
+TIDY_SECONDS = 60.0
+#: Jobs whose files are read; of more, those with the lowest names.
+JOBS_MAX = 5000
+CLOSE_SECONDS = 5.0
+LOGGED_MAX = 1000
+
+
+class Launchers:
+    """`start`, `update` after each turn of the executor, `close`. Without a setting that needs it, nothing of it runs."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        *,
+        shadow: bool = False,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises OSError if the address of attribution cannot be bound. With *shadow*, no file is written."""
+        self._wall, self._monotonic = wall, monotonic
+        self._folders = [Path(folder) for folder in config.cycle_info_dirs]
+        writes = bool(config.segment_health_dir) and not shadow
+        self._segments = Path(config.segment_health_dir) if writes else None
+        self.board = attribution.AttributionBoard(config.attribution_wait_seconds)
+        self.server = (
+            AttributionServer(self.board, config.attribution_listen, wall)
+            if config.attribution_listen
+            else None
+        )
+        self._lock = threading.Lock()
+        self._jobs: tuple[str, ...] = ()
+        self._wanted: dict[str, str] | None = None
+        self._written: Mapping[str, str] = {}
+        self._tidied = -1e9
+        self._cycles: dict[str, CycleInfo] = {}
+        self._read_at = -1e9
+        self._logged: set[str] = set()
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="launcher-files", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read, write and answer."""
+        if self._folders or self._segments:
+            self._thread.start()
+        if self.server is not None:
+            self.server.start()
+
+    def close(self) -> None:
+        """End. Files that were written stand until the next start, as marks do."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
+        if self.server is not None:
+            self.server.close()
+
+    def cycles(self) -> Mapping[str, CycleInfo]:
+        """Return the newest cycle of each job; nothing where it was read too long ago."""
+        with self._lock:
+            is_fresh = self._monotonic() - self._read_at < FRESH_SECONDS
+            return dict(self._cycles) if is_fresh else {}
+
+    def refine(self, state: SchedulerState) -> SchedulerState:
+        """Return *state* with jobs as their launchers run them: for reports, not for what is done."""
+        return with_cycles(state, self.cycles()) if self._folders else state
+
+    def update(self, situation: Situation, ledger: ExecutorLedger) -> None:
+        """Take what the executor knows now."""
+        state = situation.scheduler
+        if self.server is not None:
+            self.board.view = attribution.health_view(
+                state, self.cycles(), situation.advice.values(), self.board.view, situation.now, is_live=situation.is_live,
+            )  # fmt: skip
+        wanted = segment_files.wanted_files(state, ledger) if self._segments else {}
+        with self._lock:
+            self._jobs = tuple(sorted(allocations(state))[:JOBS_MAX]) if self._folders else ()
+            is_new, self._wanted = wanted != self._wanted, wanted
+        if is_new:
+            self._wake.set()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.turn()
+            except Exception:  # a thread must not end unseen
+                log.exception("launcher files")
+            self._wake.wait(READ_SECONDS)
+            self._wake.clear()
+
+    def turn(self) -> None:
+        """Write and read once."""
+        with self._lock:
+            jobs, wanted = self._jobs, self._wanted
+        if self._segments is not None and wanted is not None:
+            self._write(self._segments, wanted)
+        if self._folders:
+            found = self._read(jobs)
+            with self._lock:
+                self._cycles, self._read_at = found, self._monotonic()
+
+    def _write(self, folder: Path, wanted: dict[str, str]) -> None:
+        now = self._monotonic()
+        tidy = wanted != self._written or now - self._tidied > TIDY_SECONDS
+        try:
+            for problem in segment_files.sync(folder, wanted, tidy=tidy):
+                self._complain(problem)
+        except OSError as error:
+            self._complain(f"segment_health_dir {folder}: {error.strerror}")
+            return
+        self._written = wanted
+        if tidy:
+            self._tidied = now
+
+    def _read(self, jobs: tuple[str, ...]) -> dict[str, CycleInfo]:
+        found: dict[str, CycleInfo] = {}
+        for folder in self._folders:
+            for job in jobs:
+                try:
+                    info = read_cycle_info(folder, job)
+                except CycleInfoError as error:
+                    self._complain(f"{folder}/cycle_info.{job}: {error}")
+                    continue
+                except (OSError, ValueError) as error:
+                    self._complain(f"{folder}/cycle_info.{job}: {error}")
+                    continue
+                if info is not None and (job not in found or info.started > found[job].started):
+                    found[job] = info
+        return found
+
+    def _complain(self, line: str) -> None:
+        """Log a failure, each once."""
+        if line in self._logged:
+            return
+        if len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add(line)
+        log.warning("%s", line)

@@ -1,0 +1,177 @@
+"""Ray as an executor sees it: placement groups are gangs, and the one thing that can be set is a drain, which ends the node for good.
+
+All that needs Ray runs in Ray's own Python, by `packaging/ray/gangline_ray.py`: versions of client and cluster must agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from . import doctor
+from .doctor import DoctorFinding
+from .model import (
+    NODE_NAME,
+    REASON_PREFIX,
+    Capabilities,
+    Drain,
+    Node,
+    NodeHold,
+    Requeue,
+    Resume,
+    ScheduledJob,
+    Scheduler,
+    SchedulerError,
+    Step,
+)
+from .slurm import Run, run_command
+
+#: Of `ray.util.placement_group`; a group that is removed has ended.
+GROUP_STATES = {"CREATED": "RUNNING", "PENDING": "PENDING", "RESCHEDULING": "PENDING", "REMOVED": "COMPLETED"}  # fmt: skip
+#: Ray's Python takes seconds to load it.
+HELPER_SECONDS = 30.0
+IRREVERSIBLE = "a drain of Ray cannot be taken back: start Ray on the machine again"
+
+
+class Ray(Scheduler):
+    """By the helper program; *run* stands for it in tests of parsing."""
+
+    name = "ray"
+
+    def __init__(
+        self,
+        helper: tuple[str, ...],
+        address: str,
+        drain_seconds: float,
+        run: Run | None = None,
+    ) -> None:
+        """*helper*: Ray's Python and the path of gangline_ray.py; *address*: of the head node, HOST:PORT."""
+        self._helper, self._address = helper, address
+        self._drain_seconds = drain_seconds
+        self._run = run or partial(run_command, seconds_max=HELPER_SECONDS)
+        #: Message of each node that we drained: Ray shows none before the node has ended.
+        self._drained: dict[str, str] = {}
+
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+        return Capabilities(str(self._state().get("version", ""))[:40])
+
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return nodes by name, those that have ended under our drain, too."""
+        nodes = {
+            name: self._node(name, record) for name, record in _nodes_by_name(self._state()).items()
+        }
+        return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
+
+    def _node(self, name: str, record: Mapping[str, Any]) -> Node:
+        if record.get("alive") is not True:
+            found, _, reason = str(record.get("death_message", "")).partition(REASON_PREFIX)
+            if not _:
+                return Node(name, "DEAD", str(found)[:500], is_responding=False, down="DEAD")
+            # Without `adv=`: nothing of it is left to undo.
+            reason = f"{REASON_PREFIX}{reason}".partition(";adv=")[0][:500]
+            return Node(name, "DEAD", reason, False, f"drained: {reason}", "", is_managed=True)
+        if record.get("draining") is not True:
+            self._drained.pop(str(record.get("id")), None)
+            return Node(name, "ALIVE")
+        reason = self._drained.get(str(record.get("id")), "")
+        return Node(name, "DRAINING", reason, True, f"draining: {reason}", "", bool(reason))
+
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return placement groups by id."""
+        return parse_groups(self._state())
+
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return nothing: a drain is the only mark."""
+        return {}
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps*."""
+        errors: dict[Step, str] = {}
+        for step in steps:
+            try:
+                self._apply_one(step)
+            except SchedulerError as error:
+                errors[step] = str(error)
+        return errors
+
+    def _apply_one(self, step: Step) -> None:
+        match step:
+            case Drain(node=node, reason=reason):
+                record = _nodes_by_name(self._state()).get(node, {})
+                if self._node(node, record).is_managed:
+                    return
+                number = str(record.get("id", ""))
+                self._run([*self._helper, "drain", self._address, number, reason, f"{self._drain_seconds:.0f}"])  # fmt: skip
+                self._drained[number] = reason
+            case Resume(node=node):
+                found = self.read_nodes([node]).get(node)
+                if found is not None and found.state == "DRAINING":
+                    raise SchedulerError(IRREVERSIBLE)
+            case Requeue():
+                raise SchedulerError("Ray lets it go on until its owner removes it")
+            case _:
+                raise SchedulerError(f"{type(step).__name__} is not a step of Ray")
+
+    def _state(self) -> Mapping[str, Any]:
+        text = self._run([*self._helper, "state", self._address])
+        try:
+            state = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SchedulerError("gangline_ray.py: what it printed is not JSON") from error
+        if not isinstance(state, dict):
+            raise SchedulerError("gangline_ray.py: what it printed is no object of JSON")
+        return state
+
+
+def _records(state: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = state.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _name_of(record: Mapping[str, Any]) -> str:
+    """Return the name that the node was started with, `ray start --node-name`; without one Ray puts the address there: then the host's."""
+    name = str(record.get("name") or "")
+    return name if name and name != record.get("address") else str(record.get("hostname") or "")
+
+
+def _nodes_by_name(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return nodes by name: of several of one name the one that is alive, else the one listed last."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for record in _records(state, "nodes"):
+        name = _name_of(record)
+        if NODE_NAME.fullmatch(name) and (record.get("alive") is True or not found.get(name, {}).get("alive")):  # fmt: skip
+            found[name] = record
+    return found
+
+
+def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
+    """Return placement groups by id, with the names of their nodes."""
+    names = {str(record.get("id")): _name_of(record) for record in _records(state, "nodes")}
+    jobs: dict[str, ScheduledJob] = {}
+    for group in _records(state, "groups"):
+        number, placed = group.get("id"), group.get("nodes")
+        status = GROUP_STATES.get(str(group.get("state")))
+        if not isinstance(number, str) or not number.isalnum() or len(number) > 64 or not status:
+            continue
+        nodes = frozenset(names.get(str(one), "") for one in placed) if isinstance(placed, list) else frozenset()  # fmt: skip
+        gpus = group.get("gpus")
+        is_running = status == "RUNNING"
+        jobs[number] = ScheduledJob(
+            number, status, frozenset(filter(NODE_NAME.fullmatch, nodes)) if is_running else frozenset(),
+            gpus=int(gpus) if isinstance(gpus, int | float) and 0 <= gpus < 1e6 else 0,
+        )  # fmt: skip
+    return jobs
+
+
+def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
+    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not answer."""
+    version, nodes = ray.capabilities().version, ray.read_nodes()
+    alive = sum(node.state == "ALIVE" for node in nodes.values())
+    yield DoctorFinding(doctor.OK, f"Ray {version} answers: {alive} nodes")
+    if drains:
+        yield DoctorFinding(doctor.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}")
+    else:
+        yield DoctorFinding(doctor.NOTE, "nothing is drained: `actions` does not name EVICT_NOW")

@@ -1,0 +1,193 @@
+"""Replicas of torchft: where the lighthouse says that they are, and how one is ended at once, in front of its missed heartbeats.
+
+A replica's manager answers `/torchft.ManagerService/Kill` by ending its process; the lighthouse's page `/status` has each
+manager's address. torchft is not imported: both are a request over a socket. Tried with torchft 0.2.0.
+"""
+
+from __future__ import annotations
+
+import html
+import ipaddress
+import re
+import socket
+import urllib.request
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+import grpc
+
+from .model import together
+
+LIGHTHOUSES_MAX = 16
+#: A lighthouse, and each manager, answers within so long, or is left alone.
+CALL_SECONDS = 2.0
+#: A longer page is not read to its end; on one node more replicas are not ended.
+PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64
+KILL_METHOD = "/torchft.ManagerService/Kill"
+MESSAGE_BYTES_MAX = 127
+
+#: A member of the last quorum: its name, and the line with its manager's address.
+_MEMBER = re.compile(
+    r"<b>\s*([^<]{1,512}?)\s*</b>(?:(?!<b>|</div>).){0,2000}?Manager:\s*(http://[^\s<]{1,512})",
+    re.DOTALL,
+)
+
+
+class LighthouseError(Exception):
+    """A lighthouse or a manager does not answer as torchft's do; the message says what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica of a job, and where its manager listens."""
+
+    name: str
+    host: str
+    port: int
+
+
+def parse_http_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of `http://HOST:PORT`. Raises ValueError."""
+    parts = urlsplit(address)
+    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.username:
+        raise ValueError("http://HOST:PORT")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("http://HOST:PORT")
+    return parts.hostname, parts.port
+
+
+def parse_status(page: str) -> list[Replica]:
+    """Return the replicas of a lighthouse's page `/status`. Raises LighthouseError for a page of something else."""
+    if "quorum" not in page.lower():
+        raise LighthouseError("its page /status is not a lighthouse's")
+    replicas = {}
+    for name, address in _MEMBER.findall(page):
+        try:
+            host, port = parse_http_address(html.unescape(address))
+        except ValueError:
+            continue
+        name = html.unescape(name)
+        replicas[name] = Replica(name, host, port)
+    return list(replicas.values())
+
+
+def read_replicas(lighthouse: str) -> list[Replica]:
+    """Return the replicas that the lighthouse at http://HOST:PORT knows. Raises LighthouseError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{lighthouse.rstrip('/')}/status", timeout=CALL_SECONDS) as answer:
+            page = answer.read(PAGE_BYTES_MAX)
+    except (OSError, ValueError) as error:  # urllib's and http's own are OSError
+        reason = getattr(error, "reason", error)
+        raise LighthouseError(f"no answer: {reason}") from error
+    return parse_status(page.decode("utf-8", "replace"))
+
+
+def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[str]) -> bool:
+    """Say whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
+    host = replica.host.lower()
+    if is_address(host):
+        return host in addresses
+    wanted = {name.lower() for name in names}
+    if host in wanted:
+        return True
+    # One of both without a domain: two names with different domains are two hosts.
+    short = {name.partition(".")[0] for name in wanted}
+    return host.partition(".")[0] in short and ("." not in host or host.partition(".")[0] in wanted)
+
+
+def is_address(host: str) -> bool:
+    """Say whether *host* is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def addresses_of(names: Collection[str]) -> set[str]:
+    """Return the IP addresses of a node, without those of this machine's loopback: a name may resolve to that on its own host."""
+    found = set()
+    for name in names:
+        try:
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            continue
+        found |= {str(answer[4][0]) for answer in answers}
+    return {one for one in found if not ipaddress.ip_address(one.partition("%")[0]).is_loopback}
+
+
+def kill_request(message: str) -> bytes:
+    """Return a KillRequest: field 1, a string."""
+    text = message.encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()
+    return b"\x0a" + bytes([len(text)]) + text
+
+
+def kill_replica(replica: Replica, message: str) -> None:
+    """End a replica: its manager's process exits while it is asked. Raises LighthouseError."""
+    host = f"[{replica.host}]" if ":" in replica.host else replica.host
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(f"{host}:{replica.port}", options=options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CALL_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise LighthouseError(f"{host}:{replica.port} does not answer") from None
+        call = channel.unary_unary(KILL_METHOD, lambda request: request, lambda answer: answer)
+        try:
+            call(kill_request(message), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            # The connection that was there ends with the process.
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise LighthouseError(f"{error.code().name}: {error.details()}") from error
+
+
+class ReplicaKiller:
+    """Ends the replicas on a node, of all jobs whose lighthouses are set."""
+
+    def __init__(self, lighthouses: Collection[str]) -> None:
+        self._lighthouses = tuple(lighthouses)
+
+    def kill(self, names: Collection[str], message: str) -> tuple[str, str]:
+        """End what runs on the node that is called *names*; return (what became of it, for people; error, "" for none). Never raises."""
+        replicas: list[Replica] = []
+        errors: list[str] = []
+        for lighthouse, found in zip(
+            self._lighthouses,
+            together([partial(_try_read, one) for one in self._lighthouses]),
+            strict=True,
+        ):
+            if isinstance(found, LighthouseError):
+                errors.append(f"lighthouse {lighthouse}: {found}")
+            else:
+                replicas += found
+        addresses = addresses_of(names) if any(is_address(one.host) for one in replicas) else set()
+        here = [one for one in replicas if is_on_node(one, names, addresses)][:REPLICAS_MAX]
+        ended = []
+        for replica, failure in zip(
+            here, together([partial(_try_kill, one, message) for one in here]), strict=True
+        ):
+            if failure:
+                errors.append(f"replica {replica.name}: {failure}")
+            else:
+                ended.append(replica.name)
+        parts = [f"ended replica {', '.join(ended)} of torchft"] if ended else []
+        if errors:
+            parts.append(f"torchft failed: {'; '.join(errors)}")
+        return "; ".join(parts) or "no replica of torchft was on it", "; ".join(errors)
+
+
+def _try_read(lighthouse: str) -> list[Replica] | LighthouseError:
+    try:
+        return read_replicas(lighthouse)
+    except LighthouseError as error:
+        return error
+
+
+def _try_kill(replica: Replica, message: str) -> str:
+    try:
+        kill_replica(replica, message)
+    except LighthouseError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,117 @@
+"""What listening to DCGM costs: two agents of the same host over the same seconds, one of them with a host engine.
+
+The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health watched: the dearest that `listen` meets. The stand-in
+answers within the agent's process, where a true client waits for a socket.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests import fake_dcgm
+from tests.fake_nvml.scenario import gpus
+
+from .agent_cost import (
+    AGGREGATOR,
+    GPUS,
+    MEASURED_SECONDS,
+    MEMORY_FOLDER,
+    WARM_UP_SECONDS,
+    Ground,
+    _command,
+    _service_environment,
+)
+from .measure import ProcessCost, Result, family
+
+#: Of CPU and of memory, over the agent without DCGM (issue 25).
+CPU_RATIO_MAX = 1.1
+
+
+@contextmanager
+def _agent(ground: Ground, name: str, engine: fake_dcgm.HostEngine, *options: str) -> Iterator[int]:
+    folder = ground.folder / name
+    settings = {
+        "host": name, "sys_root": ground.root / "sys", "proc_root": ground.root / "proc",
+        "nvml_library": ground.library, "spool_folder": folder / "spool", "events_folder": folder / "events",
+        "state_folder": folder / "state", "run_folder": ground.run_folder / name,
+    }  # fmt: skip
+    folder.mkdir()
+    given = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
+    given += [w for option in options for w in ("--set", option)]
+    scenario = ground.gpus(f"{name}.gpus").scenario
+    environment = _service_environment() | {
+        "GANGLINE_FAKE_NVML": str(scenario),
+        "GANGLINE_FAKE_DCGM": str(engine.path),
+    }
+    with _command(
+        folder / "log", "agent", *given, "--aggregator", AGGREGATOR, **environment
+    ) as pid:
+        yield pid
+
+
+def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
+    """An engine in which somebody watches every profiling field at 1 Hz, XIDs and the health of all systems."""
+    engine = fake_dcgm.HostEngine(folder / "engine")
+    for number, gpu in enumerate(gpus(GPUS)):
+        engine.gpu(number, gpu.uuid, gpu.address, capability)
+        engine.set(number, 230, "i", 1, 0)
+        for field in (1001, 1002, 1003, 1004, 1005):
+            engine.set(number, field, "d", 0, 0.5)
+        for field in (1009, 1010, 1011, 1012):
+            engine.set(number, field, "i", 0, 10**9)
+    engine.lines += ["group 0 0x1fff"]
+    engine.write()
+    return engine
+
+
+def run(seed: int) -> list[Result]:
+    """Measure GPUs of Hopper, and those before it, whose profiling metrics are read each second. *seed* is of no use."""
+    del seed
+    return [*_measure("Hopper", 9), *_measure("before Hopper", 8)]
+
+
+def _measure(kind: str, capability: int) -> list[Result]:
+    """Measure both agents at the same time."""
+    memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory(dir=memory) as run_folder,
+        ExitStack() as stack,
+    ):
+        folder = Path(name)
+        ground = Ground.make(folder, Path(run_folder))
+        engine = _engine(folder, capability)
+        library = fake_dcgm.build(folder, 4)
+        aggregator = ("aggregator", "--data", str(folder / "aggregator"), "--listen", AGGREGATOR)
+        stack.enter_context(_command(folder / "aggregator.log", *aggregator))
+        pids = {
+            "without": stack.enter_context(_agent(ground, "without", engine, "dcgm=off")),
+            "with": stack.enter_context(_agent(ground, "with", engine, f"dcgm_library={library}")),
+        }
+        time.sleep(WARM_UP_SECONDS)
+        before = {each: ProcessCost.now(family(pid)) for each, pid in pids.items()}
+        calls = len(engine.calls)
+        time.sleep(MEASURED_SECONDS)
+        costs = {each: ProcessCost.now(family(pids[each])).since(before[each]) for each in pids}
+        calls = len(engine.calls) - calls
+    if calls < MEASURED_SECONDS // 10:
+        raise RuntimeError(f"the agent made {calls} calls of DCGM in {MEASURED_SECONDS} s")
+    second = MEASURED_SECONDS
+    ours, peer = costs["with"], costs["without"]
+    shares = " + ".join(
+        f"{process} {each * 1e6 / second:.0f}"
+        for process, each in zip(ours.names, ours.cpu_by_process, strict=True)
+    )
+    notes = f"{calls} calls in {second} s, {GPUS} GPUs, 13 health systems; by process {shares}"
+    return [
+        Result(f"agent CPU with `dcgm = \"listen\"`, {kind}", ours.cpu_seconds * 1e6 / second, "us/s",
+               "the same agent, `off`", peer.cpu_seconds * 1e6 / second, notes),
+        Result("its memory (PSS)", ours.pss_bytes / 1e6, "MB", "the same agent, `off`", peer.pss_bytes / 1e6,
+               f"{ours.processes} processes, {peer.processes} without"),
+        Result("its wake-ups", ours.wakes / second, "1/s", "the same agent, `off`", peer.wakes / second),
+    ]  # fmt: skip

@@ -1,0 +1,94 @@
+"""NVIDIA's launcher: its real client at an agent's health check against an echo of grpcio, and at the attribution service against the limit.
+
+Each version asks as its launcher does, by a new connection each time. The fleet of the attribution service has 10,000 hosts in 200 jobs, 50 of
+them with a fault. Without `GANGLINE_NVRX` (tests/rigs/nvrx.sh) there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from bench.local_server import ECHO
+from bench.local_socket import _agent, _server
+from bench.measure import Result, percentile
+from gangline.aggregator.executors.attribution import AttributionBoard, HealthView, health_view
+from gangline.aggregator.executors.attribution_server import AttributionServer
+from gangline.aggregator.executors.cycle_info import CycleInfo
+from gangline.aggregator.executors.model import Advice, ScheduledJob, SchedulerState
+from tests.nvrx import MISSING, VERSIONS, has_nvrx, run_nvrx
+
+ROUNDS, CALLS, POLLS = 5, 400, 110
+JOBS, HOSTS_PER_JOB, FAULTS = 200, 50, 50
+LIMIT_SECONDS = 0.05
+
+
+def _view() -> HealthView:
+    now = time.time()
+    jobs, cycles = {}, {}
+    for at in range(JOBS):
+        hosts = frozenset(f"gpu{at * HOSTS_PER_JOB + k:05}" for k in range(HOSTS_PER_JOB))
+        jobs[str(at)] = ScheduledJob(str(at), "RUNNING", hosts, started=now - 600)
+        cycles[str(at)] = CycleInfo(
+            str(at), 0, 1, now + 600, 0.0, f"/logs/{at}_cycle1.log", hosts, frozenset()
+        )
+    faults = [
+        Advice(f"a{at}", "", "EVICT_NOW", "PROPOSED", f"gpu{at * 199:05}", reason="XID 79", basis="DETERMINISTIC")
+        for at in range(1, FAULTS + 1)
+    ]  # fmt: skip
+    return health_view(SchedulerState({}, jobs), cycles, faults, HealthView(), now, is_live=True)
+
+
+def _health(folder: Path, version: str) -> Result:
+    ratios, ours, echoes = [], [], []
+    with _agent(folder) as agent, _server("grpcio", folder) as (echo, _):
+        for _ in range(ROUNDS):
+            got = run_nvrx(version, "health", agent, CALLS, echo, ECHO)
+            ours.append(percentile(got["seconds"][10:], 0.99))
+            echoes.append(percentile(got["echo_seconds"][10:], 0.99))
+            ratios.append(ours[-1] / echoes[-1])
+    shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return Result(
+        f"health check by the client of {version}, p99", statistics.median(ours) * 1e3, "ms", "an echo of grpcio, a new channel each",
+        statistics.median(echoes) * 1e3, f"medians of {ROUNDS} rounds of {CALLS} calls in turns; ratios {shown}",
+    )  # fmt: skip
+
+
+def _attribution(version: str) -> list[Result]:
+    board = AttributionBoard(60.0)
+    board.view = _view()
+    worst, plain = [], []
+    with closing(AttributionServer(board, "127.0.0.1:0")) as server:
+        server.start()
+        for at in range(ROUNDS):
+            log = f"/logs/{at * 30}_cycle0.log"
+            got = run_nvrx(version, "attribution", f"http://{server.address}", log, "log", POLLS, SLURM_JOB_ID=str(at * 30))  # fmt: skip
+            worst.append(percentile(got["seconds"][10:], 0.99))
+            plain.append(percentile(got["answer_seconds"][10:], 0.99))
+    return [
+        Result(
+            f"{what}, p99", statistics.median(values) * 1e3, "ms", "limit", LIMIT_SECONDS * 1e3,
+            f"median of {ROUNDS} rounds of {POLLS} calls, {how}; {', '.join(f'{one * 1e3:.1f}' for one in values)} ms",
+        )
+        for what, values, how in (
+            (f"attribution by the client of {version}", worst, "a new connection and TLS context each"),
+            ("attribution by plain HTTP", plain, "a new connection each"),
+        )
+    ]  # fmt: skip
+
+
+def run(seed: int) -> list[Result]:
+    """Measure. *seed* changes nothing here."""
+    if not has_nvrx():
+        print(MISSING, file=sys.stderr)
+        return []
+    results = []
+    for version in VERSIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(_health(Path(folder), version))
+        results += _attribution(version)
+    return results

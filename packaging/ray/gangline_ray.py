@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""What `gangline executor ray` runs in Ray's own Python, whose version must be the cluster's (docs/batch_schedulers.md).
+
+gangline_ray.py state ADDRESS                                       nodes and placement groups, as one line of JSON
+gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      asks Ray to drain a node: it cannot be taken back
+gangline_ray.py labels [FILE [HOST]]                                for `ray start --labels`: what Gangline knows of this machine
+"""
+
+import json
+import os
+import socket
+import stat
+import sys
+import time
+
+#: Of `gangline mirror`: its file, and what its limit is.
+MIRROR_FILE, MIRROR_BYTES_MAX, MIRROR_SECONDS_MAX = "/run/gangline-mirror/nodes", 8_732_989, 60
+RECORD_BYTES = 127
+
+
+def connect(address):
+    """Return (the state of the cluster, the client of its control service)."""
+    import ray
+    from ray._private.state import GlobalState
+    from ray._raylet import GcsClient, GcsClientOptions
+
+    state = GlobalState()
+    state._initialize_global_state(
+        GcsClientOptions.create(
+            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+        )
+    )
+    return ray, state, GcsClient(address=address)
+
+
+def print_state(address):
+    """Print nodes and placement groups."""
+    ray, state, _ = connect(address)
+    draining = state.get_draining_nodes()
+    nodes = [
+        {
+            "id": node["NodeID"], "name": node.get("NodeName") or "", "address": node["NodeManagerAddress"],
+            "hostname": node.get("NodeManagerHostname") or "", "alive": bool(node["Alive"]), "draining": node["NodeID"] in draining,
+            "death_message": node.get("DeathReasonMessage") or "",
+        }
+        for node in state.node_table()
+    ]  # fmt: skip
+    groups = [
+        {
+            "id": group["placement_group_id"], "name": group["name"], "state": group["state"],
+            "nodes": sorted(set(filter(None, group["bundles_to_node_id"].values()))),
+            "gpus": sum(bundle.get("GPU", 0) for bundle in group["bundles"].values()),
+        }
+        for group in state.placement_group_table().values()
+    ]  # fmt: skip
+    print(json.dumps({"version": ray.__version__, "nodes": nodes, "groups": groups}))
+
+
+def drain(address, node, message, seconds):
+    """Ask for the drain of *node*; exit 1 with Ray's reason if it is refused."""
+    from ray.core.generated import autoscaler_pb2
+
+    _, _, client = connect(address)
+    deadline_milliseconds = int((time.time() + float(seconds)) * 1000)
+    accepted, refusal = client.drain_node(
+        node, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, message, deadline_milliseconds
+    )
+    if not accepted:
+        raise SystemExit(f"Ray refuses the drain: {refusal}")
+
+
+def labels(file=MIRROR_FILE, host=""):
+    """Return `gangline.io/bucket=N` (0 the best, 3 the worst); "" where nothing is known: `ray start --labels=` is then as without Gangline."""
+    host = host or socket.gethostname()
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        # A link, a FIFO, or a file that others may write, may be planted.
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
+            return ""
+        content = stream.read(MIRROR_BYTES_MAX + 1)
+    lines = content.decode("ascii", "replace").split("\n")
+    first = lines[0].split()
+    head = dict(pair.split("=", 1) for pair in first if pair.count("=") == 1)
+    try:
+        whole = first[:2] == ["gangline-mirror", "1"] and int(head["file"]) == len(content)
+        now, until = time.time(), int(head["valid_until"])
+    except (KeyError, ValueError):
+        return ""
+    ends = [line.split()[1:2] == [head.get("check")] for line in lines if line.startswith("end ")]
+    if not whole or not now <= until <= now + MIRROR_SECONDS_MAX or ends != [True]:
+        return ""
+    for line in lines[1:]:
+        if len(line) == RECORD_BYTES and line.split()[:1] == [host] and line[65] in "0123":
+            return "gangline.io/bucket=" + line[65]
+    return ""
+
+
+def main(arguments):
+    """Run one command; 2: wrong usage."""
+    match arguments:
+        case ["state", address]:
+            print_state(address)
+        case ["drain", address, node, message, seconds]:
+            drain(address, node, message, seconds)
+        case ["labels", *place] if len(place) <= 2:
+            print(labels(*place))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

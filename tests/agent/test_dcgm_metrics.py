@@ -1,0 +1,123 @@
+"""/metrics under the names of dcgm-exporter: name, unit and labels as its boards expect them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gangline.agent.config import AgentConfig
+from gangline.agent.latest import LatestReadings
+from gangline.agent.local.dcgm_metrics import ROWS, WITHOUT_READING, DcgmExposition
+from gangline.agent.local.host_status import judged_tables
+from gangline.agent.local.metrics import Exposition
+from gangline.contract.metrics_http import ExpositionFormat, render_exposition
+from gangline.contract.settings import load
+from gangline.contract.signals import BY_NAME
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent.test_exposition import ABOUT, reading
+
+UUID = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
+GPU = {"pci_address": "0000:9b:00.0", "minor_number": "3", "name": "NVIDIA A100-SXM4-80GB"}
+LABELS = f'{{gpu="0",UUID="{UUID}",pci_bus_id="00000000:9B:00.0",device="nvidia3",modelName="NVIDIA A100-SXM4-80GB",Hostname="node-1"}}'  # fmt: skip
+#: The rows of dcgm-exporter's default-counters.csv that are on: name, type, and the unit that its help names.
+DEFAULT_LIST = {
+    "DCGM_FI_DEV_SM_CLOCK": ("gauge", "MHz"), "DCGM_FI_DEV_MEM_CLOCK": ("gauge", "MHz"),
+    "DCGM_FI_DEV_MEMORY_TEMP": ("gauge", "C"), "DCGM_FI_DEV_GPU_TEMP": ("gauge", "C"),
+    "DCGM_FI_DEV_POWER_USAGE": ("gauge", "W"), "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("counter", "mJ"),
+    "DCGM_FI_DEV_PCIE_TX_THROUGHPUT": ("counter", "KB"), "DCGM_FI_DEV_PCIE_RX_THROUGHPUT": ("counter", "KB"),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("counter", ""), "DCGM_FI_DEV_GPU_UTIL": ("gauge", "%"),
+    "DCGM_FI_DEV_MEM_COPY_UTIL": ("gauge", "%"), "DCGM_FI_DEV_ENC_UTIL": ("gauge", "%"),
+    "DCGM_FI_DEV_DEC_UTIL": ("gauge", "%"), "DCGM_FI_DEV_XID_ERRORS": ("gauge", ""),
+    "DCGM_FI_DEV_FB_FREE": ("gauge", "MiB"), "DCGM_FI_DEV_FB_USED": ("gauge", "MiB"),
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": ("counter", ""), "DCGM_FI_DEV_VGPU_LICENSE_STATUS": ("gauge", ""),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("counter", ""),
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": ("counter", ""), "DCGM_FI_DEV_ROW_REMAP_FAILURE": ("gauge", ""),
+}  # fmt: skip
+
+
+VALUES = {
+    "gpu.sm_clock_hertz": 1.41e9, "gpu.memory_clock_hertz": 1.593e9, "gpu.temperature_celsius": 41.0,
+    "gpu.memory_temperature_celsius": 52.0, "gpu.power_watts": 312.5, "gpu.energy_joules": 1234.567,
+    "gpu.utilization_ratio": 0.29, "gpu.memory_utilization_ratio": 0.07, "gpu.memory_used_bytes": 3 * 2.0**30,
+    "gpu.memory_free_bytes": 77 * 2.0**30, "gpu.memory_reserved_bytes": 2.0**30,
+    "gpu.encoder_utilization_ratio": 0.0, "gpu.decoder_utilization_ratio": 0.5,
+    "gpu.remapped_uncorrectable_rows": 2, "gpu.remapped_correctable_rows": 0, "gpu.remap_failed_state": 0,
+    "gpu.pcie_replays_count": 17, "gpu_fast.pcie_transmitted_bytes_per_second": 2.5e9,
+    "gpu_fast.pcie_received_bytes_per_second": 1e6,
+}  # fmt: skip
+
+
+@pytest.fixture
+def latest() -> LatestReadings:
+    found, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
+    for name, value in VALUES.items():
+        tables.setdefault(BY_NAME[name].table, {})[BY_NAME[name].column] = [value]
+    for table, values in tables.items():
+        found.update(0, [reading(table, [UUID], **values)])
+    return found
+
+
+def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -> str:
+    attributes = {("gpu", UUID): GPU}
+    dcgm = DcgmExposition("node-1", lambda: 0, lambda: attributes)
+    for event in events:
+        dcgm.observe(event)
+    shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
+    return render_exposition(shown.families(), form).decode()
+
+
+def test_every_row_of_the_default_list_is_thought_of() -> None:
+    ours = {row.name: (row.kind, row.unit) for row in ROWS}
+    assert ours | {name: DEFAULT_LIST[name] for name in WITHOUT_READING} == DEFAULT_LIST
+
+
+def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
+    """The same PromQL over both gives the same: names, labels, units, no `_total`."""
+    lines = text(latest, ExpositionFormat.TEXT).splitlines()
+    found = {
+        m[1]: (m[2], float(m[3]))
+        for line in lines
+        if (m := re.fullmatch(r"(DCGM_\w+)(\{.*\}) (\S+)", line))
+    }
+    assert {name: value for name, (_, value) in found.items()} == {
+        "DCGM_FI_DEV_SM_CLOCK": 1410, "DCGM_FI_DEV_MEM_CLOCK": 1593, "DCGM_FI_DEV_MEMORY_TEMP": 52,
+        "DCGM_FI_DEV_GPU_TEMP": 41, "DCGM_FI_DEV_POWER_USAGE": 312.5,
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1_234_567, "DCGM_FI_DEV_PCIE_TX_THROUGHPUT": 2_500_000,
+        "DCGM_FI_DEV_PCIE_RX_THROUGHPUT": 1000, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 17,
+        "DCGM_FI_DEV_GPU_UTIL": 29, "DCGM_FI_DEV_MEM_COPY_UTIL": 7, "DCGM_FI_DEV_ENC_UTIL": 0,
+        "DCGM_FI_DEV_DEC_UTIL": 50, "DCGM_FI_DEV_XID_ERRORS": 0, "DCGM_FI_DEV_FB_FREE": 78848,
+        "DCGM_FI_DEV_FB_USED": 2048, "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 2,
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": 0, "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
+    }  # fmt: skip
+    assert {labels for labels, _ in found.values()} == {LABELS}
+    for name, (kind, _) in DEFAULT_LIST.items():
+        assert name in WITHOUT_READING or f"# TYPE {name} {kind}" in lines
+    assert any(line.startswith("gangline_gpu_sm_clock_hertz") for line in lines), (
+        "ours are beside them"
+    )
+
+
+def test_openmetrics_has_the_same_names(latest: LatestReadings) -> None:
+    """A counter of OpenMetrics ends in `_total`: under that name no board of dcgm-exporter finds it."""
+    lines = text(latest, ExpositionFormat.OPENMETRICS).splitlines()
+    assert f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{LABELS} 1234567.0" in lines
+    assert "# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown" in lines
+
+
+def test_the_last_xid_is_shown(latest: LatestReadings) -> None:
+    event = HealthEvent(name="gpu.xid", device=UUID, code=79)
+    assert f"DCGM_FI_DEV_XID_ERRORS{LABELS} 79.0" in text(latest, ExpositionFormat.TEXT, event)
+
+
+def test_old_readings_are_not_shown(latest: LatestReadings) -> None:
+    dcgm = DcgmExposition("node-1", lambda: 3600 * 10**9, lambda: {("gpu", UUID): GPU})
+    names = [family.name for family in dcgm.families(latest.tables)]
+    assert names == ["DCGM_FI_DEV_XID_ERRORS"]
+
+
+def test_their_tables_are_kept_where_they_are_asked_for() -> None:
+    asked = load(AgentConfig, None, ["metrics_listen=127.0.0.1:9476", "metrics_names=dcgm"])
+    wanted = judged_tables(asked)
+    tables = {BY_NAME[row.signal].table for row in ROWS if row.signal != "gpu.xid"}
+    assert wanted is None or all(table in wanted for table in tables)

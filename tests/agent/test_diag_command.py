@@ -1,0 +1,245 @@
+"""`gangline diag import`: reports of DCGM 3 and 4, and what is none."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline import cli
+from gangline.agent.collectors import dcgm_fields
+from gangline.agent.diagnostic import (
+    DEPTH_MAX,
+    REPORT_BYTES_MAX,
+    NotAReport,
+    Outcome,
+    parse_report,
+)
+from gangline.agent.inventory import HostDevice
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.agent import test_release_command as release_world
+from tests.agent.test_gpu_release import A, B
+
+UUIDS = [f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(2)]
+SERIALS = ["1650523000001", "1650523000002"]
+
+
+def dcgm3(**changes: Any) -> dict[str, Any]:
+    """A report as DCGM 3.3 prints it: GPUs by number in strings, serial numbers by number."""
+    pcie = [{"gpu_id": "0", "status": "Pass"}, {"gpu_id": "1", "status": "Fail", **changes}]
+    return {
+        "DCGM GPU Diagnostic": {
+            "version": "3.3.8",
+            "Driver Version Detected": "535.161.08",
+            "GPU Device IDs": ["2330", "2330"],
+            "GPU Device Serials": dict(zip("01", SERIALS, strict=True)),
+            "test_categories": [
+                {"category": "Deployment", "tests": [
+                    {"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "Pass"}]}]},
+                {"category": "Integration", "tests": [
+                    {"name": "PCIe", "results": pcie},
+                    {"name": "EUD Test", "results": [{"gpu_id": "0", "status": "Skip"}]}]},
+            ],
+        }
+    }  # fmt: skip
+
+
+def dcgm4(**changes: Any) -> dict[str, Any]:
+    """A report as DCGM 4.4 prints it: another key, entities, a summary of each test."""
+
+    def of(number: int, **more: Any) -> dict[str, Any]:
+        return {
+            "entity_group": "GPU",
+            "entity_group_id": 1,
+            "entity_id": number,
+            "status": "Pass",
+            **more,
+        }
+
+    cpu = {"entity_group": "CPU", "entity_group_id": 7, "entity_id": 0, "status": "Fail"}
+    return {
+        "DCGM Diagnostic": {
+            "test_categories": [
+                {"category": "Hardware", "tests": [
+                    {"name": "memory", "results": [of(0), of(1, **changes)], "test_summary": {"status": "Pass"}},
+                    {"name": "cpu_eud", "results": [cpu], "test_summary": {"status": "Fail"}}]},
+            ],
+        },
+        "entity_groups": [{"entity_group": "GPU", "entity_group_id": 1, "entities": [
+            {"entity_id": n, "device_id": "2330", "serial_num": serial} for n, serial in enumerate(SERIALS)]}],
+        "metadata": {"DCGM Version": "4.4.2", "Driver Version Detected": "580.95.05"},
+    }  # fmt: skip
+
+
+def parsed(report: object) -> list[tuple[str, Outcome | None, str]]:
+    return [
+        (gpu.serial, gpu.outcome, gpu.message)
+        for gpu in parse_report(json.dumps(report).encode()).gpus
+    ]
+
+
+def test_a_report_of_dcgm_3() -> None:
+    warnings = [{"warning": "replays on GPU 1 above 8", "error_id": 32}]
+    assert parsed(dcgm3(warnings=warnings)) == [
+        (SERIALS[0], Outcome.PASSED, "2 tests passed, 1 skipped"),
+        (SERIALS[1], Outcome.FAILED, "PCIe: replays on GPU 1 above 8"),
+    ]
+    assert parsed(dcgm3(warnings="in one string"))[1][2] == "PCIe: in one string"
+    assert parsed(dcgm3())[1][2] == "PCIe: fail"
+
+
+def test_a_report_of_dcgm_4() -> None:
+    report = parse_report(json.dumps(dcgm4()).encode())
+    assert (report.dcgm_version, report.driver_version) == ("4.4.2", "580.95.05")
+    assert [gpu.outcome for gpu in report.gpus] == [Outcome.PASSED] * 2, "the CPU is no GPU"
+    failed = dcgm4(status="Fail", warnings=[{"warning": "DBE", "error_id": 3, "error_severity": 2}])
+    assert parsed(failed)[1] == (SERIALS[1], Outcome.FAILED, "memory: DBE")
+
+
+def test_a_pass_with_an_error_beside_it_is_a_warning() -> None:
+    """DCGM 284: memory that could not be allocated, and so was not tested, passed."""
+    odd = dcgm4(warnings=[{"warning": "could not allocate 75%", "error_id": 21}])
+    assert parsed(odd)[1][1] is Outcome.WARNED
+
+
+def test_a_status_that_we_do_not_know_did_not_pass() -> None:
+    assert parsed(dcgm4(status="Exploded"))[1][1] is Outcome.FAILED
+
+
+def test_skipped_tests_prove_nothing() -> None:
+    report = dcgm4()
+    for result in report["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["results"]:
+        result["status"] = "Skip"
+    assert [outcome for _, outcome, _ in parsed(report)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "nothing in it"),
+        (b"+-----\n| Diagnostic", "expected JSON, as dcgmi diag -j prints it"),
+        (b"[1]", "expected JSON"),
+        (b"{", "no JSON"),
+        (b'{"fruit": 1}', "but fruit"),
+        (b'{"DCGM Diagnostic": 3}', "no 'DCGM GPU Diagnostic' or 'DCGM Diagnostic'"),
+        (b'{"DCGM Diagnostic": {"test_categories": []}}', "no result of a GPU"),
+        (b'{"DCGM Diagnostic": {"runtime_error": "busy"}}', "did not run: busy"),
+        (b'{"a":' + b"[" * DEPTH_MAX + b"]" * DEPTH_MAX + b"}", "nested deeper than"),
+        (b" " * (REPORT_BYTES_MAX + 1), "more than 4 MiB"),
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_refused_with_what_would_be(content: bytes, words: str) -> None:
+    with pytest.raises(NotAReport, match=words):
+        parse_report(content)
+
+
+def test_more_tests_than_any_report_has_are_refused() -> None:
+    report = dcgm4()
+    tests = report["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    tests += [{"name": f"t{n}", "results": []} for n in range(600)]
+    with pytest.raises(NotAReport, match="more than 512 tests"):
+        parsed(report)
+
+
+def test_brackets_within_texts_are_not_depth() -> None:
+    parsed(dcgm4(warnings=[{"warning": '"[' + "[" * 100}]))
+
+
+def test_the_thirteen_systems_and_seven_conditions_of_dcgm() -> None:
+    assert len(dcgm_fields.HEALTH_SYSTEMS) == 13 and len(dcgm_fields.POLICY_CONDITIONS) == 7
+
+
+# ---- the command, against an agent's own socket
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[HealthEvent] = []
+
+    def put(self, event: HealthEvent) -> bool:
+        self.events.append(event)
+        return True
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Told, list[str]]]:
+    """An agent with two GPUs that say their serial numbers: who is told, and the command's options."""
+    gpus = [
+        HostDevice("gpu", uuid, {"pci_address": address, "serial": serial})
+        for uuid, address, serial in zip(UUIDS, (A, B), SERIALS, strict=True)
+    ]
+    sink = Told()
+    monkeypatch.setattr(release_world, "GPUS", gpus)
+    monkeypatch.setattr(release_world, "NoEvents", lambda: sink)
+    with release_world.Agent(tmp_path).running() as agent:
+        yield sink, ["--socket", str(agent.socket)]
+
+
+def run(content: object, options: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    return cli.main(["diag", "import", "-", *options])
+
+
+def test_a_report_becomes_an_event_of_each_gpu(
+    told: tuple[Told, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink, options = told
+    report = dcgm3(warnings=[{"warning": "replays", "error_id": 32}])
+    assert run(report, options, monkeypatch) == cli.OK
+    assert [(e.name, e.device, e.code) for e in sink.events] == [
+        ("gpu.diagnostic", UUIDS[0], 0),
+        ("gpu.diagnostic", UUIDS[1], 2),
+    ]
+    failed = sink.events[1]
+    assert failed.message == "dcgmi diag: PCIe: replays"
+    assert failed.attributes["failed"] == "PCIe" and failed.attributes["dcgm_version"] == "3.3.8"
+    assert capsys.readouterr().out == (
+        f"{UUIDS[0]} passed: 2 tests passed, 1 skipped\n{UUIDS[1]} failed: PCIe: replays\n"
+    )
+    run(report, options, monkeypatch)
+    assert len({event.event_id for event in sink.events}) == 2, "the same report is no news"
+
+
+def test_a_gpu_without_serial_number_is_named_by_hand(
+    told: tuple[Told, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink, options = told
+    report = dcgm4()
+    del report["entity_groups"]
+    assert run(report, options, monkeypatch) == cli.USAGE
+    assert "no serial number of GPU 0, 1: give its UUID, --gpu 0=GPU-..." in capsys.readouterr().err
+    named = [word for n, uuid in enumerate(UUIDS) for word in ("--gpu", f"{n}={uuid}")]
+    assert run(report, [*options, *named], monkeypatch) == cli.OK
+    assert [event.device for event in sink.events] == UUIDS
+
+
+def test_a_report_of_another_host_is_refused(
+    told: tuple[Told, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A report that was copied to the wrong host would return a broken GPU to service."""
+    sink, options = told
+    report = dcgm4()
+    report["entity_groups"][0]["entities"][0]["serial_num"] = "999"
+    assert run(report, options, monkeypatch) == cli.FAILED
+    assert "no GPU of this host has the serial number '999'" in capsys.readouterr().err
+    assert [event.device for event in sink.events] == [UUIDS[1]]
+
+
+def test_without_an_agent_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dcgm4(), ["--run-folder", str(tmp_path)], monkeypatch) == cli.FAILED
+    assert "agent.sock" in capsys.readouterr().err
+    assert run(b"no", ["--run-folder", str(tmp_path)], monkeypatch) == cli.USAGE
+    assert capsys.readouterr().err.startswith("gangline diag: standard input: it begins with 'no'")
