@@ -155,10 +155,17 @@ def _install(host: Booted, folder: Path, port: int) -> None:
     for package in PACKAGES:
         (there / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
         (there / f"{package}-later.deb").write_bytes(built.repacked(package, folder).read_bytes())
+    began = time.monotonic()
     host.run("apt-get", "install", "--yes", *(f"/packages/{name}.deb" for name in PACKAGES))
+    installed = time.monotonic()
     settings = host.root / "etc/gangline/agent.toml"
     settings.write_text(settings.read_text().replace("127.0.0.1:7600", f"127.0.0.1:{port}"))
     host.run("systemctl", "enable", "--now", "gangline-agent")
+    until(lambda: bool(agent_status(host)), "the first sample", UP_SECONDS)
+    print(
+        f"installed in {installed - began:.1f} s; first sample {time.monotonic() - installed:.1f} s later",
+        flush=True,
+    )
     until(lambda: is_up(host), "the agent is connected", UP_SECONDS)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import deb
 from runtime import PREFIX, architecture, build_runtime, toolchain
 from sbom import write_sbom
 from sources import BuildError, checked, read_pins, sha256_of
@@ -192,7 +193,7 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
                 ]
             },
         },
-        "deb": {"compression": "xz"},
+        "deb": {"compression": "none"},
         "rpm": {
             "compression": "xz",
             "summary": short,
@@ -231,6 +232,8 @@ def _write(package: str, kind: str, config: Path, tools: Path, to: Path, epoch: 
     )  # fmt: skip
     if said.returncode:
         raise BuildError(f"nfpm cannot write {name}: {said.stdout}{said.stderr}")
+    if kind == "deb":
+        deb.pack(to / name, epoch)
     return to / name
 
 
