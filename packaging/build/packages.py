@@ -215,7 +215,9 @@ def write_packages(
     # nFPM packs on one processor, for minutes where there is much: the largest package first.
     jobs = [(package, kind) for package in reversed(only) for kind in ("deb", "rpm")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(lambda job: _write(*job, configs[job[0]], tools, to, epoch), jobs)
+        found = pool.map(
+            lambda job: _write(job[0], job[1], configs[job[0]], tools, to, epoch), jobs
+        )
         return sorted(found, key=lambda path: (only.index(re.split("[_-][0-9]", path.name)[0]), path.name))  # fmt: skip
 
 
