@@ -65,8 +65,11 @@ DESCRIPTIONS = {
         "Stores what Gangline's agents report, scores every host and says why, in\nwords and in SQL. Brings the commands of operators too.",
     ),
 }
-#: package -> what it loads from the system beside glibc: Debian's package and RHEL's. DuckDB, gRPC and Arrow are C++.
-LIBRARIES = {"gangline-aggregator": {"libstdc++6": "libstdc++"}}
+#: package -> what its wheels load from the system beside glibc: Debian's package and RHEL's.
+LIBRARIES = {
+    "gangline-runtime": {"libstdc++6": "libstdc++"},
+    "gangline-aggregator": {"libstdc++6": "libstdc++", "zlib1g": "zlib"},
+}
 
 
 def description(package: str) -> str:

@@ -46,7 +46,7 @@ KINDS = (
     ),
     Kind(
         "gangline-aggregator", "gangline-aggregator", 47601, "/var/lib/gangline-aggregator",
-        include=("libstdc++6",),
+        include=("libstdc++6", "zlib1g"),
     ),
 )  # fmt: skip
 

@@ -158,7 +158,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
 mount --rbind /dev "$1/dev"
 mount --rbind /proc "$1/proc"
 mount -o remount,ro,bind "$1"
-exec chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- /bin/sh -c '
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- /bin/sh -c '
     cd /var/lib/gangline-aggregator
     touch /new 2>&1
     program=/opt/gangline/bin/gangline
@@ -170,7 +170,7 @@ exec chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --i
     done
     $program admin backup --before-migration --data=$PWD --to=$PWD/backups
     grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/$!/status
-    kill $!; wait; cat /tmp/log'
+    kill $!; wait; cat /tmp/log /tmp/health'
 """
 
 
