@@ -44,8 +44,9 @@ from .transport.credentials import Credentials
 from .transport.protocol import PermitHandler
 from .transport.recording_uploads import RecordingUploads
 
-#: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
-FLUSH_SECONDS_MAX = 3.0
+#: How long an agent that ends waits for receipts of what it sent last; the client may take a second more, then its thread is left.
+#: Nothing is sampled meanwhile, and an upgrade is such an end. What is not acknowledged stays in the spool, and is sent again.
+FLUSH_SECONDS_MAX = 1.0
 #: Samplers begin with the second, and have spoken by then, those of eight GPUs (30 ms) too. Who comes sooner has to come
 #: again, and a waking costs more than a reading so much older is worth.
 SAMPLER_GRACE_NS = 50_000_000

@@ -48,6 +48,8 @@ class Outcome:
     killed: int = 0
     repaired: int = 0
     up_seconds: list[float] = field(default_factory=list)
+    #: Of each restart: how long the old agent took to end, the new one to start.
+    restarts: list[tuple[float, float]] = field(default_factory=list)
 
 
 def descendants(pid: int) -> list[int]:
@@ -107,6 +109,18 @@ def is_up(host: Booted) -> bool:
     return bool(status.get("connected")) and str(status["pid"]) == pid
 
 
+def restart_seconds(host: Booted) -> tuple[float, float]:
+    """Return how long the last restart took: from the stop until the process is gone, and from the start until READY=1."""
+    names = ("ActiveExit", "InactiveEnter", "InactiveExit", "ActiveEnter")
+    properties = [f"--property={name}TimestampMonotonic" for name in names]
+    shown = host.run("systemctl", "show", "gangline-agent", *properties)
+    at = {
+        name: int(value or 0) / 1e6
+        for name, _, value in (line.partition("TimestampMonotonic=") for line in shown.splitlines())
+    }
+    return at["InactiveEnter"] - at["ActiveExit"], at["ActiveEnter"] - at["InactiveExit"]
+
+
 def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
     """Run the rounds; print what was found; return the exit code."""
     built.FOLDER = str(packages)
@@ -141,10 +155,17 @@ def _install(host: Booted, folder: Path, port: int) -> None:
     for package in PACKAGES:
         (there / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
         (there / f"{package}-later.deb").write_bytes(built.repacked(package, folder).read_bytes())
+    began = time.monotonic()
     host.run("apt-get", "install", "--yes", *(f"/packages/{name}.deb" for name in PACKAGES))
+    installed = time.monotonic()
     settings = host.root / "etc/gangline/agent.toml"
     settings.write_text(settings.read_text().replace("127.0.0.1:7600", f"127.0.0.1:{port}"))
     host.run("systemctl", "enable", "--now", "gangline-agent")
+    until(lambda: bool(agent_status(host)), "the first sample", UP_SECONDS)
+    print(
+        f"installed in {installed - began:.1f} s; first sample {time.monotonic() - installed:.1f} s later",
+        flush=True,
+    )
     until(lambda: is_up(host), "the agent is connected", UP_SECONDS)
 
 
@@ -164,10 +185,13 @@ def _round(
     at = time.monotonic()
     until(lambda: is_up(host), "the agent is up again", UP_SECONDS)
     outcome.up_seconds.append(time.monotonic() - at)
+    outcome.restarts.append(restart_seconds(host))
     what = "upgrade" if later else "downgrade"
     killed = "" if ended else f", killed after {kill_after:.1f} s and repaired"
     print(
-        f"{number + 1:>3} of {rounds}: {what}{killed}: {time.monotonic() - began:.1f} s", flush=True
+        f"{number + 1:>3} of {rounds}: {what}{killed}: {time.monotonic() - began:.1f} s "
+        f"(stop {outcome.restarts[-1][0]:.1f} s, start {outcome.restarts[-1][1]:.1f} s)",
+        flush=True,
     )
 
 
@@ -184,7 +208,8 @@ def _report(store: Path, outcome: Outcome) -> int:
     print(
         f"{outcome.rounds} upgrades and downgrades, {outcome.killed} killed in the middle and {outcome.repaired} repaired by "
         f"`{REPAIR} FILES`; {len(rows)} seconds stored, {doubled} doubled; not sampled: {len(missing)} times, "
-        f"{longest:.1f} s at most; up after each within {max(outcome.up_seconds):.1f} s"
+        f"{longest:.1f} s at most (stop {max(stop for stop, _ in outcome.restarts):.1f} s, start until ready "
+        f"{max(start for _, start in outcome.restarts):.1f} s); up after each within {max(outcome.up_seconds):.1f} s"
     )
     return int(bool(doubled) or longest > NOT_SAMPLED_SECONDS_MAX or not rows)
 

@@ -35,6 +35,7 @@ from ..store.maintenance.backup import (
     no_store_message,
     open_stopped_store,
     remove_all_but,
+    why_no_migration,
 )
 from ..store.maintenance.compact import compact
 from ..store.maintenance.restore import RestoreResult, check_files, restore
@@ -259,6 +260,9 @@ def backup_main(arguments: list[str]) -> int:
 
 
 def _run_backup(options: argparse.Namespace) -> int:
+    if options.before_migration and (reason := why_no_migration(options.data)):
+        print(json_object({"backup": None, "why": reason}) if options.json else reason)
+        return OK
     progress = ProgressBar(quiet=options.json)
     backup = Backup(options.to, progress, access=options.with_access)
     made = backup.make(lambda: consistent_view(options.data, read_connection_options(options)))
@@ -314,6 +318,11 @@ def _backup_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="then remove all but the newest N (default: remove none)",
+    )
+    parser.add_argument(
+        "--before-migration",
+        action="store_true",
+        help="only if this version would migrate the store; else do nothing (exit code 0)",
     )
     parser.add_argument(
         "--with-access", action="store_true", help="include certificates, keys and hashed tokens"

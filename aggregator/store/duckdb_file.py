@@ -82,6 +82,8 @@ LOCK_FILE = "lock"
 JOURNAL_FILE = "events.journal"
 #: Not `ops.duckdb`: DuckDB would name its catalog `ops`, and `ops.worst` would be ambiguous.
 OPS_FILE = "operators.duckdb"
+#: Where the chart puts the backup from before a migration; a restore leaves it in its place.
+BACKUPS_FOLDER = "backups"
 #: While a compacted file takes the place of the old one, that one is kept under this name.
 BEFORE_SWAP = "gangline-before.duckdb"
 #: A compacted file that is not in place yet.

@@ -17,8 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import deb
 from runtime import PREFIX, architecture, build_runtime, toolchain
 from sbom import write_sbom
 from sources import BuildError, checked, read_pins, sha256_of
@@ -37,6 +39,7 @@ from wheels import ROOT, download_wheels
 
 MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: What nFPM calls dpkg's scripts.
 SCRIPT_NAMES = {
     "preinst": "preinstall",
@@ -61,6 +64,11 @@ DESCRIPTIONS = {
         "Health scores of a GPU cluster",
         "Stores what Gangline's agents report, scores every host and says why, in\nwords and in SQL. Brings the commands of operators too.",
     ),
+}
+#: package -> what its wheels load from the system beside glibc: Debian's package and RHEL's.
+LIBRARIES = {
+    "gangline-runtime": {"libstdc++6": "libstdc++"},
+    "gangline-aggregator": {"libstdc++6": "libstdc++", "zlib1g": "zlib"},
 }
 
 
@@ -154,12 +162,12 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     scripts = {SCRIPT_NAMES[kind]: script(package, kind, work) for kind in SCRIPT_NAMES}
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
     exactly = [] if package == "gangline-runtime" else ["gangline-runtime"]
-    glibc = (
-        [] if package == "gangline-agent" else [read_pins().glibc]
-    )  # the agent has no program of its own
+    # The agent has no program of its own.
+    glibc = [] if package == "gangline-agent" else [read_pins().glibc]
+    libraries = LIBRARIES.get(package, {})
     table = {
         "name": package,
-        "arch": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
+        "arch": DEBIAN_ARCHITECTURES[architecture()],
         "platform": "linux",
         "version": version(),
         "release": RELEASE,
@@ -177,16 +185,18 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
                 "depends": [
                     *(f"{each} (= {full_version()})" for each in exactly),
                     *(f"libc6 (>= {each})" for each in glibc),
+                    *libraries,
                 ]
             },
             "rpm": {
                 "depends": [
                     *(f"{each} = {full_version()}" for each in exactly),
                     *(f"glibc >= {each}" for each in glibc),
+                    *libraries.values(),
                 ]
             },
         },
-        "deb": {"compression": "xz"},
+        "deb": {"compression": "none"},
         "rpm": {
             "compression": "xz",
             "summary": short,
@@ -204,26 +214,32 @@ def write_packages(
 ) -> list[Path]:
     """Let nFPM write all packages into *to*; return them."""
     to.mkdir(parents=True, exist_ok=True)
-    found = []
-    for package in only:
-        config = describe(package, stage, work, epoch)
-        for kind in ("deb", "rpm"):
-            arch = {
-                "deb": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
-                "rpm": architecture(),
-            }[kind]
-            full = full_version()
-            name = (
-                f"{package}_{full}_{arch}.deb" if kind == "deb" else f"{package}-{full}.{arch}.rpm"
-            )
-            said = subprocess.run(
-                [str(tools / "nfpm"), "package", "--config", str(config), "--packager", kind, "--target", str(to / name)],
-                check=False, capture_output=True, text=True, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
-            )  # fmt: skip
-            if said.returncode:
-                raise BuildError(f"nfpm cannot write {name}: {said.stdout}{said.stderr}")
-            found.append(to / name)
-    return found
+    configs = {package: describe(package, stage, work, epoch) for package in only}
+    # nFPM packs on one processor, for minutes where there is much: the largest package first.
+    jobs = [(package, kind) for package in reversed(only) for kind in ("deb", "rpm")]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = pool.map(
+            lambda job: _write(job[0], job[1], configs[job[0]], tools, to, epoch), jobs
+        )
+        return sorted(found, key=lambda path: (only.index(re.split("[_-][0-9]", path.name)[0]), path.name))  # fmt: skip
+
+
+def _write(package: str, kind: str, config: Path, tools: Path, to: Path, epoch: int) -> Path:
+    """Let nFPM write one package."""
+    full = full_version()
+    if kind == "deb":
+        name = f"{package}_{full}_{DEBIAN_ARCHITECTURES[architecture()]}.deb"
+    else:
+        name = f"{package}-{full}.{architecture()}.rpm"
+    said = subprocess.run(
+        [str(tools / "nfpm"), "package", "--config", str(config), "--packager", kind, "--target", str(to / name)],
+        check=False, capture_output=True, text=True, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+    )  # fmt: skip
+    if said.returncode:
+        raise BuildError(f"nfpm cannot write {name}: {said.stdout}{said.stderr}")
+    if kind == "deb":
+        deb.pack(to / name, epoch)
+    return to / name
 
 
 def date_of_commit() -> int:

@@ -34,7 +34,7 @@ class Kind:
     user_id: int
     state_folder: str
     capabilities: tuple[str, ...] = ()
-    #: Of Debian, what our packages load and no essential package brings: DuckDB, gRPC and Arrow are C++.
+    #: Of Debian, what our packages load and no essential package brings: protobuf, DuckDB, gRPC and Arrow are C++.
     include: tuple[str, ...] = ()
 
 
@@ -43,10 +43,11 @@ KINDS = (
     Kind(
         "gangline-agent", "gangline", 47600, "/var/lib/gangline",
         ("syslog", "sys_ptrace", "dac_read_search", "sys_admin", "dac_override"),
+        include=("libstdc++6",),
     ),
     Kind(
         "gangline-aggregator", "gangline-aggregator", 47601, "/var/lib/gangline-aggregator",
-        include=("libstdc++6",),
+        include=("libstdc++6", "zlib1g"),
     ),
 )  # fmt: skip
 

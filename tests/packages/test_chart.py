@@ -286,6 +286,22 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
     assert ("/dev" in volumes) is not restricted
 
 
+def test_the_store_is_backed_up_before_a_newer_version_migrates_it(chart: Any) -> None:
+    """`helm upgrade` migrated the store, and `helm rollback` left an aggregator that could not open it."""
+
+    def pod(values: dict[str, Any]) -> Any:
+        objects, _ = render(chart, values)
+        return one(objects, "StatefulSet", "gangline-aggregator")["spec"]["template"]["spec"]
+
+    values = CASES["default"]
+    (container,) = pod(values)["initContainers"]
+    assert "--before-migration" in container["command"]
+    data = {each["mountPath"] for each in container["volumeMounts"] if each["name"] == "data"}
+    assert f"--data={next(iter(data))}" in container["command"]
+    off = {**values, "aggregator": {**values.get("aggregator", {}), "backUpBeforeMigration": False}}
+    assert "initContainers" not in pod(off)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_probes_never_ask_a_driver(case: str, chart: Any) -> None:
     """NVSentinel #1748: a probe that asked a sick GPU killed its agent 49 times, when it was needed."""

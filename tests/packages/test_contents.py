@@ -43,6 +43,34 @@ def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
     assert {str(path): needs for path, needs in found.items() if needs > GLIBC_MAX} == {}
 
 
+#: Libraries of glibc, whose version each package names; and what beside them the packages of a system bring.
+GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
+LIBRARIES = {
+    "libstdc++": ("libstdc++6", "libstdc++"),
+    "libgcc_s": ("libstdc++6", "libstdc++"),
+    "libz": ("zlib1g", "zlib"),
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_library_of_the_system_is_a_dependency(package: str, tmp_path: Path) -> None:
+    """An image made of essential packages alone has no libstdc++, and DuckDB did not load."""
+    with tar_of(package) as tar:
+        tar.extractall(tmp_path, filter="tar")
+    inside = {path.name for path in tmp_path.rglob("*.so*")}
+    needed: set[str] = set()
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"\x7fELF":
+            command = ["readelf", "--dynamic", "--wide", str(path)]
+            shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            needed.update(re.findall(r"\(NEEDED\).*\[(.+)\]", shown))
+    systems = {name.partition(".so")[0] for name in needed - inside} - GLIBC_LIBRARIES
+    for name in systems:
+        debian, redhat = LIBRARIES[name]
+        assert debian in field(package, "Depends").split(", "), name
+        assert redhat in rpm(package, "--requires").splitlines(), name
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_nothing_of_the_machine_of_the_build_is_in_it(package: str) -> None:
     """A path of the builder's home in every package is a leak, and no two builds are the same."""

@@ -148,25 +148,91 @@ exec chroot "$1" /usr/bin/setpriv --reuid=47600 --regid=47600 --clear-groups --i
 """
 
 
+#: The same for the aggregator, with a network of its own: port 7600 of this machine may be taken.
+AGGREGATOR_AS_A_POD = """
+set -e
+ip link set lo up
+mount --bind "$1" "$1"
+mount -t tmpfs -o mode=0750,uid=47601,gid=47601 tmpfs "$1/var/lib/gangline-aggregator"
+mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+mount --rbind /dev "$1/dev"
+mount --rbind /proc "$1/proc"
+mount -o remount,ro,bind "$1"
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$1" /usr/bin/setpriv --reuid=47601 --regid=47601 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs -- /bin/sh -c '
+    cd /var/lib/gangline-aggregator
+    touch /new 2>&1
+    program=/opt/gangline/bin/gangline
+    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
+    $program aggregator --config=/etc/gangline/aggregator.toml >/tmp/log 2>&1 &
+    for turn in $(seq 120); do
+        sleep 0.5
+        $program admin health >/tmp/health 2>&1 && echo healthy && break
+    done
+    $program admin backup --before-migration --data=$PWD --to=$PWD/backups
+    grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/$!/status
+    kill $!; wait; cat /tmp/log /tmp/health'
+"""
+
+
+def layer_of(package: str) -> Path:
+    """The layer of an image, which its manifest names."""
+    layout = Path(FOLDER) / package
+    index = json.loads((layout / "index.json").read_text())
+    manifest = json.loads(blob(layout, index["manifests"][0]["digest"]))
+    digest: str = manifest["layers"][0]["digest"].removeprefix("sha256:")
+    return layout / "blobs" / "sha256" / digest
+
+
+@needs_images
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", image_module.KINDS, ids=lambda kind: kind.package)
+def test_what_runs_is_in_the_layer_once(kind: image_module.Kind) -> None:
+    """/opt/gangline/versions is hard links to /opt/gangline/packages: copied, they would double what every node fetches."""
+    with tarfile.open(layer_of(kind.package)) as tar:
+        members = tar.getmembers()
+    versions = [each for each in members if each.name.startswith("opt/gangline/versions/")]
+    assert sum(each.islnk() for each in versions) > 1000
+    assert sum(each.size for each in versions) == 0
+
+
+def in_a_pod(package: str, script: str, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Unpack the image of *package* and run *script* over it, in namespaces of its own."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("needs root and: apt-get install util-linux")
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["tar", "--xattrs", "--xattrs-include=*", "-xpf", str(layer_of(package)), "-C", str(root)], check=True)  # fmt: skip
+    spaces = ["--net"] if script is AGGREGATOR_AS_A_POD else []
+    ended = subprocess.run(
+        ["unshare", "--mount", *spaces, "--propagation", "private", "sh", "-c", script, "sh", str(root), *words],
+        check=False, capture_output=True, text=True, timeout=10 * GUARD_SECONDS,
+    )  # fmt: skip
+    shutil.rmtree(root)
+    return ended
+
+
+@needs_images
+@pytest.mark.slow
+def test_the_aggregator_runs_in_it_without_root(tmp_path: Path) -> None:
+    """Its root file system lacked libstdc++ once, and DuckDB did not load."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs: apt-get install iproute2")
+    ended = in_a_pod("gangline-aggregator", AGGREGATOR_AS_A_POD, tmp_path)
+    said = ended.stdout
+    assert "Read-only file system" in said and "no store yet" in said, ended
+    assert "which this version does not migrate" in said and "healthy" in said, ended
+    assert re.search(r"^Uid:\s47601\s", said, re.MULTILINE)
+    assert dict(re.findall(r"^(CapEff|NoNewPrivs):\s(\w+)$", said, re.MULTILINE)) == {
+        "CapEff": "0" * 16, "NoNewPrivs": "1",
+    }  # fmt: skip
+
+
 @needs_images
 @pytest.mark.slow
 def test_the_agent_runs_in_it_without_root(tmp_path: Path) -> None:
     """As containerd starts it: a user without capabilities, whose program may have those of the pod."""
-    if os.geteuid() or shutil.which("unshare") is None:
-        pytest.skip("needs root and: apt-get install util-linux")
-    layout = Path(FOLDER) / "gangline-agent"
-    index = json.loads((layout / "index.json").read_text())
-    manifest = json.loads(blob(layout, index["manifests"][0]["digest"]))
-    layer = layout / "blobs" / "sha256" / manifest["layers"][0]["digest"].removeprefix("sha256:")
-    root = tmp_path / "root"
-    root.mkdir()
-    subprocess.run(["tar", "--xattrs", "--xattrs-include=*", "-xpf", str(layer), "-C", str(root)], check=True)  # fmt: skip
     given = ",".join(f"+{each.removeprefix('CAP_').lower()}" for each in sandboxed.words_of(UNIT, "CapabilityBoundingSet"))  # fmt: skip
-    ended = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_A_POD, "sh", str(root), given],
-        check=False, capture_output=True, text=True, timeout=10 * GUARD_SECONDS,
-    )  # fmt: skip
-    shutil.rmtree(root)
+    ended = in_a_pod("gangline-agent", AS_A_POD, tmp_path, given)
     said = ended.stdout
     assert "Read-only file system" in said, ended
     assert "node-1: agent " in said, ended

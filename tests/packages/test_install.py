@@ -138,13 +138,9 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     assert f"before it is migrated from {version} to 9999" in said
     backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
     assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
-    until(
-        lambda: (
-            host.run("systemctl", "is-active", "gangline-aggregator", check=False).strip()
-            == "active"
-        ),
-        "the new aggregator runs",
-    )
+    # When it answers it has written the note, and does not again.
+    healthy = ("sh", "-c", "gangline admin health && echo healthy")
+    until(lambda: "healthy" in host.run(*healthy, check=False), "the new aggregator answers")
 
     host.run("sh", "-c", f"echo 9999 > {note}")  # as an aggregator that has migrated the store
     refused = host.run(*apt, *old, check=False)

@@ -10,8 +10,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.store.duckdb_file import migrations
+from gangline.aggregator.store.duckdb_file import BACKUPS_FOLDER, STORE_VERSION_FILE, migrations
+from gangline.aggregator.store.maintenance import backup_files
 from gangline.aggregator.store.store import Store
 from tests.processes import GUARD_SECONDS
 from tests.upgrade.keep_store import FRAMES, GPUS, HOSTS, NOW_NS, frame
@@ -41,6 +43,31 @@ STORE_OF_EACH_VERSION = [
 def test_a_store_of_each_version_is_kept() -> None:
     """A migration whose version before it nobody has a file of is tested on nothing: see keep_store.py."""
     assert {version_of(path) for path in KEPT} >= {1, 2, 5, 10, 11, 12, 14}
+
+
+@pytest.mark.parametrize("archive", STORE_OF_EACH_VERSION)
+def test_a_store_is_backed_up_before_it_is_migrated(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the chart's init container runs: one backup, of the old version; none once the store is of this version."""
+    folder = tmp_path / "store"
+    to = folder / BACKUPS_FOLDER
+    command = ["admin", "backup", "--before-migration", "--data", str(folder), "--to", str(to), "--keep", "2"]  # fmt: skip
+    assert cli.main(command) == cli.OK
+    assert "no store yet" in capsys.readouterr().out and not folder.exists()
+    unpack(archive, folder)
+    assert cli.main(command) == cli.OK
+    (made,) = backup_files.backups(to)
+    assert backup_files.read(made).schema_version == version_of(archive)
+    Store.open(folder, AggregatorConfig(data=folder, ops_seconds=0), lambda: NOW_NS).close()
+    capsys.readouterr()
+    assert cli.main(command) == cli.OK
+    assert f"the store has version {NEWEST}" in capsys.readouterr().out
+    assert backup_files.backups(to) == [made]
+    restore = ["admin", "restore", "--from", str(to), "--data", str(folder), "--force"]
+    assert cli.main(restore) == cli.OK
+    assert (folder / STORE_VERSION_FILE).read_text() == f"{version_of(archive)}\n"
+    assert backup_files.backups(to) == [made], "a restore leaves the backups where they are"
 
 
 @pytest.mark.parametrize("archive", STORE_OF_EACH_VERSION)

@@ -31,7 +31,16 @@ from ...durable_file import (
     write_new_file,
 )
 from .. import duckdb_file
-from ..duckdb_file import JOURNAL_FILE, STORE_FILE, StoreError, cause, lock_folder, size_of, wal_of
+from ..duckdb_file import (
+    JOURNAL_FILE,
+    STORE_FILE,
+    STORE_VERSION_FILE,
+    StoreError,
+    cause,
+    lock_folder,
+    size_of,
+    wal_of,
+)
 from . import backup_files, verify
 from .backup_files import BackupFile, Manifest
 
@@ -163,6 +172,25 @@ def no_store_message(data: Path) -> str:
         f"{data} holds no store (there is no {STORE_FILE}): name the aggregator's folder with --data, "
         "as its setting `data` has it"
     )
+
+
+def why_no_migration(data: Path) -> str:
+    """Return why this version would not migrate the store in *data*; "" where it would, or where nothing says its version.
+
+    Reads `store_version`: opening the store would migrate it. Raises CopyError.
+    """
+    if not (data / STORE_FILE).exists():
+        return f"{data}: no store yet, nothing to back up"
+    newest = duckdb_file.migrations()[-1][0]
+    try:
+        found = (data / STORE_VERSION_FILE).read_text(errors="replace")[:16].strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise CopyError(f"{data / STORE_VERSION_FILE}: {error.strerror}") from error
+    if found.isdecimal() and int(found) >= newest:
+        return f"{data}: the store has version {found}, which this version does not migrate: no backup made"
+    return ""
 
 
 def in_use(data: Path) -> bool:

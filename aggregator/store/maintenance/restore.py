@@ -18,6 +18,7 @@ from ...durable_file import (
 )
 from .. import duckdb_file
 from ..duckdb_file import (
+    BACKUPS_FOLDER,
     LOCK_FILE,
     RESTORE_FOLDER,
     SPILL_FOLDER,
@@ -33,7 +34,7 @@ from .backup_files import Manifest
 #: What stood in the folder before is kept under this and the time.
 REPLACED_PREFIX = "replaced"
 #: Stays in the folder whoever restores.
-_PRESERVED = {LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, ACCESS_FOLDER}
+_PRESERVED = {LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, ACCESS_FOLDER, BACKUPS_FOLDER}
 
 
 @dataclass(frozen=True, slots=True)

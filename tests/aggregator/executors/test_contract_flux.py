@@ -95,6 +95,7 @@ class FakeFlux:
 
 class FluxSite(Site):
     settings: ClassVar[dict[str, object]] = {"mark": "drain"}
+    requeues = False
 
     def __init__(self) -> None:
         self.fake = FakeFlux()

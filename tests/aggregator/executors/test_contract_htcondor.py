@@ -22,6 +22,7 @@ STABLE_READS = 15
 
 class CondorSite(Site):
     settings: ClassVar[dict[str, object]] = {"mark": "drain"}
+    requeues = False
 
     def __init__(self, pool: CondorPool) -> None:
         self.pool = pool
