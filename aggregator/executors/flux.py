@@ -24,6 +24,7 @@ from .model import (
     Scheduler,
     SchedulerError,
     Step,
+    apply_each,
 )
 from .slurm import Run, expand_hostlist, run_command
 
@@ -93,13 +94,7 @@ class Flux(Scheduler):
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*."""
-        errors: dict[Step, str] = {}
-        for step in steps:
-            try:
-                self._apply_one(step)
-            except SchedulerError as error:
-                errors[step] = str(error)
-        return errors
+        return apply_each(steps, self._apply_one)
 
     def _apply_one(self, step: Step) -> None:
         match step:

@@ -350,6 +350,17 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
         return list(pool.map(lambda call: call(), calls))
 
 
+def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict[Step, str]:
+    """Apply *steps* one after the other; return the error of each that failed."""
+    errors: dict[Step, str] = {}
+    for step in steps:
+        try:
+            apply_one(step)
+        except SchedulerError as error:
+            errors[step] = str(error)
+    return errors
+
+
 class Scheduler(ABC):
     """What an executor needs of a scheduler. Each method raises SchedulerError, and waits for a bounded time."""
 

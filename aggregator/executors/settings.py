@@ -75,31 +75,15 @@ def _check_no_weights(value: bool) -> None:
 
 def _check_drain(mark: str) -> None:
     if mark != "drain":
-        raise ValueError("`drain`: HTCondor has nothing else that keeps new work off a machine")
+        raise ValueError("`drain`: this scheduler has nothing else that keeps new work off a node")
 
 
-def _check_ray_drain(mark: str) -> None:
-    if mark != "drain":
-        raise ValueError("`drain`: Ray has nothing else that keeps new work off a node")
-
-
-def _check_flux_drain(mark: str) -> None:
-    if mark != "drain":
-        raise ValueError("`drain`: Flux has nothing else that keeps new work off a node")
-
-
-def _check_flux_actions(actions: tuple[str, ...]) -> None:
+def _check_drain_actions(actions: tuple[str, ...]) -> None:
+    """A scheduler in which nodes are drained, and all else is left to people."""
     _check_actions(actions)
     for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
         if action in actions:
-            raise ValueError(f"actions without {action}: in Flux that is left to people")
-
-
-def _check_htcondor_actions(actions: tuple[str, ...]) -> None:
-    _check_actions(actions)
-    for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
-        if action in actions:
-            raise ValueError(f"actions without {action}: in HTCondor that is left to people")
+            raise ValueError(f"actions without {action}: in this scheduler that is left to people")
 
 
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
@@ -366,7 +350,7 @@ class HTCondorConfig(UnweightedConfig):
     )
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
-        check=_check_htcondor_actions,
+        check=_check_drain_actions,
         description="advisories that are carried out; EVICT_NOW drains the machine, and its jobs go on",
     )
 
@@ -398,7 +382,7 @@ class RayConfig(UnweightedConfig):
     )
     mark: str = setting(
         "drain",
-        check=_check_ray_drain,
+        check=_check_drain,
         description="what keeps new work off a node: `drain`, which cannot be taken back",
     )
     actions: tuple[str, ...] = setting(
@@ -438,12 +422,12 @@ class FluxConfig(UnweightedConfig):
     )
     mark: str = setting(
         "drain",
-        check=_check_flux_drain,
+        check=_check_drain,
         description="what keeps new work off a node: `drain`, by flux resource drain",
     )
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
-        check=_check_flux_actions,
+        check=_check_drain_actions,
         description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
     )
 

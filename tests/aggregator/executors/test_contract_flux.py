@@ -186,6 +186,6 @@ def test_what_is_left_to_people() -> None:
     absent = Drain("a1", "", "n9", OURS, 60.0)
     assert flux.apply([absent]) == {absent: "n9 is not a node of this instance of Flux"}
     for wrong in ("mark=hold", 'actions=["REBOOT"]', 'actions=["DRAIN_AT_CHECKPOINT"]'):
-        with pytest.raises(SettingsError, match="Flux"):
+        with pytest.raises(SettingsError, match="this scheduler"):
             load(FluxConfig, None, [wrong])
     assert [one.level for one in doctor_findings(flux)] == ["ok", "note", "note", "note"]
