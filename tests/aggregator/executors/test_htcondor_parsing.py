@@ -137,5 +137,5 @@ def test_what_is_left_to_people() -> None:
     step = Reboot("a1", "", "n1.local", "x")
     assert HTCondor(FakeCommands()).apply([step]) == {step: "Reboot is not a step of HTCondor"}
     for wrong in ("mark=hold", 'actions=["REBOOT"]'):
-        with pytest.raises(SettingsError, match="HTCondor"):
+        with pytest.raises(SettingsError, match="this scheduler"):
             load(HTCondorConfig, None, [wrong])
