@@ -44,7 +44,7 @@ CLASSES: tuple[FindingClass, ...] = (
     FindingClass("driver", "faults that a GPU's driver told of", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message", "gpu.hang", "gpu.reset")),
     FindingClass("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
     FindingClass("hardware", "faults of hardware"),  # a recording's level
-    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
+    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost", "gpu.diagnostic")),
 )  # fmt: skip
 CLASS_NAMES = tuple(each.name for each in CLASSES)
 

@@ -58,7 +58,7 @@ COMMENT ON MACRO TABLE ops.part IS
 CREATE OR REPLACE MACRO ops.is_fault(finding) AS finding IN (
     'gpu.xid', 'nvswitch.sxid', 'gpu.lost', 'gpu.recovery_action', 'gpu.remap_pending', 'gpu.remap_failed',
     'gpu.ecc_uncorrected', 'folded', 'disk.error', 'filesystem.error', 'filesystem.error.read_only',
-    'gpu.driver_message', 'gpu.hang', 'gpu.hang.recovered', 'gpu.off_bus', 'gpu.ras_error.corrected',
+    'gpu.diagnostic.failed', 'gpu.diagnostic.warning', 'gpu.driver_message', 'gpu.hang', 'gpu.hang.recovered', 'gpu.off_bus', 'gpu.ras_error.corrected',
     'gpu.ras_error.deferred', 'gpu.ras_error.replace', 'gpu.ras_error.uncorrected', 'gpu.reset',
     'gpu.reset_failed', 'host.hardware_error.corrected', 'host.hardware_error.fatal',
     'host.hardware_error.info', 'host.hardware_error.recoverable', 'host.hung_task', 'host.kernel_fault',

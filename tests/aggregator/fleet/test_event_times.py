@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.fleet.active_events import (
+    DIAGNOSTIC,
     EVENT_POLICY,
     INCIDENTS_MAX,
     RECORDS_PER_HOST_MAX,
@@ -142,12 +143,13 @@ def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
     """A first start: the ring told of a program killed three weeks ago, and the host was WATCH."""
     world, host, _ = lived(days=30)
     device = "part"
+    code = 2 if name == DIAGNOSTIC else 0  # a diagnostic of code 0 passed
     seconds = EVENT_POLICY[name].seconds
-    world.event(host, 0, device, name, ago=21 * DAY, count=50)
-    world.event(host, 0, device, name, ago=seconds + 30, lasted=20, count=50)
+    world.event(host, code, device, name, ago=21 * DAY, count=50)
+    world.event(host, code, device, name, ago=seconds + 30, lasted=20, count=50)
     world.run(2)
     assert all_well(world) and not world.score(host).evidence
-    world.event(host, 0, device, name, ago=seconds + 30, lasted=40, count=50)
+    world.event(host, code, device, name, ago=seconds + 30, lasted=40, count=50)
     world.run(2)
     assert world.score(host).evidence, "its last line is 10 s short of the time"
     world.run(12)
