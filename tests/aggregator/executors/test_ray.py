@@ -96,7 +96,7 @@ def test_what_is_left_to_people() -> None:
     errors = scheduler.apply([reboot, requeue])
     assert errors == {reboot: "Reboot is not a step of Ray", requeue: "Ray lets it go on until its owner removes it"}  # fmt: skip
     for wrong in ('actions=["AVOID"]', "mark=hold", 'ray_helper=["python3"]'):
-        with pytest.raises(SettingsError, match="Ray|this scheduler"):
+        with pytest.raises(SettingsError, match=r"Ray|this scheduler"):
             load(RayConfig, None, [wrong])
     assert load(RayConfig, None, []).actions == ()
     assert [one.level for one in doctor_findings(scheduler, True)] == ["ok", "note"]
