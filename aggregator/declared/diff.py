@@ -70,7 +70,7 @@ KINDS = (
         2,
     ),
 )
-#: Stores of before version 21 have no table of these.
+#: Stores of before version 20 have no table of these.
 LATER_KINDS = frozenset({"cost", "tenant"})
 Rows = Mapping[str, set[Row]]
 
