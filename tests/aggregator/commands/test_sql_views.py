@@ -101,7 +101,7 @@ OPS = [
     ("FROM ops.freshness", "host", "host-1"),
     ("FROM ops.heard", "host", "host-1"),
     ("FROM ops.findings", "still_so", True),
-    ("FROM ops.aggregator", "figure", "calls"),
+    ("FROM ops.aggregator", "figure", "breaker_open"),
     ("FROM ops.aggregator_history('findings')", "rise_per_second", None),
     ("FROM ops.faults", "code", 79),
     ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
