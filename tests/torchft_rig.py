@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
 """The lighthouse and managers of torchft, each in a process of its own: the real ones where `tests/rigs/torchft.sh` has put them, else stand-ins.
 
 A process prints its address, and runs until its stdin ends. `python torchft_rig.py lighthouse FOLDER`, or `manager FOLDER NAME HOST LIGHTHOUSE`;

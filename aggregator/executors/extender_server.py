@@ -189,7 +189,7 @@ class ExtenderConnection(asyncio.Protocol):
             return
         self._wait(IDLE_SECONDS_MAX)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._extender.connections -= 1
         if self._timer is not None:

@@ -134,7 +134,7 @@ def kill_replica(replica: Replica, message: str) -> None:
             grpc.channel_ready_future(channel).result(CALL_SECONDS)
         except grpc.FutureTimeoutError:
             raise LighthouseError(f"{host}:{replica.port} does not answer") from None
-        call = channel.unary_unary(KILL_METHOD, lambda request: request, lambda answer: answer)
+        call = channel.unary_unary(KILL_METHOD, bytes, bytes)
         try:
             call(kill_request(message), timeout=CALL_SECONDS)
         except grpc.RpcError as error:

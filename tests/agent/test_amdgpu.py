@@ -1,3 +1,4 @@
+# pyright: reportPossiblyUnboundVariable=false
 """AMD GPUs in the tables that NVIDIA's have: hosts that are folders, changed and broken."""
 
 from __future__ import annotations

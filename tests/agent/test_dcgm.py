@@ -1,3 +1,4 @@
+# pyright: reportPossiblyUnboundVariable=false
 """The agent beside DCGM: what it takes of an engine that runs, and what it does when that is ill."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: reportPossiblyUnboundVariable=false
 """The collector of reported steps: over slots of real processes, and over everything that a user can plant there instead."""
 
 from __future__ import annotations

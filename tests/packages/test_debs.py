@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """A deb whose content is packed again: dpkg reads it, and it is the same bytes each time."""
 
 from __future__ import annotations

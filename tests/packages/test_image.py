@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """The images: what is written, and the agent run in one as a pod runs it."""
 
 from __future__ import annotations

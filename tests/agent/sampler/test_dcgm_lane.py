@@ -22,8 +22,11 @@ ENGINE, TABLE = "engine", "dcgm_1s_changes"
 def lanes(world: World) -> dict[str, list[Collector]]:
     """Eight GPUs, ports and disks, and a host engine."""
     world.devices.setdefault(ENGINE, Device())
-    engine = Sweeping(world, DCGM_COLLECTOR, [ENGINE], TABLE, call="dcgmEntitiesGetLatestValues")
-    return hosts_lanes(world) | {DCGM: [engine]}
+    engine: Collector = Sweeping(
+        world, DCGM_COLLECTOR, [ENGINE], TABLE, call="dcgmEntitiesGetLatestValues"
+    )
+    own: dict[str, list[Collector]] = {DCGM: [engine]}
+    return hosts_lanes(world) | own
 
 
 @pytest.mark.parametrize("holds", [False, True], ids=["", "ignores SIGKILL"])
