@@ -41,10 +41,10 @@ CLASSES: tuple[FindingClass, ...] = (
     FindingClass("memory", "faults of memory", ("gpu.ecc_", "gpu.ras_error", "host.memory_error", "host.machine_check", "host.hardware_error")),
     FindingClass("remap", "row remaps that waited for a reset, or failed", ("gpu.remap_",)),
     FindingClass("link", "faults of links", ("nvswitch.", "pcie.", "rdma.", "net.")),
-    FindingClass("driver", "faults that a GPU's driver told of", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message", "gpu.hang", "gpu.reset")),
+    FindingClass("driver", "faults that a GPU's driver or a diagnostic reported", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message", "gpu.hang", "gpu.reset", "gpu.diagnostic")),
     FindingClass("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
     FindingClass("hardware", "faults of hardware"),  # a recording's level
-    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost", "gpu.diagnostic")),
+    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
 )  # fmt: skip
 CLASS_NAMES = tuple(each.name for each in CLASSES)
 

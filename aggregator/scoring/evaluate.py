@@ -79,8 +79,11 @@ FAULT_RULES = (
 _FAULTS = {name: class_of(name) for name in FAULT_RULES}
 #: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
 #: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all. Nor are GPUs
-#: that are missing, which somebody may have taken out.
-PERSISTENT_RULES = (*FAULT_RULES, "gpu.missing", "hardware.unexpected")
+#: that are missing, which somebody may have taken out. What DCGM's watches and policies report may be of their own limits.
+PERSISTENT_RULES = (
+    *FAULT_RULES, "gpu.missing", "hardware.unexpected",
+    "gpu.dcgm_failure", "gpu.dcgm_warning", "gpu.dcgm_policy",
+)  # fmt: skip
 #: With so many findings none is begun that is no fault: a counter stuck on each port of a large fleet, or a slip in a
 #: file, leaves room for what hosts are taken out for.
 NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2

@@ -163,10 +163,10 @@ EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
         "kernel log was overrun: lines were lost before they were read, an XID may be among them",
     ),
     (DIAGNOSTIC, 1): _event_kind(
-        "gpu.diagnostic.warning", W, Reason.POLICY, 2.0, "a diagnostic that somebody ran of it warned"
+        "gpu.diagnostic.warning", W, Reason.NONE, 2.0, "a diagnostic that somebody ran of it warned"
     ),
     (DIAGNOSTIC, 2): _event_kind(
-        "gpu.diagnostic.failed", S, Reason.POLICY, 30.0, "a diagnostic that somebody ran of it failed"
+        "gpu.diagnostic.failed", S, Reason.NONE, 30.0, "a diagnostic that somebody ran of it failed"
     ),
     (LINK, REMOVED): _event_kind(
         "net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was taken away"
@@ -178,13 +178,13 @@ DRIVER_EVENT = _event_kind("gpu.driver_event", H, Reason.NONE, 1.0, "its driver 
 ANY_CODE: Mapping[str, EventKind] = {
     "gpu.driver_event": DRIVER_EVENT,
     "gpu.dcgm_failure": _event_kind(
-        "gpu.dcgm_failure", S, Reason.POLICY, 30.0, "DCGM's health watch reports a failure"
+        "gpu.dcgm_failure", S, Reason.NONE, 30.0, "DCGM's health watch reports a failure"
     ),
     "gpu.dcgm_warning": _event_kind(
-        "gpu.dcgm_warning", W, Reason.POLICY, 3.0, "DCGM's health watch warns"
+        "gpu.dcgm_warning", W, Reason.NONE, 3.0, "DCGM's health watch warns"
     ),
     "gpu.dcgm_policy": _event_kind(
-        "gpu.dcgm_policy", W, Reason.POLICY, 2.0, "a policy that somebody set in DCGM was violated"
+        "gpu.dcgm_policy", W, Reason.NONE, 2.0, "a policy that somebody set in DCGM was violated"
     ),
 }
 #: What a system of DCGM's health watches is about; of others it is only known that DCGM says so.

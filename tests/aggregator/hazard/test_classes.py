@@ -61,7 +61,6 @@ OF_REASONS = {
     Reason.HOST_CPU: "host",
     Reason.STORAGE: "host",
     Reason.BLIND: OTHER,
-    Reason.POLICY: OTHER,  # a diagnostic that somebody ran
     Reason.NONE: "driver",  # gpu.driver_message
 }
 NODES, DAYS, SPLIT = 200, 160, 110
