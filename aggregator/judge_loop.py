@@ -30,7 +30,7 @@ from .model import AGGREGATOR_HOST
 from .monitoring.alarms import ALARMS
 from .reservations import Reservations
 from .runs.run_log import RunLog
-from .scoring.evaluate import EVALUATED_FINDINGS, FAULT_RULES, Judgement, evaluate
+from .scoring.evaluate import EVALUATED_FINDINGS, Judgement, evaluate
 from .scoring.features import FaultHistory
 from .scoring.restart import RestartState, restore
 from .scoring.score_rows import ScoreLog
@@ -342,7 +342,7 @@ def _faults(store: Store, now_ns: int) -> FaultHistory:
     """Return what is on record of each host, as training reads it."""
     try:
         with store.reading() as cursor:
-            return FaultHistory.of(read_incidents(cursor, FAULT_RULES, now_ns // 1000))
+            return FaultHistory.of(read_incidents(cursor, now_ns // 1000))
     except EventsError as error:
         log.error("hazards are told as if no host had failed before: %s", error)
         return FaultHistory()

@@ -58,9 +58,8 @@ from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
 from .recordings import RecordingExchange
 from .reservations import Reservations
+from .rule_catalogue import OVERRIDABLE_RULES
 from .runs.run_log import RunLog
-from .scoring.declared import rule_names
-from .scoring.evaluate import FAULT_RULES
 from .scoring.restart import RestartState
 from .service.admin import AdminService, PermitService
 from .service.advisory import AdvisoryService
@@ -291,10 +290,10 @@ class Aggregator:
         undo.callback(self._ingest.close)
         self._clocks = ClockWriter(self._ingest.clock_samples, self.store)
         self.declared = DeclaredReloader(
-            declared_path(config), self.fleet, self.store, rule_names()
+            declared_path(config), self.fleet, self.store, OVERRIDABLE_RULES
         )
         self.declared.begin(self._wall_ns())
-        self.models = ModelRegistry(self.store, FAULT_RULES, self._wall_ns)
+        self.models = ModelRegistry(self.store, self._wall_ns)
         self.models.load()
         gangs = ScheduledGangs()
         self.fleet.jobs.scheduled = gangs.scheduled

@@ -50,6 +50,8 @@ LAYERS = {
     ),
     "aggregator": (
         "clock_jump counter_deltas durable_file errors metrics metrics_server model sql workers",
+        "rule_declaration",
+        "rule_catalogue",
         "hazard mirror_format principal",
         "config mirror_file pending_job",
         "auth executors store",

@@ -21,7 +21,7 @@ from ...contract.xid.policy import Xid
 from ...contract.xid.policy import policy as xid_rows
 from ...contract.xid.policy import sxid_policy as sxid_rows
 from ..model import Evidence, HealthState, HostScore, Reason
-from ..scoring.rules import configuration
+from ..rule_catalogue.agent import HOST_RETURNED
 from .advisory import HOUR_NS, SILENCE_REASON, Action, Basis, Case, Price, Scope
 
 # ----------------------------------------------------------------------
@@ -353,7 +353,7 @@ ACTIONABLE_STATES = (
     HealthState.PROBATION,
 )
 #: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
-FORECASTS = ("hazard.", configuration.HOST_RETURNED.name)
+FORECASTS = ("hazard.", HOST_RETURNED.name)
 #: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
 HUNG_SIGNAL = "probe.hung_seconds"
 #: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median

@@ -17,7 +17,6 @@ from ..hazard.events import EventsError
 from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HazardModel
 from ..hazard.models import ModelRegistry, TrainingResult
-from ..scoring.evaluate import FAULT_RULES
 from ..store.duckdb_file import STORE_FILE
 from ..store.maintenance.backup import in_use, no_store_message
 from ..store.store import Store
@@ -77,7 +76,7 @@ def _running(data: Path, connection_options: ConnectionOptions, simulated: bool)
 def _stopped(data: Path, simulated: bool) -> TrainingResult:
     store = Store.open(data, AggregatorConfig(data=data))
     try:
-        models = ModelRegistry(store, FAULT_RULES, time.time_ns)
+        models = ModelRegistry(store, time.time_ns)
         models.load()
         return models.train(simulated=simulated)
     except EventsError as error:

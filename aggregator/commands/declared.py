@@ -26,7 +26,7 @@ from ..declared.model import (
     SelectionIndex,
 )
 from ..declared.rows import reported_places
-from ..scoring.declared import rule_names
+from ..rule_catalogue import OVERRIDABLE_RULES
 
 #: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
 DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     now_ns = time.time_ns()
     try:
-        after = parse_files(read_files(options.files), now_ns, rules=rule_names())
+        after = parse_files(read_files(options.files), now_ns, rules=OVERRIDABLE_RULES)
     except DeclaredError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)

@@ -11,6 +11,7 @@ from math import isnan, nan
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ..rule_catalogue import FAMILIES, NEVER_NOISE
 from .fields import (
     PLACE_SELECTORS,
     HostPattern,
@@ -409,16 +410,7 @@ TEXTS: dict[str, str] = {
 
 
 # ----------------------------------------------------------------------
-# Which rules an override may name, and which never: one place says it, and a file that names
-# another is refused.
-
-#: Rules that are made one by one, for each code, counter or event: this is the name of all of them.
-FAMILIES = ("gpu.xid", "nvswitch.sxid", "counter.saturated", "folded")
-#: What is never noise -> what to declare instead.
-NEVER_NOISE = {
-    "host.silent": "that a host is silent is never noise: missing is not healthy; where it is meant to be off, declare [[maintenance]]",
-    "host.returned": "that a host is on probation is never noise: it ends by itself, and says when",
-}
+# Which rules an override may name, and which never: a file that names another is refused.
 
 
 def rule_matches(rule: str, name: str) -> bool:

@@ -8,17 +8,19 @@ or finds in the kernel's ring at its first start is as old as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...contract.xid.incidents import RECOVERY_XID, XidIncident, classify_line, note_neighbours
 from ...contract.xid.policy import Clears, Xid, XidSeverity
 from ..model import ReceivedEvent
+from ..rule_catalogue.events import EVENT_POLICY, TEN_MINUTES
+from ..rule_declaration import ClearCondition
 
 # ----------------------------------------------------------------------
-# What one event says by itself, and what ends it: the table of events, and the policies of XIDs and
-# SXIDs.
+# What one event says by itself, and what ends it: by the catalogue of rules, and the policies of XIDs
+# and SXIDs.
 
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 ADAPTER = "rdma.adapter_failed"
@@ -31,60 +33,6 @@ OUT_OF_MEMORY = "host.out_of_memory"
 REMOVED, APPEARED = 2, 3
 #: The kernel's words for a program that met the limit of its own control group.
 CGROUP_LIMIT_MARKERS = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
-
-TEN_MINUTES, HOUR, DAY = 600.0, 3600.0, 86_400.0
-
-
-class ClearCondition(NamedTuple):
-    """What ends a record: `seconds` without another one, for Clears.TIME."""
-
-    clears: Clears
-    seconds: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """What ends it, for people."""
-        if self.clears is Clears.RESET:
-            return "the GPU is reset, or the host boots"
-        if self.clears is Clears.REBOOT:
-            return "the host boots"
-        return f"it does not come again for {_span(self.seconds)}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 2 * HOUR:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / HOUR:.0f} hours"
-
-
-#: Name of an event -> what ends it. Events that are not here, such as a link that came up, are left to
-#: the store and to the readings that tell the same.
-EVENT_POLICY: Mapping[str, ClearCondition] = {
-    LOST: ClearCondition(Clears.RESET),
-    "gpu.driver_message": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "gpu.driver_event": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "gpu.ras_error": ClearCondition(Clears.TIME, DAY),
-    "gpu.hang": ClearCondition(Clears.TIME, HOUR),
-    "gpu.reset": ClearCondition(Clears.RESET),
-    "gpu.dcgm_failure": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "gpu.dcgm_warning": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "gpu.dcgm_policy": ClearCondition(Clears.TIME, TEN_MINUTES),
-    DIAGNOSTIC: ClearCondition(Clears.TIME, DAY),
-    "pcie.aer": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "host.hardware_error": ClearCondition(Clears.TIME, DAY),
-    "host.machine_check": ClearCondition(Clears.TIME, DAY),
-    "host.memory_error": ClearCondition(Clears.TIME, DAY),
-    OUT_OF_MEMORY: ClearCondition(Clears.TIME, TEN_MINUTES),
-    "host.hung_task": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "host.lockup": ClearCondition(Clears.TIME, HOUR),
-    "host.kernel_fault": ClearCondition(Clears.REBOOT),
-    "host.kernel_log_lost": ClearCondition(Clears.TIME, TEN_MINUTES),
-    "rdma.driver_error": ClearCondition(Clears.TIME, TEN_MINUTES),
-    ADAPTER: ClearCondition(Clears.REBOOT),
-    "filesystem.error": ClearCondition(Clears.TIME, HOUR),
-    "disk.error": ClearCondition(Clears.TIME, HOUR),
-    LINK: ClearCondition(Clears.REBOOT),
-}
 
 _SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
 
@@ -118,7 +66,7 @@ def interpret_event(event: ReceivedEvent, driver_version: str) -> EventInterpret
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
         known = event.name in EVENT_POLICY or event.name in (XID, SXID)
         return EventInterpretation(
-            ClearCondition(Clears.TIME, TEN_MINUTES) if known else None,
+            TEN_MINUTES if known else None,
             variant="folded",
             folded=True,
         )

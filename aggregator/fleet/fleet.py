@@ -21,6 +21,7 @@ from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory
 from ..model import AGGREGATOR_HOST, Finding, ReceivedEvent, RegisteredDevice
+from ..rule_catalogue import COUNTERS
 from .active_events import EVENTS as HANG_EVENTS
 from .active_events import ActiveEvents, EventTimes, Hangs
 from .activity import Activity, GpuResets
@@ -34,7 +35,7 @@ from .known_gpus import KnownGpus
 from .pcie_topology import PcieTopology
 from .peers import PeerGroups
 from .tables import DeviceIdentities, DeviceTable, EverUp
-from .tracked_signals import TRACKED_COUNTERS, TRACKED_SIGNALS
+from .tracked_signals import TRACKED_SIGNALS
 
 # ----------------------------------------------------------------------
 # What is kept of the hosts' inventories: what judgement reads, equal things once.
@@ -197,9 +198,7 @@ class Fleet:
         for name, signals in TABLES.items():
             kind = signals[0].device_kind
             devices = self.devices.setdefault(kind, Devices(kind))
-            self.tables[name] = DeviceTable(
-                name, signals, devices, TRACKED_COUNTERS, TRACKED_SIGNALS
-            )
+            self.tables[name] = DeviceTable(name, signals, devices, COUNTERS, TRACKED_SIGNALS)
         self._tables = list(self.tables.values())
         self._cells = [table.cells for table in self._tables]
         self.evictions = Evictions(self._tables)

@@ -1,59 +1,12 @@
-"""Which signals the fleet keeps of every device: those that judgement reads, and no others.
+"""Which signals the fleet keeps of every device: those that rules or runs of jobs read, and no others.
 
 The latest of all of 80,000 GPUs with their ports and links are 1.5 GB; of these, a sixth. What operators ask
-for is in the store, whose snapshot file has the latest of everything. A test holds this list and the rules equal.
+for is in the store, whose snapshot file has the latest of everything.
 """
 
 from __future__ import annotations
 
-# ----------------------------------------------------------------------
-# Which counters are followed from reading to reading, in memory: those that a rule reads, and no
-# others.
-#
-# To follow one costs three times the memory of its latest value, and most of the time of a
-# judgement; all of them are in the store. A test holds this list and the rules equal.
-
-TRACKED_COUNTERS = frozenset(
-    {
-        "agent.spool_dropped_frames",
-        "c2c.replay_errors",
-        "edac.corrected_errors",
-        "edac.uncorrected_errors",
-        "gpu.ecc_corrected_volatile_errors",
-        "gpu.ecc_uncorrected_volatile_errors",
-        "gpu.pcie_fatal_errors",
-        "gpu.pcie_naks_received_count",
-        "gpu.pcie_replay_rollovers_count",
-        "gpu.pcie_replays_count",
-        "gpu.violation_power_nanoseconds",
-        "gpu.violation_thermal_nanoseconds",
-        "link.fec_uncorrectable_errors",
-        "net.carrier_changes_count",
-        "nic.module_overheated_events",
-        "nic.pause_storm_errors_events",
-        *(f"nic.priority_{priority}_transmitted_pause_frames" for priority in range(8)),
-        "nvlink.crc_errors",
-        "nvlink.link_recovery_events",
-        "nvlink.link_recovery_failed_events",
-        "nvlink.recovery_errors",
-        "nvlink.replay_errors",
-        "nvme.media_errors",
-        "pcie.aer_correctable_errors",
-        "pcie.aer_fatal_errors",
-        "pcie.aer_nonfatal_errors",
-        "rdma.ack_timeout_errors",
-        "rdma.adaptive_retransmissions_packets",
-        "rdma.congestion_notifications_handled_packets",
-        "rdma.implied_nak_errors",
-        "rdma.link_downed_events",
-        "rdma.out_of_sequence_packets",
-        "rdma.packet_sequence_errors",
-        "rdma.received_bytes",
-        "rdma.symbol_errors",
-        "rdma.transmit_wait_count",
-        "rdma.transmitted_bytes",
-    }
-)
+from ..rule_catalogue import SIGNALS_READ
 
 #: What fingerprints and forecasts of runs are made from beside what rules read (`aggregator/runs/`).
 RUN_SIGNALS = frozenset(
@@ -80,101 +33,4 @@ RUN_SIGNALS = frozenset(
     }
 )
 
-TRACKED_SIGNALS = (
-    TRACKED_COUNTERS
-    | RUN_SIGNALS
-    | frozenset(
-        {
-            "agent.barring_findings_count",
-            "bond.link_state",
-            "bond.slaves_count",
-            "bond.slaves_up_count",
-            "c2c.link_state",
-            "clock.offset_seconds",
-            "clock.synchronised_state",
-            "collector.outcome_state",
-            "disk.counter_epoch_count",
-            "filesystem.available_bytes",
-            "filesystem.read_only_state",
-            "filesystem.size_bytes",
-            "gpu.clock_event_reasons_flags",
-            "gpu.counter_epoch_count",
-            "gpu.energy_joules",
-            "gpu.lost_state",
-            "gpu.memory_temperature_celsius",
-            "gpu.mig_mode_state",
-            "gpu.pcie_generation_max_number",
-            "gpu.pcie_generation_number",
-            "gpu.pcie_width_lanes",
-            "gpu.pcie_width_max_lanes",
-            "gpu.power_limit_default_watts",
-            "gpu.power_limit_watts",
-            "gpu.power_watts",
-            "gpu.probe_hung_seconds",
-            "gpu.recovery_action_state",
-            "gpu.remap_banks_none_count",
-            "gpu.remap_failed_state",
-            "gpu.remap_pending_state",
-            "gpu.repair_channel_pending_state",
-            "gpu.repair_tpc_pending_state",
-            "gpu.retirement_pending_state",
-            "gpu.sm_application_clock_hertz",
-            "gpu.sm_clock_hertz",
-            "gpu.sm_clock_max_hertz",
-            "gpu.sram_threshold_exceeded_state",
-            "gpu.temperature_celsius",
-            "gpu.temperature_margin_celsius",
-            "gpu.temperature_slowdown_celsius",
-            "gpu.unrepairable_memory_state",
-            "gpu.utilization_ratio",
-            "gpu_fabric.access_timeout_recovery_state",
-            "gpu_fabric.degraded_bandwidth_state",
-            "gpu_fabric.incorrect_configuration_code",
-            "gpu_fabric.registration_state",
-            "gpu_fabric.registration_status_code",
-            "gpu_fabric.route_recovery_state",
-            "gpu_fabric.route_unhealthy_state",
-            "gpu_fast.pcie_received_bytes_per_second",
-            "gpu_fast.pcie_transmitted_bytes_per_second",
-            "gpu_fast.sm_active_ratio",
-            "gpu_fast.tensor_active_ratio",
-            "gpu_job.dead_count",
-            "gpu_job.dead_memory_bytes",
-            "host.cpu_steal_ratio",
-            "host.memory_corrupted_bytes",
-            "host.pressure_cpu_some_ratio",
-            "host.pressure_io_some_ratio",
-            "host.pressure_memory_full_ratio",
-            "link.counter_epoch_count",
-            "net.carrier_state",
-            "net.counter_epoch_count",
-            "nic.counter_epoch_count",
-            "nvlink.effective_bit_error_ratio",
-            "nvlink.link_state",
-            "nvme.controller_state",
-            "nvme.counter_epoch_count",
-            "nvme.critical_warning_flags",
-            "pcie.link_speed_max_transfers_per_second",
-            "pcie.link_speed_transfers_per_second",
-            "pcie.link_width_lanes",
-            "pcie.link_width_max_lanes",
-            "probe.hung_seconds",
-            "probe.state",
-            "rdma.buffer_overrun_errors",
-            "rdma.counter_epoch_count",
-            "rdma.link_layer_code",
-            "rdma.link_recovery_events",
-            "rdma.local_link_integrity_errors",
-            "rdma.physical_state",
-            "rdma.port_state",
-            "rdma.rate_bytes_per_second",
-            "rdma.receive_constraint_errors",
-            "rdma.receive_errors",
-            "rdma.receive_remote_physical_errors",
-            "rdma.receive_switch_relay_errors",
-            "rdma.transmit_constraint_errors",
-            "rdma.transmit_discards_packets",
-            "rdma.vl15_dropped_packets",
-        }
-    )
-)
+TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS

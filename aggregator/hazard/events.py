@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..rule_catalogue import FAULTS
+from ..rule_declaration import FaultClass
+
 # ----------------------------------------------------------------------
 # Which class a fault is of, as far as its record tells: in a recording by its level, on a fleet of
-# one's own by the names of its findings.
+# one's own by the names of its findings, as their rules declare it (`rule_catalogue/`).
 #
 # Names alone, and not an XID's code: only they are kept for as long as models look back, and one
 # history must give the same classes to training, to judging, and to judging after a restart.
@@ -29,29 +32,23 @@ from numpy.typing import NDArray
 class FindingClass(NamedTuple):
     """One class of faults."""
 
-    name: str
+    name: FaultClass
     description: str  # many of them
-    prefixes: tuple[str, ...] = ()  # how the names of its findings begin
 
 
 #: The class of what no other is of.
-OTHER = "other"
+OTHER = FaultClass.OTHER
 #: In the order of the columns of `history.State.by_class`. A fault that has findings of several is of each of them.
 CLASSES: tuple[FindingClass, ...] = (
-    FindingClass("memory", "faults of memory", ("gpu.ecc_", "gpu.ras_error", "host.memory_error", "host.machine_check", "host.hardware_error")),
-    FindingClass("remap", "row remaps that waited for a reset, or failed", ("gpu.remap_",)),
-    FindingClass("link", "faults of links", ("nvswitch.", "pcie.", "rdma.", "net.")),
-    FindingClass("driver", "faults that a GPU's driver or a diagnostic reported", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message", "gpu.hang", "gpu.reset", "gpu.diagnostic")),
-    FindingClass("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
-    FindingClass("hardware", "faults of hardware"),  # a recording's level
-    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
-)  # fmt: skip
+    FindingClass(FaultClass.MEMORY, "faults of memory"),
+    FindingClass(FaultClass.REMAP, "row remaps that waited for a reset, or failed"),
+    FindingClass(FaultClass.LINK, "faults of links"),
+    FindingClass(FaultClass.DRIVER, "faults that a GPU's driver or a diagnostic reported"),
+    FindingClass(FaultClass.HOST, "faults of the host"),
+    FindingClass(FaultClass.HARDWARE, "faults of hardware"),  # a recording's level
+    FindingClass(OTHER, "other faults"),
+)
 CLASS_NAMES = tuple(each.name for each in CLASSES)
-
-
-def class_of(finding: str) -> str:
-    """Return the class of a finding by its name."""
-    return next((each.name for each in CLASSES if finding.startswith(each.prefixes)), OTHER)
 
 
 def class_flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
@@ -62,8 +59,10 @@ def class_flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
 
 def class_condition(name: str) -> str:
     """Return the condition by which a row of findings is of the class *name*."""
-    (prefixes,) = (each.prefixes for each in CLASSES if each.name == name)
-    return " OR ".join(f"starts_with(name, '{begin}')" for begin in prefixes) or "false"
+    findings = ", ".join(
+        f"'{finding}'" for finding, class_name in FAULTS.items() if class_name == name
+    )
+    return f"name IN ({findings})" if findings else "false"
 
 
 Floats = NDArray[np.float64]

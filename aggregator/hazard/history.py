@@ -5,13 +5,13 @@ A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..rule_catalogue import FAULTS
 from .events import (
     DAYS_MAX,
     NODES_MAX,
@@ -21,7 +21,6 @@ from .events import (
     Floats,
     Indexes,
     class_flags,
-    class_of,
 )
 from .measured import HostDays, read_host_days
 
@@ -321,7 +320,6 @@ def add_finding(
 
 def read_incidents(
     connection: Any,
-    names: Sequence[str],
     now_us: int,
     back_us: int | None = None,
     *,
@@ -329,13 +327,13 @@ def read_incidents(
 ) -> dict[str, list[FaultIncident]]:
     """Return the incidents of each host that had one, as they were known at *now_us*, in order.
 
-    *names*: findings that are faults; *back_us*: those that began since then, *with_older*: or stood then. Raises
+    *back_us*: those that began since then, *with_older*: or stood then. Raises
     EventsError if there are too many.
     """
     if back_us is None:
         back_us = now_us - DAYS_BACK_MAX * DAY_US
     query = _FINDINGS.format(or_stood=_OR_OPEN if with_older else "")
-    parameters = {"back": back_us, "now": now_us, "names": list(names)}
+    parameters = {"back": back_us, "now": now_us, "names": list(FAULTS)}
     rows: list[tuple[str, str, int, int | None]] = connection.execute(query, parameters).fetchall()
     if len(rows) > ROWS_MAX:
         raise EventsError(f"more than {ROWS_MAX} findings are on record")
@@ -343,7 +341,7 @@ def read_incidents(
     for host, name, since, cleared in rows:
         is_open = cleared is None or cleared > now_us
         end = inf if is_open else max(since, cleared or 0)
-        add_finding(found.setdefault(host, []), since, end, class_of(name))
+        add_finding(found.setdefault(host, []), since, end, FAULTS[name])
     return found
 
 
@@ -352,18 +350,16 @@ def days_back(hosts: int) -> int:
     return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
 
 
-def read_recording(
-    connection: Any, names: Sequence[str], now_us: int, *, simulated: bool
-) -> Recording:
+def read_recording(connection: Any, now_us: int, *, simulated: bool) -> Recording:
     """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
 
-    *names*: findings that are faults. The recording begins with the day of the first score or finding that is kept.
+    The recording begins with the day of the first score or finding that is kept.
     """
     hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
     if len(hosts) > NODES_MAX:
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - days_back(len(hosts)) * DAY_US
-    by_host = read_incidents(connection, names, now_us, back_us, with_older=True)
+    by_host = read_incidents(connection, now_us, back_us, with_older=True)
     found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
     found.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()

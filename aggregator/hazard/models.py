@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -52,11 +52,8 @@ class TrainingResult:
 class ModelRegistry:
     """Holds the model in use: the newest that was accepted, else the prior."""
 
-    def __init__(
-        self, store: TransactionalStore, names: Sequence[str], wall_ns: Callable[[], int]
-    ) -> None:
-        """*names*: findings that are faults."""
-        self._store, self._names, self._wall_ns = store, tuple(names), wall_ns
+    def __init__(self, store: TransactionalStore, wall_ns: Callable[[], int]) -> None:
+        self._store, self._wall_ns = store, wall_ns
         self._training = threading.Lock()
         #: Swapped whole; judging takes it once a round.
         self.in_use = prior()
@@ -78,7 +75,7 @@ class ModelRegistry:
         with self._training:
             now_us = self._wall_ns() // 1000
             with self._store.reading() as cursor:
-                found = read_recording(cursor, self._names, now_us, simulated=simulated)
+                found = read_recording(cursor, now_us, simulated=simulated)
             if not len(found.faults.node):
                 raise EventsError(
                     "no fault is on record; expected findings that cost a host its state"

@@ -5,18 +5,13 @@ Nothing is hidden: noise stays in the evidence, with who said so, and a host in 
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..declared.fields import format_time
 from ..declared.model import (
-    FAMILIES,
-    NEVER_NOISE,
     Declared,
     MaintenanceWindow,
     Override,
@@ -25,7 +20,7 @@ from ..declared.model import (
 from ..fleet.fleet import Fleet
 from ..model import HealthState, HostScore, Reason
 from .results import Hosts
-from .rule import Rule, RuleAndDevice, Symptom, TrackedSymptom
+from .rule import RuleAndDevice, Symptom, TrackedSymptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
@@ -116,34 +111,3 @@ def without_maintenance(host: HostScore) -> HostScore:
         reason_message=message,
         clears_when=_CLEARS_ON_RECHECK,
     )
-
-
-@lru_cache(maxsize=1)
-def rule_names() -> frozenset[str]:
-    """Return the names that an override may have."""
-    from . import rules
-
-    found: set[str] = set(FAMILIES)
-    for module in pkgutil.iter_modules(rules.__path__):
-        loaded = importlib.import_module(f".{module.name}", rules.__name__)
-        found |= {rule.name for value in vars(loaded).values() for rule in _rules_in(value, 0)}
-    return frozenset(found - NEVER_NOISE.keys())
-
-
-def _rules_in(value: object, depth: int) -> Iterator[Rule]:
-    """Yield the rules that *value*, something of a module's, is or holds."""
-    if isinstance(value, Rule):
-        yield value
-    elif depth < 4 and not isinstance(value, type):
-        for part in _parts(value):
-            yield from _rules_in(part, depth + 1)
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, tuple | list):
-        return value
-    if isinstance(value, dict):
-        return value.values()
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, one.name) for one in fields(value)]
-    return ()

@@ -15,10 +15,11 @@ from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..fleet.peers import slowest, speeds_of_hosts
-from ..hazard.events import class_of
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Finding, HealthState, Reason, Snapshot
-from . import outage
+from ..rule_catalogue import FAULTS, FINDING_RULES, PERSISTENT_RULES
+from ..rule_catalogue.gang import SLOW, SLOW_GPU
+from . import outage, rules
 from . import rule as hysteresis
 from .components import component_speeds
 from .declared import in_maintenance, without_noise
@@ -30,21 +31,7 @@ from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
 from .rule import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
-from .rules import agent as rules_agent
-from .rules import clock as rules_clock
-from .rules import configuration as rules_configuration
-from .rules import congestion as rules_congestion
-from .rules import events as rules_events
-from .rules import fabric as rules_fabric
-from .rules import gang as rules_gang
-from .rules import gang_links as rules_gang_links
-from .rules import gpu as rules_gpu
-from .rules import host as rules_host
-from .rules import missing_gpus as rules_missing
-from .rules import nvlink as rules_nvlink
-from .rules import pcie as rules_pcie
-from .rules import runs as rules_runs
-from .rules.events import EVENT_KINDS
+from .rules import agent, configuration, gang
 from .rules.missing_gpus import UNREAD_KEY
 from .score import (
     HORIZON_HOURS,
@@ -61,29 +48,6 @@ from .view import FleetView
 # What judging keeps as findings: begun where operators must act on it, ended on record where its
 # condition is gone.
 
-#: Rules whose symptoms are findings of their own, whatever they cost.
-FINDING_RULES = ("data.lost", "counter.saturated", "devices.left_out")
-#: And of these what is a fault of the host, for training and for the time since its return.
-FAULT_RULES = (
-    "gpu.xid",
-    "nvswitch.sxid",
-    "gpu.lost",
-    "gpu.recovery_action",
-    "gpu.remap_pending",
-    "gpu.remap_failed",
-    "gpu.ecc_uncorrected",
-    "folded",
-    *sorted({kind.rule.name for kind in EVENT_KINDS.values()}),
-)
-#: And their classes.
-_FAULTS = {name: class_of(name) for name in FAULT_RULES}
-#: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
-#: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all. Nor are GPUs
-#: that are missing, which somebody may have taken out. What DCGM's watches and policies report may be of their own limits.
-PERSISTENT_RULES = (
-    *FAULT_RULES, "gpu.missing", "hardware.unexpected",
-    "gpu.dcgm_failure", "gpu.dcgm_warning", "gpu.dcgm_policy",
-)  # fmt: skip
 #: With so many findings none is begun that is no fault: a counter stuck on each port of a large fleet, or a slip in a
 #: file, leaves room for what hosts are taken out for.
 NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2
@@ -95,7 +59,7 @@ def open_faults(fleet: Fleet) -> OpenFaults:
     """Return the findings that stand and are faults, as training takes them from the record."""
     found = fleet.findings.values()
     return frozenset(
-        (f.host, f.since_ns // 1000, _FAULTS[f.name]) for f in found if f.name in _FAULTS
+        (f.host, f.since_ns // 1000, FAULTS[f.name]) for f in found if f.name in FAULTS
     )
 
 
@@ -119,7 +83,7 @@ def update_findings(
                 key = fleet.names[host], name, finding_subject(name, symptom)
                 active.add(key)
                 clears = symptom.clears or symptom.rule.clears
-                findings_max = None if name in _FAULTS else NON_FAULT_FINDINGS_MAX
+                findings_max = None if name in FAULTS else NON_FAULT_FINDINGS_MAX
                 fleet.add_finding(Finding(*key, symptom.message, now_ns, 0, clears), findings_max)
     for key in [k for k in fleet.findings if k[1] in EVALUATED_FINDINGS and k not in active]:
         if not restart_state.retains_finding(key, fleet, now_ns):
@@ -147,59 +111,6 @@ def finding_subject(name: str, symptom: Symptom) -> str:
 
 
 log = logging.getLogger(__name__)
-
-#: The rules, in no order that matters. To add one: a function here, its counters in `fleet/tracked_signals.py`, its other
-#: signals in `fleet/tracked_signals.py` (of others nothing is kept), a test, a fixture.
-RULES: tuple[RuleFunction, ...] = (
-    rules_clock.slow_gpus,
-    rules_gpu.corrected_bursts,
-    rules_gpu.lost_data,
-    rules_gpu.remaps,
-    rules_gpu.lost_gpus,
-    rules_gpu.recovery_actions,
-    rules_gpu.unseen_gpus,
-    rules_missing.missing_gpus,
-    rules_missing.unread_hosts,
-    rules_pcie.gpu_links,
-    rules_pcie.links_above,
-    rules_pcie.gpu_pcie_errors,
-    rules_nvlink.links,
-    rules_nvlink.fabric,
-    rules_gpu.broken_memory,
-    rules_host.host_memory,
-    rules_host.drives,
-    rules_host.clocks,
-    rules_host.networks,
-    rules_host.pauses,
-    rules_fabric.retransmitting_ports,
-    rules_fabric.ports_down,
-    rules_fabric.flapping_ports,
-    rules_fabric.interfaces_down,
-    rules_fabric.pcie_errors,
-    rules_host.contention,
-    rules_host.file_systems,
-    rules_host.dead_processes,
-    rules_gang.slow_hosts,
-    rules_gang.slow_gpus,
-    rules_gang.capped_members,
-    rules_gang.gapped_hosts,
-    rules_gang_links.slow_links,
-    rules_gang.waiting_hosts,
-    rules_runs.slow_hosts,
-    rules_congestion.congested_jobs,
-    rules_events.active_xids,
-    rules_events.active_sxids,
-    rules_events.active_events,
-    rules_agent.new_hosts,
-    rules_agent.hung_devices,
-    rules_agent.failing_collectors,
-    rules_agent.stuck_counters,
-    rules_agent.unjudged_devices,
-    rules_agent.lost_frames,
-    rules_agent.barred_hosts,
-    rules_agent.host_findings,
-    rules_configuration.differences,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +176,8 @@ def evaluate(
     weighed = without_noise(fleet, tracked, now_ns)
     transient = _by_host(
         [
-            rules_agent.silent_hosts(view, frozen),
-            rules_configuration.returned_hosts(
+            agent.silent_hosts(view, frozen),
+            configuration.returned_hosts(
                 view, feedback.returned, is_trained=trained(model) is not None
             ),
         ]
@@ -341,7 +252,7 @@ def _run_rules(
     """
     symptoms: dict[RuleFunction, list[Symptom]] = {}
     failed: list[str] = []
-    for rule in RULES:
+    for rule in rules.DETECTORS:
         try:
             symptoms[rule] = evaluate_with_rollout(rule, view)
         except Exception as error:
@@ -405,8 +316,8 @@ def _track(
     if previous is not None:
         before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
     ended = {
-        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
-        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
+        SLOW.name: gang.hosts_keeping_pace(view),
+        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
     }
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():

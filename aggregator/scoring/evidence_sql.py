@@ -18,6 +18,7 @@ from ..fleet.tables import SLOW_SECONDS
 from ..hazard import events
 from ..hazard.features import CLASS_FEATURES
 from ..hazard.history import RANK_DECAY_DAYS
+from ..rule_catalogue import gpu
 from ..sql import quoted
 
 #: Peers that are shown of those that a number is held against: the nearest to their median.
@@ -157,7 +158,7 @@ CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
 LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
 LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
 #: States that say that a GPU waits for a row remap, or has no rows left for one.
-REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
+REMAPS = tuple(row.column for row in gpu.REMAPS)
 #: A reading of each second is of now for so long.
 FRESH_SECONDS = 15.0
 #: When a host was heard: what every agent tells each second, and what it tells though that is switched off.

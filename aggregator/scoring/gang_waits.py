@@ -16,8 +16,8 @@ import numpy as np
 from ..counter_deltas import Codes
 from ..fleet.jobs import Job
 from ..model import Evidence, HealthState, Reason
+from ..rule_catalogue import agent, gang
 from .rule import Symptom
-from .rules import agent, gang, gang_links
 from .score import ObservedSymptom
 from .view import FleetView
 
@@ -25,8 +25,7 @@ from .view import FleetView
 WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
 #: Said of a host by its gang: the others do wait for it.
 _GANG_RULES = frozenset(
-    rule.name
-    for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang_links.SLOW_LINK)
+    rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang.SLOW_LINK)
 )
 _HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
 #: What was last seen longer ago is of a job before: a slow host is remembered for an hour.

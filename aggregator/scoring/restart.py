@@ -13,24 +13,22 @@ from types import MappingProxyType
 import numpy as np
 
 from ...contract.signal import Kind
-from ...contract.signals import BY_NAME, TABLES
+from ...contract.signals import BY_NAME
 from ..counter_deltas import Floats
 from ..fleet.fleet import Fleet
 from ..model import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, Evidence, HealthState, HostScore, Reason
+from ..rule_catalogue import ROWS, agent, gang, network
+from ..rule_declaration import RateRule, Rule
 from .declared import without_maintenance
 from .features import FaultHistory
 from .results import Hosts
 from .rule import (
     RECENT_SECONDS,
-    RateRule,
-    Rule,
     RuleAndDevice,
     Symptom,
     TrackedSymptom,
     TrackedSymptoms,
 )
-from .rules import agent, fabric, gang, nvlink, pcie
-from .rules import host as parts
 from .view import FleetView
 
 # ----------------------------------------------------------------------
@@ -40,10 +38,6 @@ from .view import FleetView
 # A host is slow for an hour after its job, a port flaps for ten minutes: windows and sums that tell
 # it begin at nothing with us.
 
-_TABLES = (
-    *pcie.GPU_ERRORS, *nvlink.COUNTERS, *parts.MEMORY_COUNTS, *parts.DRIVE_COUNTS, *parts.NETWORK_COUNTS,
-)  # fmt: skip
-
 
 def _of_ten_minutes(rule: Rule) -> Rule:
     """Return *rule*, of what is seen for LATELY_SECONDS after it happened: the score says when it was seen, not when it was."""
@@ -52,18 +46,18 @@ def _of_ten_minutes(rule: Rule) -> Rule:
 
 def _rate_entry(entry: RateRule) -> tuple[str, Rule]:
     rule = entry.rule if entry.per_second else _of_ten_minutes(entry.rule)
-    return f"{TABLES[entry.table][0].device_kind}.{entry.column}", rule
+    return entry.signal, rule
 
 
 #: Signal -> the rule that its evidence is of. Not of bursts of corrected errors of a GPU, which may be of two states.
 _RULES: Mapping[str, Rule] = {
     gang.SLOW.name: gang.SLOW,
     gang.SLOW_GPU.name: gang.SLOW_GPU,
-    "rdma.link_downed_events": _of_ten_minutes(fabric.PORT_FLAPS),
-    **{f"pcie.{column}": _of_ten_minutes(fabric.AER_LOST) for column in fabric.LOST},
-    f"pcie.{fabric.CORRECTED}": fabric.AER_CORRECTED,
+    "rdma.link_downed_events": _of_ten_minutes(network.PORT_FLAPS),
+    **{f"pcie.{column}": _of_ten_minutes(network.AER_LOST) for column in network.LOST},
+    f"pcie.{network.CORRECTED}": network.AER_CORRECTED,
     "agent.spool_dropped_frames": _of_ten_minutes(agent.FRAMES_LOST),
-    **dict(map(_rate_entry, _TABLES)),
+    **dict(_rate_entry(row) for row in ROWS if isinstance(row, RateRule)),
 }
 
 

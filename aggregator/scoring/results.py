@@ -21,11 +21,11 @@ from ..model import (
     Reason,
     Snapshot,
 )
+from ..rule_catalogue.agent import HOST_RETURNED as RETURNED
+from ..rule_catalogue.agent import NEW
+from ..rule_catalogue.gpu import UNREAD
 from .calibration import NO_OUTCOMES, Calibration
 from .rule import Symptom
-from .rules.agent import NEW
-from .rules.configuration import HOST_RETURNED as RETURNED
-from .rules.missing_gpus import UNREAD
 from .score import (
     GPU_HAZARD_PER_HOUR,
     SPEED_UNKNOWN,

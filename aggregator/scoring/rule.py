@@ -6,43 +6,22 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import exp, inf, log
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Clears
-from ..counter_deltas import Flags, Floats, Indexes
+from ..counter_deltas import Floats, Indexes
 from ..declared.model import is_rolled_out, rollout_message
 from ..fleet.active_events import EventRecord
 from ..fleet.peers import PEERS_MIN
 from ..fleet.tables import FAST_SECONDS
 from ..model import SEVERITY, Evidence, HealthState, Reason
+from ..rule_declaration import RateRule, Rule, RuleRow, ThresholdRule
 from ..sql import quoted
 from .evidence_sql import timestamp_sql
 from .view import FleetView
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a kind of symptom means. `hazard_factor`: how many times as likely a fault is with it alone.
-
-    `shared`: what the devices of a host have in common that may cause it ("cooling"): several that show rules of one such
-    cause at the same time may have one fault (`scoring.causes`). "": each device has its own.
-
-    It counts once it was there for `enter_seconds` on end, and is over once it was away for
-    `leave_seconds`; `clears` says the second in words.
-    """
-
-    name: str
-    state: HealthState
-    reason: Reason
-    clears: str
-    enter_seconds: float = 0.0
-    leave_seconds: float = 60.0
-    hazard_factor: float = 1.0
-    shared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,60 +129,10 @@ def short(device: str) -> str:
 
 
 # ----------------------------------------------------------------------
-# Rules that are a row of a table: a reading that is wrong by itself, and a counter that counts too
-# much.
-
-#: Says where cells of gauges or states are wrong.
-CellPredicate = Callable[[NDArray[Any]], Flags]
+# Rules that are a row alone: a reading that is wrong by itself, and a counter that counts too much.
 
 #: A counter's memory of ten minutes holds one event for about five of them, and so long many are held, too.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
-
-
-@dataclass(frozen=True, slots=True)
-class ThresholdRule:
-    """A gauge or state of *table* that is wrong where `condition` says so; NaN, no reading, never is.
-
-    `message` follow the device's name; `{value}` in them is the reading.
-    """
-
-    rule: Rule
-    table: str
-    column: str
-    condition: CellPredicate
-    message: str
-    normal: str = "0"
-
-
-@dataclass(frozen=True, slots=True)
-class RateRule:
-    """A counter of *table* that counts at least `least`: within ten minutes, or, `per_second`, a second.
-
-    `peers_ratio`: and so many times what the median of all such devices counts; 0: whatever they do.
-    """
-
-    rule: Rule
-    table: str
-    column: str
-    message: str
-    minimum: float = 1.0
-    per_second: bool = False
-    peers_ratio: float = 0.0
-
-
-def equals(*codes: int) -> CellPredicate:
-    """Return what says where a state is one of *codes*."""
-    return lambda values: np.isin(values, codes)
-
-
-def above(limit: float) -> CellPredicate:
-    """Return what says where a gauge or state is above *limit*."""
-    return lambda values: np.asarray(values > limit, dtype=bool)
-
-
-def farther_than(limit: float) -> CellPredicate:
-    """Return what says where a gauge is farther than *limit* from zero, either way."""
-    return lambda values: np.asarray(np.abs(values) > limit, dtype=bool)
 
 
 def threshold_symptoms(view: FleetView, entries: Iterable[ThresholdRule]) -> Iterator[Symptom]:
@@ -223,11 +152,11 @@ def threshold_symptom(view: FleetView, entry: ThresholdRule, row: int, value: fl
         rule=entry.rule,
         host=host,
         device=device,
-        signal=f"{view.fleet.tables[entry.table].devices.kind}.{entry.column}",
+        signal=entry.signal,
         value=value,
         normal=entry.normal,
         message=f"{short(device)} {entry.message.format(value=value)}",
-        sql=view.sql(entry.table, row, entry.column, 600),
+        sql=view.sql(entry.table, row, entry.columns or entry.column, entry.seconds),
     )
 
 
@@ -338,7 +267,6 @@ def _rate_symptom(
     view: FleetView, entry: RateRule, row: int, value: float, limit: float
 ) -> Symptom:
     host, device = view.name(entry.table, row)
-    kind = view.fleet.tables[entry.table].devices.kind
     noun = entry.column.rpartition("_")[2]
     unit = f"{noun}/s" if entry.per_second else f"{noun} in 10 min"
     shown = round(value, 1) if entry.per_second else float(max(1, round(value)))
@@ -347,7 +275,7 @@ def _rate_symptom(
         rule=entry.rule,
         host=host,
         device=device,
-        signal=f"{kind}.{entry.column}",
+        signal=entry.signal,
         value=shown,
         unit=unit,
         normal=f"below {max(limit, entry.minimum):.0f}" if max(limit, entry.minimum) > 1 else "0",
@@ -358,30 +286,6 @@ def _rate_symptom(
             entry.table, row, entry.column, unit, 10 if entry.per_second else 600
         ),
     )
-
-
-def watch_rule(
-    name: str,
-    reason: Reason,
-    clears: str,
-    factor: float,
-    enter_seconds: float = 0.0,
-    leave_seconds: float = 60.0,
-) -> Rule:
-    """Return a rule that is WATCH: worth a look, and no reason to take the host away."""
-    return Rule(name, HealthState.WATCH, reason, clears, enter_seconds, leave_seconds, factor)
-
-
-def suspect_rule(
-    name: str,
-    reason: Reason,
-    clears: str,
-    factor: float,
-    enter_seconds: float = 0.0,
-    leave_seconds: float = 60.0,
-) -> Rule:
-    """Return a rule that is SUSPECT: the host is likelier to fail than most."""
-    return Rule(name, HealthState.SUSPECT, reason, clears, enter_seconds, leave_seconds, factor)
 
 
 # ----------------------------------------------------------------------
@@ -487,6 +391,34 @@ def _record_span(record: EventRecord) -> tuple[int, int]:
 # where it is told to.
 
 RuleFunction = Callable[[FleetView], Iterator[Symptom]]
+
+
+class Detector:
+    """A function that finds the symptoms of *rules*: of those that it tells apart by the same readings."""
+
+    def __init__(self, name: str, rules: frozenset[str], find: RuleFunction) -> None:
+        self.__name__, self.rules, self._find = name, rules, find
+
+    def __call__(self, view: FleetView) -> Iterator[Symptom]:
+        """Yield what stands now."""
+        return self._find(view)
+
+
+def detects(*rules: Rule | RuleRow) -> Callable[[RuleFunction], Detector]:
+    """Make a function the one that finds the symptoms of *rules* (`rules/__init__.py` collects them)."""
+    names = frozenset(one.name if isinstance(one, Rule) else one.rule.name for one in rules)
+    return lambda function: Detector(function.__name__, names, function)
+
+
+def row_detector(row: RuleRow) -> Detector:
+    """Return what finds the symptoms of a rule that is a row alone."""
+
+    def find(view: FleetView) -> Iterator[Symptom]:
+        if isinstance(row, ThresholdRule):
+            return threshold_symptoms(view, (row,))
+        return rate_symptoms(view, (row,))
+
+    return Detector(row.rule.name, frozenset((row.rule.name,)), find)
 
 
 def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:

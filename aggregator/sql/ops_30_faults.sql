@@ -54,21 +54,6 @@ ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
     'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-3d4c4be0'')';
 
--- Those of `scoring/evaluate.py` (a test holds them equal).
-CREATE OR REPLACE MACRO ops.is_fault(finding) AS finding IN (
-    'gpu.xid', 'nvswitch.sxid', 'gpu.lost', 'gpu.recovery_action', 'gpu.remap_pending', 'gpu.remap_failed',
-    'gpu.ecc_uncorrected', 'folded', 'disk.error', 'filesystem.error', 'filesystem.error.read_only',
-    'gpu.diagnostic.failed', 'gpu.diagnostic.warning', 'gpu.driver_message', 'gpu.hang', 'gpu.hang.recovered', 'gpu.off_bus', 'gpu.ras_error.corrected',
-    'gpu.ras_error.deferred', 'gpu.ras_error.replace', 'gpu.ras_error.uncorrected', 'gpu.reset',
-    'gpu.reset_failed', 'host.hardware_error.corrected', 'host.hardware_error.fatal',
-    'host.hardware_error.info', 'host.hardware_error.recoverable', 'host.hung_task', 'host.kernel_fault',
-    'host.kernel_log_lost', 'host.lockup.hard', 'host.lockup.rcu', 'host.lockup.soft',
-    'host.machine_check.corrected', 'host.machine_check.uncorrected', 'host.memory_error.corrected',
-    'host.memory_error.uncorrected', 'host.out_of_memory', 'net.removed', 'pcie.aer.corrected',
-    'pcie.aer.fatal', 'pcie.aer.nonfatal', 'rdma.adapter_failed', 'rdma.driver_error', 'rdma.low_power');
-COMMENT ON MACRO ops.is_fault IS
-    'whether a finding of this name is a fault of its host, for training and judging: SELECT host, name, since FROM ops.findings WHERE ops.is_fault(name)';
-
 -- Findings that overlap, or begin within ten minutes of an incident, are one (`hazard/history.py`; a test holds them equal).
 -- What came later is not told: a stored query returns what was known then. Each incident is added to a copy of the list
 -- of those before it: so many findings of a host, and no more.

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from .. import sql
 from ..durable_file import sync_folder
+from ..rule_catalogue import faults_sql
 from ..sql import quoted
 from .live_tables import actions_sql
 
@@ -417,7 +418,7 @@ def script(name: str) -> str:
 def ops_script() -> str:
     """Return what makes the schema `ops`: `ops_NN_subject.sql`, in the order of their numbers."""
     names = sorted(e.name for e in resources.files(sql).iterdir() if e.name.startswith("ops_"))
-    return actions_sql() + "".join(map(script, names))
+    return actions_sql() + faults_sql() + "".join(map(script, names))
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, path: Path) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 from gangline.aggregator.counter_deltas import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
 from gangline.aggregator.model import HealthState, Reason
+from gangline.aggregator.rule_catalogue.gpu import LOST, REMAPS
+from gangline.aggregator.scoring.rule import row_detector
 from gangline.aggregator.scoring.rules import events, fabric, gpu
 from gangline.aggregator.scoring.view import FleetView
 
@@ -20,8 +22,8 @@ Cry = tuple[str, str, str, HealthState, Reason]
 
 #: What the policy table decides alone: codes, and states that the driver or the kernel names.
 DETERMINISTIC = (
-    events.active_xids, events.active_sxids, events.active_events, gpu.lost_gpus, gpu.recovery_actions,
-    gpu.remaps, fabric.ports_down,
+    events.active_xids, events.active_sxids, events.active_events, row_detector(LOST), gpu.recovery_actions,
+    *map(row_detector, REMAPS), fabric.ports_down,
 )  # fmt: skip
 _GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 

@@ -10,10 +10,9 @@ from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDI
 from gangline.agent.local.findings_state import FindingsState
 from gangline.agent.local.policy_rules import UNREAD_SECONDS_MAX
 from gangline.agent.sampler.pool import ProbeTables
-from gangline.aggregator.fleet.active_events import EVENT_POLICY
 from gangline.aggregator.model import HealthState
-from gangline.aggregator.scoring.rules.events import EVENT_KINDS
-from gangline.aggregator.scoring.rules.missing_gpus import MISSING
+from gangline.aggregator.rule_catalogue.events import EVENT_KINDS, EVENT_POLICY
+from gangline.aggregator.rule_catalogue.gpu import MISSING
 from gangline.contract import host_policy
 from gangline.contract.host_policy import LOCAL_EVENTS, FindingSeverity, Policy, builtin
 from gangline.contract.wire.telemetry_pb2 import HealthEvent

@@ -1,1 +1,38 @@
-"""One module per group of rules: which readings are symptoms, of what state."""
+"""What finds symptoms: functions, one file per kind of fault, and the rules that are a row alone (`rule_catalogue/`)."""
+
+from __future__ import annotations
+
+from ...rule_catalogue import ROWS
+from ..rule import Detector, row_detector
+from . import (
+    agent,
+    clock,
+    configuration,
+    congestion,
+    events,
+    fabric,
+    gang,
+    gang_links,
+    gpu,
+    host,
+    missing_gpus,
+    nvlink,
+    pcie,
+    runs,
+)
+
+_FUNCTIONS = tuple(
+    one
+    for module in (
+        agent, clock, configuration, congestion, events, fabric, gang, gang_links, gpu, host,
+        missing_gpus, nvlink, pcie, runs,
+    )
+    for one in vars(module).values()
+    if isinstance(one, Detector)
+)  # fmt: skip
+_BY_FUNCTION = frozenset[str]().union(*(one.rules for one in _FUNCTIONS))
+#: All of them, in no order that matters.
+DETECTORS: tuple[Detector, ...] = (
+    *dict.fromkeys(_FUNCTIONS),  # some modules use those of others
+    *(row_detector(row) for row in ROWS if row.rule.name not in _BY_FUNCTION),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,9 +15,11 @@ from ...fleet.active_events import Hang
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.devices import DEVICES_PER_HOST_MAX
 from ...model import HealthState, Reason
+from ...rule_catalogue import agent as rules
+from ...rule_declaration import Rule
 from ...sql import quoted
 from ..evidence_sql import RECEIVED_SOURCES, last_received, timestamp_sql
-from ..rule import Rule, Symptom, ThresholdRule, above, recent_counts, short, threshold_symptoms
+from ..rule import Symptom, detects, recent_counts, short
 from ..view import FleetView
 
 # ----------------------------------------------------------------------
@@ -28,24 +31,6 @@ from ..view import FleetView
 DRIVERS = {"gpu": HealthState.UNHEALTHY, "rdma": HealthState.SUSPECT}
 HUNG_HAZARD_FACTORS = {"gpu": 1000.0, "rdma": 50.0}
 
-#: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
-#: is told a second or two before: by then it is that driver's finding.
-DEVICE_HANGS = Rule(
-    "device.hung",
-    HealthState.WATCH,
-    Reason.DRIVER_HUNG,
-    "the agent's own trial of it answers in time, and for 30 s after",
-    enter_seconds=3.0,
-    leave_seconds=30.0,
-)
-DRIVER_HANGS = Rule(
-    "driver.hung",
-    HealthState.UNHEALTHY,
-    Reason.DRIVER_HUNG,
-    "the agent's own trial of the driver answers in time, and for 30 s after",
-    leave_seconds=30.0,
-    hazard_factor=1000.0,
-)
 #: Of `probe_1s.state` (`agent/sampler/quarantine.py`).
 OK, _HUNG, _ABANDONED, _QUARANTINED, SLOW, _PROBED, RELEASED = range(7)
 #: The lane of all that calls NVIDIA's driver: what hangs there without a device is that driver.
@@ -62,6 +47,7 @@ ACTIONS = {
 Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gpu`, `host mlx5_0/1`
 
 
+@detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
     """A device whose calls do not return, by name and call; all of a driver's at once are one finding of the host."""
     states, seconds = (
@@ -106,7 +92,7 @@ def _driver_hangs(view: FleetView, row: int, seconds: float, within: list[str]) 
     return _symptom(
         view,
         row,
-        DEVICE_HANGS if collector else DRIVER_HANGS,
+        rules.DEVICE_HANGS if collector else rules.DRIVER_HANGS,
         device=collector or "host",
         seconds=seconds,
         message=message,
@@ -137,7 +123,7 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
     return _symptom(
         view,
         row,
-        DEVICE_HANGS,
+        rules.DEVICE_HANGS,
         device=key,
         seconds=seconds,
         message=message,
@@ -196,70 +182,6 @@ def gpu_at(view: FleetView, host: int, address: str) -> str:
 
 #: A host is UNKNOWN until it was heard for this long.
 RECEIVED_SECONDS_MIN = 5.0
-NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
-#: Telemetry that goes missing is itself a leading sign of a fault.
-SILENT = Rule(
-    "host.silent",
-    HealthState.STALE,
-    Reason.STALE_TELEMETRY,
-    "",
-    leave_seconds=0.0,
-    hazard_factor=5.0,
-)
-HANGS = Rule(
-    "collector.hung",
-    HealthState.WATCH,
-    Reason.DRIVER_HUNG,
-    "the call returns, and readings come for 30 s",
-    enter_seconds=3.0,
-    leave_seconds=30.0,
-)
-FAILS = Rule(
-    "collector.failed",
-    HealthState.HEALTHY,
-    Reason.BLIND,
-    "the collector reads again",
-    leave_seconds=5.0,
-)
-STUCK = Rule(
-    "counter.saturated",
-    HealthState.HEALTHY,
-    Reason.BLIND,
-    "the counter is cleared and reads less than its ceiling",
-    leave_seconds=0.0,
-)
-UNTRACKED = Rule(
-    "devices.left_out",
-    HealthState.HEALTHY,
-    Reason.BLIND,
-    f"the host reports at most {DEVICES_PER_HOST_MAX} of the kind at once",
-    leave_seconds=60.0,
-)
-FRAMES_LOST = Rule(
-    "data.lost",
-    HealthState.WATCH,
-    Reason.DATA_LOST,
-    "the agent loses no frames for 5 minutes",
-    leave_seconds=300.0,
-)
-#: What the host's own policy condemns, its operator's rows too: a fault of that policy shows as many such hosts, and the
-#: fleet's permit is withheld.
-HOST_BARRED = Rule(
-    "host.barred",
-    HealthState.UNHEALTHY,
-    Reason.POLICY,
-    "`gangline check` on the host finds nothing to enforce for 30 s",
-    leave_seconds=30.0,
-)
-BARRED = ThresholdRule(
-    HOST_BARRED,
-    "agent_10s",
-    "barring_findings_count",
-    above(0.0),
-    "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
-    "`gangline check` there names them",
-)
-HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
 
 #: Findings that stand against a host: beginning of the name -> reason, what ends it.
 FINDINGS = {
@@ -268,6 +190,7 @@ FINDINGS = {
 }
 
 
+@detects(rules.NEW)
 def new_hosts(view: FleetView) -> Iterator[Symptom]:
     """Nothing can be said yet. Missing is neither zero nor healthy."""
     last_received, first = view.fleet.last_received_ns, view.fleet.first_received_ns
@@ -277,7 +200,7 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
             f"heard for {seconds:.0f} s only" if last_received[host] else "registered, never heard"
         )
         yield Symptom(
-            rule=NEW,
+            rule=rules.NEW,
             host=host,
             device="host",
             signal="telemetry",
@@ -302,7 +225,7 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
         if backlog < 15.0:
             message += ", but it is sending what it kept meanwhile"
         yield Symptom(
-            rule=SILENT,
+            rule=rules.SILENT,
             host=host,
             device="host",
             signal="telemetry",
@@ -318,6 +241,7 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
         )
 
 
+@detects(rules.HANGS, rules.FAILS)
 def failing_collectors(view: FleetView) -> Iterator[Symptom]:
     """A collector hangs in a driver, fails, or is blind, in whole or in part.
 
@@ -335,7 +259,7 @@ def failing_collectors(view: FleetView) -> Iterator[Symptom]:
         message = next(
             (s.message for s in view.fleet.collector_statuses.of(host) if s.name == name), ""
         )
-        rule = HANGS if outcome == HUNG else FAILS
+        rule = rules.HANGS if outcome == HUNG else rules.FAILS
         verb = {BLIND: "is blind", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
         yield Symptom(
             rule=rule,
@@ -356,6 +280,7 @@ def _has_failed(outcomes: NDArray[Any]) -> Flags:
     return np.asarray((outcomes >= BLIND) & (outcomes <= HUNG), dtype=bool)
 
 
+@detects(rules.STUCK)
 def stuck_counters(view: FleetView) -> Iterator[Symptom]:
     """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
 
@@ -375,9 +300,7 @@ def _stuck(view: FleetView, name: str, row: int, column: str) -> Symptom:
     layer = view.fleet.attributes[host].get((kind, device), {}).get("link_layer", "")
     what = "RDMA port" if kind == "rdma" else kind
     return Symptom(
-        rule=Rule(
-            f"{STUCK.name}.{column}", STUCK.state, STUCK.reason, STUCK.clears, leave_seconds=0.0
-        ),
+        rule=replace(rules.STUCK, name=f"{rules.STUCK.name}.{column}"),
         host=host,
         device=device,
         signal=f"{kind}.{column}",
@@ -403,6 +326,7 @@ def clear_command(port: str, link_layer: str = "") -> str:
     return f"perfquery -R -C {device} -P {number or 1}"
 
 
+@detects(rules.UNTRACKED)
 def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
     """A host reports more devices of a kind at once than are kept in memory: of the others nothing is said."""
     for (host, kind), tables in view.fleet.evictions.untracked.items():
@@ -410,7 +334,7 @@ def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
             continue
         table, count = max(tables.items(), key=lambda one: one[1])
         yield Symptom(
-            rule=UNTRACKED,
+            rule=rules.UNTRACKED,
             host=host,
             device=kind,
             signal="telemetry",
@@ -420,9 +344,11 @@ def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
             message=f"{count} devices of kind {kind} are not judged: it reports more than the {DEVICES_PER_HOST_MAX} "
             "that a host may have of one kind",
             sql=view.sql_devices(table, host, 120.0),
+            clears=f"the host reports at most {DEVICES_PER_HOST_MAX} of the kind at once",
         )
 
 
+@detects(rules.FRAMES_LOST)
 def lost_frames(view: FleetView) -> Iterator[Symptom]:
     """An agent's spool overflowed, or its disk failed: readings are gone."""
     rows, lost = recent_counts(view, "agent_10s", "spool_dropped_frames")
@@ -430,7 +356,7 @@ def lost_frames(view: FleetView) -> Iterator[Symptom]:
         host, device = view.name("agent_10s", row)
         total = float(view.state("agent_10s", "spool_dropped_frames")[row])
         yield Symptom(
-            rule=FRAMES_LOST,
+            rule=rules.FRAMES_LOST,
             host=host,
             device=device,
             signal="agent.spool_dropped_frames",
@@ -442,11 +368,7 @@ def lost_frames(view: FleetView) -> Iterator[Symptom]:
         )
 
 
-def barred_hosts(view: FleetView) -> Iterator[Symptom]:
-    """A host that bars itself from jobs by its own policy, or would under the fleet's permit."""
-    return threshold_symptoms(view, (BARRED,))
-
-
+@detects(rules.HOST_FINDING)
 def host_findings(view: FleetView) -> Iterator[Symptom]:
     """Findings of others about a host: two hosts of one name, a clock that is off."""
     for finding in view.fleet.findings.values():
@@ -456,7 +378,7 @@ def host_findings(view: FleetView) -> Iterator[Symptom]:
             continue
         reason, clears = kind
         yield Symptom(
-            rule=HOST_FINDING,
+            rule=rules.HOST_FINDING,
             host=host,
             device=f"{finding.name} {finding.subject}".strip(),
             signal=finding.name,

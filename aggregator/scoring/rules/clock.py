@@ -25,9 +25,11 @@ from ...fleet.activity import (
     REASON_THERMAL,
 )
 from ...fleet.peers import ALL, AT_LIMIT, IN_GANG, SAME_WORK_RATIO_MAX, describe_peers
-from ...model import HealthState, Reason
+from ...model import HealthState
+from ...rule_catalogue import gpu as rules
+from ...rule_declaration import Rule
 from .. import evidence_sql
-from ..rule import Rule, Symptom, short
+from ..rule import Symptom, detects, short
 from ..view import FleetView
 from .gang import members
 
@@ -52,44 +54,11 @@ THROTTLED_SHARE = 0.05
 #: Of a GPU's own past so much is shown.
 BASELINE_SHOWN_SECONDS = 900.0
 
-_CLEARS = "its SM clock stays within {:.0f} % of {} for 60 s"
-THERMAL = Rule(
-    "gpu.thermal",
-    HealthState.DEGRADED,
-    Reason.THERMAL_THROTTLE,
-    _CLEARS.format(10, "its peers'"),
-    enter_seconds=4.0,
-    hazard_factor=3.0,
-    shared="cooling",
-)
-POWER = Rule(
-    "gpu.power",
-    HealthState.DEGRADED,
-    Reason.POWER_CAP,
-    _CLEARS.format(10, "its peers'"),
-    enter_seconds=6.0,
-    hazard_factor=1.5,
-    shared="power",
-)
 #: A cap below its own limit: the flag alone says it, which comes and goes with work that reaches the limit.
-EXTERNAL_CAP = replace(POWER, enter_seconds=20.0)
-SETTING = Rule(
-    "gpu.clock_setting",
-    HealthState.WATCH,
-    Reason.POLICY,
-    "its clock setting is that of its peers for 60 s",
-    enter_seconds=20.0,
-)
-STRAGGLER = Rule(
-    "gpu.straggler",
-    HealthState.DEGRADED,
-    Reason.STRAGGLER,
-    _CLEARS.format(10, "its peers'"),
-    enter_seconds=20.0,
-    hazard_factor=1.5,
-)
+EXTERNAL_CAP = replace(rules.POWER, enter_seconds=20.0)
 
 
+@detects(rules.THERMAL, rules.POWER, rules.SETTING, rules.STRAGGLER)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     """Name each GPU that is slower than its peers, under the cause that its own readings show."""
     relative, before = view.speeds.relative, view.clock_over_baseline
@@ -114,17 +83,17 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
         is_named = bool(named[row])
         if hot[row]:
             message = f"held down by heat ({_heat_text(view, row)})"
-            yield _symptom(view, THERMAL, row, message, is_throttled=is_named)
+            yield _symptom(view, rules.THERMAL, row, message, is_throttled=is_named)
         elif power[row]:
             message = _power_text(
                 view, row, int(flags[row]), capped_elsewhere=bool(capped_elsewhere[row])
             )
-            rule = EXTERNAL_CAP if capped_elsewhere[row] and not brake[row] else POWER
+            rule = EXTERNAL_CAP if capped_elsewhere[row] and not brake[row] else rules.POWER
             yield _symptom(view, rule, row, message, is_throttled=is_named)
         elif setting[row]:
-            yield _symptom(view, SETTING, row, "held down by a clock setting of its own")
+            yield _symptom(view, rules.SETTING, row, "held down by a clock setting of its own")
         elif relative[row] < view.threshold("gpu.unexplained_below_ratio"):
-            yield _symptom(view, STRAGGLER, row, "and its driver names no cause")
+            yield _symptom(view, rules.STRAGGLER, row, "and its driver names no cause")
 
 
 def _throttled_limits(view: FleetView) -> tuple[float, float]:
@@ -301,7 +270,7 @@ def _symptom(
         sql=_sql(view, row, measure),
         speed=min(relative, 1.0),
         state=level.state,
-        clears="" if rule is SETTING else _CLEARS.format(within, measure.clearing),
+        clears="" if rule is rules.SETTING else rules.SLOW_CLEARS.format(within, measure.clearing),
         retained_state=level.retained_state,
     )
 

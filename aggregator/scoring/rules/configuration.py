@@ -13,20 +13,19 @@ from ...counter_deltas import Flags, Floats
 from ...declared.drift import Difference
 from ...declared.fields import format_time
 from ...declared.model import Expectation
-from ...model import HealthState, Reason
+from ...rule_catalogue import agent as rules
 from ...sql import quoted
 from ..evidence_sql import timestamp_sql
-from ..rule import Rule, Symptom
+from ..rule import Symptom, detects
 from ..score import Return
 from ..view import FleetView
 
-#: Time for an inventory to be whole after a boot or a start of the agent (assumed).
-SETTLING_SECONDS = 60.0
 #: A port's speed is what was declared when it is within this share of it: drivers round.
 SPEED_SHARE = 0.99
 ACTIVE = 4
 
 
+@detects(rules.UNEXPECTED, *rules.UNEXPECTED_ITEMS.values())
 def differences(view: FleetView) -> Iterator[Symptom]:
     """Name what each host lacks, or has too much, by what was declared for its model."""
     fleet = view.fleet
@@ -44,7 +43,7 @@ def differences(view: FleetView) -> Iterator[Symptom]:
 
 def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
     return Symptom(
-        rule=_RULES[one.item],
+        rule=rules.UNEXPECTED_ITEMS[one.item],
         host=host,
         device="host",
         signal=f"expected.{one.item}",
@@ -142,34 +141,12 @@ def _least(view: FleetView, table: str, values: Floats) -> Floats:
     return np.where(np.isfinite(least), least, np.nan)
 
 
-def _rule(item: str) -> Rule:
-    return Rule(
-        f"hardware.unexpected.{item}",
-        HealthState.WATCH,
-        Reason.POLICY,
-        "the host has what was declared",
-        enter_seconds=SETTLING_SECONDS,
-        leave_seconds=5.0,
-    )
-
-
-_RULES = {
-    item: _rule(item)
-    for item in (
-        "gpus", "model", "gpu_memory_gigabytes_min", "gpu_pcie_width_lanes", "gpu_pcie_generation",
-        "nvlinks_per_gpu", "nvlinks_up", "rdma_ports", "rdma_port_gigabits_per_second", "numa_nodes",
-        "cpu_cores", "memory_gigabytes_min", "nvme_drives", "nvidia_drivers", "kernels", "vbioses",
-    )
-}  # fmt: skip
-
-
 # ----------------------------------------------------------------------
 # Hosts that are back in service after advice took them out: watched, and more likely to fail again
 # than others.
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS
-HOST_RETURNED = Rule("host.returned", HealthState.PROBATION, Reason.POLICY, "", leave_seconds=0.0)
 #: Days since the return, and how many times as likely a fault is until then as with a host that never failed: 276, 27, 17,
 #: 12 and 7 against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
 FACTORS = ((1.0, 110.4), (3.0, 10.8), (7.0, 6.8), (14.0, 4.8), (30.0, 2.8))
@@ -195,10 +172,10 @@ def returned_hosts(
         factor = 1.0 if is_trained else factor_after(days)
         often = "" if is_trained else f"; so soon hosts fail {factor:,.3g} times as often as others"
         yield Symptom(
-            rule=HOST_RETURNED,
+            rule=rules.HOST_RETURNED,
             host=host,
             device="host",
-            signal=HOST_RETURNED.name,
+            signal=rules.HOST_RETURNED.name,
             value=days,
             unit="days",
             normal="not taken out by advice lately",
@@ -206,6 +183,6 @@ def returned_hosts(
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
             f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(one.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
-            fault_source=HOST_RETURNED.name,  # what befalls the host now is another fault, and no reason to forget this one
+            fault_source=rules.HOST_RETURNED.name,  # what befalls the host now is another fault, and no reason to forget this one
             clears=f"it stays well until {format_time(one.until_ns)}",
         )

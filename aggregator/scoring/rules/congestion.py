@@ -17,13 +17,14 @@ from ...counter_deltas import Flags, Floats, Indexes
 from ...fleet import gangs as network
 from ...fleet.devices import DeviceNames
 from ...fleet.gangs import CONGESTION_COUNTERS, CongestionCounter, GangComparison
-from ...model import HealthState, Reason
+from ...rule_catalogue import network as rules
+from ...rule_catalogue.host import NETWORK_COUNTS
 from ...sql import quoted
-from ..rule import Rule, Symptom
+from ..rule import Symptom, detects, row_detector
 from ..view import FleetView
 from .fabric import flapping_ports, ports_down, retransmitting_ports
 from .gang import HOSTS_SHOWN_MAX, settled
-from .host import networks, pauses
+from .host import bonds, pauses
 from .pcie import gpu_links, links_above
 
 #: So large a share of a job's hosts shows it, or it is not the network between them.
@@ -36,15 +37,12 @@ HOSTS_SAMPLED = 4
 NAMES_SHOWN_MAX = 3
 #: Rules that name one link, port or host behind it.
 LINK_RULES = (
-    retransmitting_ports, ports_down, flapping_ports, networks, pauses, gpu_links, links_above,
-)  # fmt: skip
-
-CONGESTED = Rule(
-    "network.congestion", HealthState.WATCH, Reason.FABRIC,
-    "its job moves as much as before, or its ports wait no more than before, for two or three minutes",
+    retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
+    links_above,
 )  # fmt: skip
 
 
+@detects(rules.CONGESTED)
 def congested_jobs(view: FleetView) -> Iterator[Symptom]:
     """Name what the hosts of a job share whose network makes all of them wait, at each of them."""
     comparison = view.fleet.gangs.comparison
@@ -117,7 +115,7 @@ def _job_symptoms(
         statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
         message = f"{statement}: {shared} is congested; no host is to blame"
     one = Symptom(
-        rule=CONGESTED,
+        rule=rules.CONGESTED,
         host=-1,
         device="host",
         signal=f"rdma.{counter.column}",

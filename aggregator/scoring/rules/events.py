@@ -2,205 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from ....contract.xid.incidents import RECOVERY_XID, gravest
 from ....contract.xid.policy import SCOPES, Xid, XidAssessment, XidSeverity
 from ...counter_deltas import Indexes
-from ...fleet.active_events import ADAPTER, DIAGNOSTIC, LINK, REMOVED, EventRecord
-from ...fleet.active_events import SXID as SXID_EVENT
-from ...fleet.active_events import XID as XID_EVENT
+from ...fleet.active_events import LINK, EventRecord
 from ...model import HealthState, Reason
+from ...rule_catalogue import events as rules
+from ...rule_declaration import EventKind, Rule
 from .. import rule as reported
-from ..rule import Rule, Symptom
+from ..rule import Symptom, detects
 from ..view import FleetView
 
 # ----------------------------------------------------------------------
 # What the kernel reported and that still stands: PCIe, memory, processors, disks, lockups, killed
 # programs.
-#
-# No event here takes a host away by itself, but for a GPU that is gone: corrected errors, killed
-# programs and hung tasks are WATCH at most, lost data and failed hardware SUSPECT. Factors are
-# assumed (no public rates are given) until outcomes calibrate them.
 
-#: So many repaired errors within their day are worth a look; a few are every machine's.
-CORRECTED_MIN = 10
 #: A crash of before this boot makes a host likelier to fail by no more than this.
 BEFORE_BOOT_FACTOR_MAX = 3.0
-
-
-class EventKind(NamedTuple):
-    """One (name, code): what it means, in words, and from how many lines on it counts."""
-
-    rule: Rule
-    message: str
-    count_min: int = 1
-
-
-def _event_kind(
-    name: str,
-    state: HealthState,
-    reason: Reason,
-    factor: float,
-    message: str,
-    *,
-    count_min: int = 1,
-) -> EventKind:
-    rule = Rule(name, state, reason, "", leave_seconds=0.0, hazard_factor=factor)
-    return EventKind(rule, message, count_min)
-
-
-H, W, S, U = HealthState.HEALTHY, HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
-MEMORY, HOST, STORAGE = Reason.ECC_TREND, Reason.HOST_CPU, Reason.STORAGE
-
-EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
-    ("gpu.lost", 0): _event_kind(
-        "gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus, its driver says"
-    ),
-    ("gpu.driver_message", 0): _event_kind(
-        "gpu.driver_message", H, Reason.NONE, 1.0, "its driver complained"
-    ),
-    ("gpu.ras_error", 0): _event_kind(
-        "gpu.ras_error.corrected", W, MEMORY, 1.5, "it repaired errors (RAS)", count_min=CORRECTED_MIN
-    ),
-    ("gpu.ras_error", 1): _event_kind(
-        "gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it met errors that it could not repair (RAS)"
-    ),
-    ("gpu.ras_error", 2): _event_kind(
-        "gpu.ras_error.deferred", W, MEMORY, 10.0, "it lost data that nobody has read yet (RAS)"
-    ),
-    ("gpu.ras_error", 3): _event_kind(
-        "gpu.ras_error.replace", S, Reason.HBM_REMAP, 50.0,
-        "more of its memory is bad than its driver lets pass: AMD's service guide says whether to replace it",
-    ),
-    ("gpu.hang", 0): _event_kind(
-        "gpu.hang", W, Reason.XID_FATAL, 5.0, "a queue of it hung, and its driver resets it"
-    ),
-    ("gpu.hang", 1): _event_kind(
-        "gpu.hang.recovered", H, Reason.NONE, 1.0, "a queue of it hung, and came back by itself"
-    ),
-    ("gpu.reset", 0): _event_kind(
-        "gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"
-    ),
-    ("gpu.reset", 1): _event_kind(
-        "gpu.reset_failed", U, Reason.XID_FATAL, 1000.0,
-        "its driver could not reset it; only a reboot brings it back",
-    ),
-    ("pcie.aer", 0): _event_kind(
-        "pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe repaired an error (AER)"
-    ),
-    ("pcie.aer", 1): _event_kind(
-        "pcie.aer.nonfatal", S, Reason.PCIE, 30.0, "PCIe lost a transaction (AER, non-fatal)"
-    ),
-    ("pcie.aer", 2): _event_kind(
-        "pcie.aer.fatal", S, Reason.PCIE, 30.0,
-        "PCIe link failed (AER, fatal), or its slot lost link or card",
-    ),
-    ("host.hardware_error", 0): _event_kind(
-        "host.hardware_error.recoverable", W, MEMORY, 3.0, "firmware reports a recoverable error"
-    ),
-    ("host.hardware_error", 1): _event_kind(
-        "host.hardware_error.fatal", S, MEMORY, 30.0, "firmware reports a fatal hardware error"
-    ),
-    ("host.hardware_error", 2): _event_kind(
-        "host.hardware_error.corrected", W, MEMORY, 1.5, "firmware reports corrected errors",
-        count_min=CORRECTED_MIN,
-    ),
-    ("host.hardware_error", 3): _event_kind(
-        "host.hardware_error.info", H, MEMORY, 1.0, "firmware reports something to know"
-    ),
-    ("host.machine_check", 0): _event_kind(
-        "host.machine_check.corrected", W, MEMORY, 1.5, "processor repaired errors (MCE)",
-        count_min=CORRECTED_MIN,
-    ),
-    ("host.machine_check", 1): _event_kind(
-        "host.machine_check.uncorrected", S, MEMORY, 30.0,
-        "processor met an error that it could not repair (MCE)",
-    ),
-    ("host.memory_error", 0): _event_kind(
-        "host.memory_error.corrected", W, MEMORY, 2.0, "host memory repaired errors (EDAC)",
-        count_min=CORRECTED_MIN,
-    ),
-    ("host.memory_error", 1): _event_kind(
-        "host.memory_error.uncorrected", S, MEMORY, 30.0,
-        "host memory lost data: an error that ECC could not repair (EDAC)",
-    ),
-    ("rdma.driver_error", 0): _event_kind(
-        "rdma.driver_error", W, Reason.FABRIC, 5.0, "its RDMA driver reports an error"
-    ),
-    ("rdma.driver_error", 1): _event_kind(
-        "rdma.low_power", H, Reason.FABRIC, 1.0, "its PCIe slot gives less power than it asks for"
-    ),
-    (ADAPTER, 0): _event_kind(
-        "rdma.adapter_failed", S, Reason.RAIL_DOWN, 300.0,
-        "the adapter's firmware does not answer, or its driver gave it up",
-    ),
-    ("host.out_of_memory", 0): _event_kind(
-        "host.out_of_memory", W, HOST, 1.2, "the kernel killed a program for want of memory"
-    ),
-    ("host.hung_task", 0): _event_kind(
-        "host.hung_task", W, HOST, 3.0, "a task hangs in the kernel"
-    ),
-    ("host.lockup", 0): _event_kind("host.lockup.soft", W, HOST, 3.0, "a core is stuck (soft lockup)"),
-    ("host.lockup", 1): _event_kind("host.lockup.hard", S, HOST, 20.0, "a core is stuck (hard lockup)"),
-    ("host.lockup", 2): _event_kind("host.lockup.rcu", W, HOST, 3.0, "a core is stuck (RCU stall)"),
-    ("filesystem.error", 0): _event_kind(
-        "filesystem.error", W, STORAGE, 3.0, "the file system met an error"
-    ),
-    ("filesystem.error", 1): _event_kind(
-        "filesystem.error.read_only", W, STORAGE, 5.0, "the file system was made read-only"
-    ),
-    ("disk.error", 0): _event_kind("disk.error", W, STORAGE, 3.0, "the disk met an error"),
-    ("host.kernel_fault", 0): _event_kind(
-        "host.kernel_fault", W, HOST, 5.0, "the kernel met a fault of its own (BUG or Oops)"
-    ),
-    ("host.kernel_log_lost", 0): _event_kind(
-        "host.kernel_log_lost", H, Reason.BLIND, 1.0,
-        "kernel log was overrun: lines were lost before they were read, an XID may be among them",
-    ),
-    (DIAGNOSTIC, 1): _event_kind(
-        "gpu.diagnostic.warning", W, Reason.NONE, 2.0, "a diagnostic that somebody ran of it warned"
-    ),
-    (DIAGNOSTIC, 2): _event_kind(
-        "gpu.diagnostic.failed", S, Reason.NONE, 30.0, "a diagnostic that somebody ran of it failed"
-    ),
-    (LINK, REMOVED): _event_kind(
-        "net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was taken away"
-    ),
-}  # fmt: skip
-#: NVML's own events: each says what a counter or an XID says as well.
-DRIVER_EVENT = _event_kind("gpu.driver_event", H, Reason.NONE, 1.0, "its driver reported an event")
-#: Events whose code is of another's table: name -> what it means, whatever the code.
-ANY_CODE: Mapping[str, EventKind] = {
-    "gpu.driver_event": DRIVER_EVENT,
-    "gpu.dcgm_failure": _event_kind(
-        "gpu.dcgm_failure", S, Reason.NONE, 30.0, "DCGM's health watch reports a failure"
-    ),
-    "gpu.dcgm_warning": _event_kind(
-        "gpu.dcgm_warning", W, Reason.NONE, 3.0, "DCGM's health watch warns"
-    ),
-    "gpu.dcgm_policy": _event_kind(
-        "gpu.dcgm_policy", W, Reason.NONE, 2.0, "a policy that somebody set in DCGM was violated"
-    ),
-}
 #: What a system of DCGM's health watches is about; of others it is only known that DCGM says so.
 DCGM_REASONS = {
     "PCIe": Reason.PCIE, "NVLink": Reason.NVLINK_ERRORS, "NVSwitch fatal": Reason.FABRIC,
-    "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": MEMORY,
+    "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": rules.MEMORY,
     "thermal": Reason.THERMAL_THROTTLE, "power": Reason.POWER_CAP,
 }  # fmt: skip
-#: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
-FOLDED_MESSAGE = "more at once than are told apart; the kernel log names them (journalctl -k)"
-FOLDED = _event_kind("folded", H, Reason.BLIND, 1.0, FOLDED_MESSAGE)
-#: An XID of any kind may be among them.
-FOLDED_CODES = _event_kind("folded", W, Reason.BLIND, 3.0, FOLDED_MESSAGE)
 BEFORE_BOOT_PREFIX = "before this boot: "
 
 
+@detects(
+    *(kind.rule for kind in (*rules.EVENT_KINDS.values(), *rules.ANY_CODE.values(), rules.FOLDED))
+)
 def active_events(view: FleetView) -> Iterator[Symptom]:
     """Every event of the kernel that is not over. Codes that we do not know are left to the store."""
     for record in view.fleet.active_events:
@@ -213,12 +48,14 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
 def _kind_of(record: EventRecord) -> EventKind | None:
     """Return what is to be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
     if record.folded:
-        folded = FOLDED_CODES if record.name in (XID_EVENT, SXID_EVENT) else FOLDED
+        folded = (
+            rules.FOLDED_CODES if record.name in (rules.XID.name, rules.SXID.name) else rules.FOLDED
+        )
         rule = replace(folded.rule, name=f"{folded.rule.name}.{record.name}")
         return EventKind(rule, f"{record.name}: {folded.message}")
-    if record.name in ANY_CODE:
-        return _about_system(ANY_CODE[record.name], record)
-    kind = EVENT_KINDS.get((record.name, record.code))
+    if record.name in rules.ANY_CODE:
+        return _about_system(rules.ANY_CODE[record.name], record)
+    kind = rules.EVENT_KINDS.get((record.name, record.code))
     return _as_previous_boot(kind) if kind is not None and record.from_previous_boot else kind
 
 
@@ -341,22 +178,21 @@ SUSPECT_FACTOR = 20.0
 RECOVERY_COLUMN = "recovery_action_state"
 RECHECK_SECONDS = 10.0
 
-XID = Rule("gpu.xid", HealthState.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
-SXID = Rule("nvswitch.sxid", HealthState.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
 
-
+@detects(rules.XID)
 def active_xids(view: FleetView) -> Iterator[Symptom]:
     """Every code of a GPU that was reported and not cleared; what it means is the policy's to say."""
-    yield from _active_codes(view, XID_EVENT, XID, "XID")
+    yield from _active_codes(view, rules.XID, "XID")
 
 
+@detects(rules.SXID)
 def active_sxids(view: FleetView) -> Iterator[Symptom]:
     """Every code of an NVSwitch that was reported and not cleared."""
-    yield from _active_codes(view, SXID_EVENT, SXID, "SXID")
+    yield from _active_codes(view, rules.SXID, "SXID")
 
 
-def _active_codes(view: FleetView, name: str, rule: Rule, label: str) -> Iterator[Symptom]:
-    for record in view.fleet.active_events.by_name(name):
+def _active_codes(view: FleetView, rule: Rule, label: str) -> Iterator[Symptom]:
+    for record in view.fleet.active_events.by_name(rule.name):
         if record.policy is not None:
             policy = without_recovered_link(view, record, record.policy)
             meaning = _settle(view, record, policy)
@@ -367,7 +203,7 @@ def _active_codes(view: FleetView, name: str, rule: Rule, label: str) -> Iterato
 def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
     """Return what *record* means beside the other codes of its device, and what is read of it now."""
     if (
-        record.name == XID_EVENT
+        record.name == rules.XID.name
         and policy.code == RECOVERY_XID
         and _needs_no_recovery(view, record)
     ):

@@ -12,94 +12,33 @@ import numpy as np
 from ...counter_deltas import Flags, Floats
 from ...fleet.peers import PEERS_MIN
 from ...fleet.tables import FAST_SECONDS
-from ...model import HealthState, Reason
-from ..rule import PeerOutlier, Rule, Symptom, peer_outliers, recent_counts
+from ...rule_catalogue import network as rules
+from ...rule_declaration import Rule
+from ..rule import PeerOutlier, Symptom, detects, peer_outliers, recent_counts
 from ..view import FleetView
 
-#: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
-#: may count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
-RETRANSMISSIONS = {
-    "ack_timeout_errors": "acknowledgement timeouts",
-    "packet_sequence_errors": "sequence errors",
-    "out_of_sequence_packets": "packets out of order",
-    "implied_nak_errors": "implied NAKs",
-    "adaptive_retransmissions_packets": "adaptive retransmissions",
-}
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
 #: Only what moves can come out of order: a port that moves so many bytes a second, or so many, is held against those
 #: that move as much or more; one that moves less against those that do (assumed).
 LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
-TRAFFIC_COLUMNS = ("received_bytes", "transmitted_bytes")
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
-LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
-#: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
-DOWN_SECONDS = 30.0
 #: After a boot drivers load, links train and a subnet manager comes round, as long as NVLinks take (assumed).
 TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
-RETRANSMITS = Rule(
-    "rdma.retransmits",
-    HealthState.SUSPECT,
-    Reason.FABRIC,
-    "each of its retransmission counters rises slower for 60 s",
-    enter_seconds=8.0,
-    hazard_factor=10.0,
-    shared="network",
-)
-PORT_DOWN = Rule(
-    "rdma.down",
-    HealthState.UNHEALTHY,
-    Reason.RAIL_DOWN,
-    "the port is ACTIVE for 60 s, or was disabled on purpose",
-    enter_seconds=DOWN_SECONDS,
-    hazard_factor=1000.0,
-)
 #: The same on a host that is just booting: what was down before it booted stays so, what is not up yet is none.
-PORT_TRAINS = replace(PORT_DOWN, enter_seconds=TRAINING_SECONDS)
-PORT_FLAPS = Rule(
-    "rdma.flaps",
-    HealthState.SUSPECT,
-    Reason.RAIL_DOWN,
-    "the link does not go down for 10 minutes",
-    leave_seconds=300.0,
-    hazard_factor=20.0,
-)
-LINK_DOWN = Rule(
-    "net.down",
-    HealthState.WATCH,
-    Reason.RAIL_DOWN,
-    "the interface has a carrier for 60 s",
-    enter_seconds=5.0,
-    hazard_factor=3.0,
-)
-AER_LOST = Rule(
-    "pcie.aer_uncorrectable",
-    HealthState.SUSPECT,
-    Reason.PCIE,
-    "no transaction is lost for 10 minutes",
-    leave_seconds=300.0,
-    hazard_factor=30.0,
-)
-AER_CORRECTED = Rule(
-    "pcie.aer_correctable",
-    HealthState.WATCH,
-    Reason.PCIE,
-    "fewer corrected link errors for 5 minutes",
-    enter_seconds=10.0,
-    leave_seconds=300.0,
-    hazard_factor=2.0,
-)
+PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 
+@detects(rules.RETRANSMITS)
 def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
     least = view.threshold("rdma.retransmissions_per_second")
     for one in peer_outliers(
-        view, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
+        view, CHANGES, rules.RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
     ):
         yield _retransmit_symptom(view, one, least)
 
@@ -128,7 +67,9 @@ def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Float
 
 def _traffic(view: FleetView) -> Floats:
     """Return the bytes a second that each port moves; none where nobody counts them."""
-    return view.rates("rdma_1s", TRAFFIC_COLUMNS[0]) + view.rates("rdma_1s", TRAFFIC_COLUMNS[1])
+    return view.rates("rdma_1s", rules.TRAFFIC_COLUMNS[0]) + view.rates(
+        "rdma_1s", rules.TRAFFIC_COLUMNS[1]
+    )
 
 
 def _peers_sql(view: FleetView, row: int) -> str:
@@ -137,7 +78,9 @@ def _peers_sql(view: FleetView, row: int) -> str:
     least = HEAVY_TRAFFIC if traffic >= HEAVY_TRAFFIC else LIGHT_TRAFFIC
     layer = int(view.state("rdma_10s", "link_layer_code")[row])
     since = f"time BETWEEN {view.timestamp_sql(-15)} AND {view.timestamp_sql(0)}"
-    bytes_moved = " + ".join(f"coalesce(max({one}) - min({one}), 0)" for one in TRAFFIC_COLUMNS)
+    bytes_moved = " + ".join(
+        f"coalesce(max({one}) - min({one}), 0)" for one in rules.TRAFFIC_COLUMNS
+    )
     return (
         "SELECT host, device FROM readings.rdma_1s "
         "LEFT JOIN (SELECT host, device, link_layer_code FROM latest.rdma_10s) USING (host, device) "
@@ -153,20 +96,21 @@ def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symp
     unit = f"{one.column.rpartition('_')[2]}/s"
     excess = min(one.rate / least, 100.0)
     return Symptom(
-        rule=RETRANSMITS,
+        rule=rules.RETRANSMITS,
         host=host,
         device=device,
         signal=f"rdma.{one.column}",
         value=round(one.rate, 1),
         unit=unit,
         normal=f"below {one.limit:.0f}; its peers' median is {one.peer_median:.1f}",
-        message=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.peer_median:.0f})",
+        message=f"RDMA port {device}: {rules.RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.peer_median:.0f})",
         sql=view.sql_with_peers(CHANGES, one.row, one.column, unit, _peers_sql(view, one.row)),
-        hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
+        hazard_factor=rules.RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )
 
 
+@detects(rules.PORT_DOWN)
 def ports_down(view: FleetView) -> Iterator[Symptom]:
     """A port that was up is not. One that never was is not cabled; one disabled is so on purpose."""
     state = view.state("rdma_1s", "port_state")
@@ -181,7 +125,7 @@ def ports_down(view: FleetView) -> Iterator[Symptom]:
         host, device = view.name("rdma_1s", row)
         is_new = view.host_now_ns[host] < TRAINING_SECONDS * 1e9
         yield Symptom(
-            rule=PORT_TRAINS if is_new else PORT_DOWN,
+            rule=PORT_TRAINS if is_new else rules.PORT_DOWN,
             host=host,
             device=device,
             signal="rdma.port_state",
@@ -215,6 +159,7 @@ def _up_elsewhere(view: FleetView, up: Flags, known: Flags) -> Flags:
     return expected
 
 
+@detects(rules.PORT_FLAPS)
 def flapping_ports(view: FleetView) -> Iterator[Symptom]:
     """A link went down and came back."""
     rows, downs = recent_counts(view, CHANGES, "link_downed_events")
@@ -223,7 +168,7 @@ def flapping_ports(view: FleetView) -> Iterator[Symptom]:
         count = max(1, round(events))
         often = "once" if count == 1 else f"{count} times"
         yield Symptom(
-            rule=PORT_FLAPS,
+            rule=rules.PORT_FLAPS,
             host=host,
             device=device,
             signal="rdma.link_downed_events",
@@ -235,6 +180,7 @@ def flapping_ports(view: FleetView) -> Iterator[Symptom]:
         )
 
 
+@detects(rules.LINK_DOWN)
 def interfaces_down(view: FleetView) -> Iterator[Symptom]:
     """A network interface that had a carrier has none."""
     carrier = view.state("net_1s", "carrier_state")
@@ -242,7 +188,7 @@ def interfaces_down(view: FleetView) -> Iterator[Symptom]:
     for row in np.flatnonzero(known & (carrier == 0) & view.fleet.ever_up.carriers).tolist():
         host, device = view.name("net_1s", row)
         yield Symptom(
-            rule=LINK_DOWN,
+            rule=rules.LINK_DOWN,
             host=host,
             device=device,
             signal="net.carrier_state",
@@ -253,21 +199,24 @@ def interfaces_down(view: FleetView) -> Iterator[Symptom]:
         )
 
 
+@detects(rules.AER_LOST, rules.AER_CORRECTED)
 def pcie_errors(view: FleetView) -> Iterator[Symptom]:
     """A PCIe link lost transactions, or repairs many."""
     for row, (lost, column) in _lost(view).items():
         count = float(max(1, round(lost)))
         message = f"lost {count:.0f} transactions lately"
         sql = view.sql_counter(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
-        yield _aer_symptom(view, AER_LOST, row, column, (count, PER_TEN_MINUTES), message, sql)
+        yield _aer_symptom(
+            view, rules.AER_LOST, row, column, (count, PER_TEN_MINUTES), message, sql
+        )
     least = view.threshold("pcie.corrected_per_second")
-    rows, events = view.counting(TABLE_AER, CORRECTED, least * FAST_SECONDS)
+    rows, events = view.counting(TABLE_AER, rules.CORRECTED, least * FAST_SECONDS)
     for row, rate in zip(rows.tolist(), (events / FAST_SECONDS).tolist(), strict=True):
         value = round(rate, 1)
         message = f"repairs {value:.0f} errors a second"
-        sql = view.sql_counter(TABLE_AER, row, CORRECTED, "errors/s", 10)
+        sql = view.sql_counter(TABLE_AER, row, rules.CORRECTED, "errors/s", 10)
         symptom = _aer_symptom(
-            view, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), message, sql
+            view, rules.AER_CORRECTED, row, rules.CORRECTED, (value, "errors/s"), message, sql
         )
         clears = f"less than {least:g} corrected link errors a second for 5 minutes"
         yield replace(symptom, normal=f"below {least:g}", clears=clears)
@@ -276,7 +225,7 @@ def pcie_errors(view: FleetView) -> Iterator[Symptom]:
 def _lost(view: FleetView) -> dict[int, tuple[float, str]]:
     """Return row -> (events, counter) by the one that moved most: a sum would be no signal that exists."""
     largest: dict[int, tuple[float, str]] = {}
-    for column in LOST:
+    for column in rules.LOST:
         rows, events = recent_counts(view, TABLE_AER, column)
         for row, count in zip(rows.tolist(), events.tolist(), strict=True):
             if row not in largest or count > largest[row][0]:

@@ -34,9 +34,10 @@ from ...fleet.gangs import (
     WINDOWS,
     GangComparison,
 )
-from ...model import HealthState, Reason
+from ...rule_catalogue import gang as rules
+from ...rule_declaration import Rule
 from ...sql import quoted
-from ..rule import Rule, Symptom
+from ..rule import Symptom, detects
 from ..view import FleetView
 
 #: With so large a share of its excess as more work, the workload explains it.
@@ -79,39 +80,8 @@ _BEYOND_CHANCE = np.array(
 #: So many windows on end are beyond chance in any gang, even where it chooses between two.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
-_ALIKE = "it computes no longer than the others of its job for a minute or two, or an hour without such a job"
-SLOW = Rule(
-    "gang.slow_host", HealthState.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
-)  # fmt: skip
-SLOW_GPU = Rule(
-    "gang.slow_gpu", HealthState.DEGRADED, Reason.STRAGGLER,
-    "it computes no longer than it did in a job, by two or three minutes of it, or an hour without such a job",
-    leave_seconds=3600.0, hazard_factor=1.5,
-)  # fmt: skip
-CAPPED = Rule(
-    "gang.power_limit", HealthState.DEGRADED, Reason.POWER_CAP,
-    "its power limit is what it was when its job began, or another job begins", enter_seconds=15.0,
-)  # fmt: skip
-CONTENDED = Rule(
-    "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
-    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
-)  # fmt: skip
-STALLED = Rule(
-    "gang.storage_stall", HealthState.DEGRADED, Reason.STORAGE,
-    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
-)  # fmt: skip
-UNKNOWN = Rule(
-    "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it holds its gang up no longer",
-)  # fmt: skip
-#: What is known and blames no host.
-WORKLOAD = Rule(
-    "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others",
-)  # fmt: skip
-SHARED = Rule(
-    "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job waits for data no longer",
-)  # fmt: skip
 
-
+@detects(rules.SLOW, rules.UNKNOWN, rules.WORKLOAD)
 def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host that all others of its job wait for while it computes."""
     comparison = view.fleet.gangs.comparison
@@ -136,15 +106,15 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
         )
         if work > WORK_SHARE_MAX * excess:
             message = f"{statement}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host"
-            yield _slow_symptom(view, comparison, WORKLOAD, host, message)
+            yield _slow_symptom(view, comparison, rules.WORKLOAD, host, message)
         elif np.isfinite(work):
             message = f"{statement}, at a normal clock and the same work: the host is slow, and nothing names a cause"
-            yield _slow_symptom(view, comparison, SLOW, host, message)
+            yield _slow_symptom(view, comparison, rules.SLOW, host, message)
         else:
             message = (
                 f"{statement}; whether it has more to do is not known: nothing measures the work"
             )
-            yield _slow_symptom(view, comparison, UNKNOWN, host, message)
+            yield _slow_symptom(view, comparison, rules.UNKNOWN, host, message)
 
 
 def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
@@ -185,19 +155,19 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
         else "than before, and the others of its job do not"
     )
     message = f"computes {100 * excess:.0f} % longer {since} ({_interval(change, host)}): they wait for it"
-    rule = SLOW
+    rule = rules.SLOW
     if work > WORK_SHARE_MAX * excess:
         rule, message = (
-            WORKLOAD,
+            rules.WORKLOAD,
             f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host",
         )
     elif np.isfinite(work):
         message = f"{message}, at a normal clock and the same work: the host is slow, and nothing names a cause"
     elif change.from_birth[host] or sizes(comparison)[host] < POWER_HOSTS_MIN:
-        rule = UNKNOWN
+        rule = rules.UNKNOWN
         message = f"{message}; whether it has more to do is not known: nothing measures the work"
     elif not _clock_is_usual(view, comparison, host):
-        rule, message = UNKNOWN, f"{message}; its clock is lower than before"
+        rule, message = rules.UNKNOWN, f"{message}; its clock is lower than before"
     else:
         message = f"{message}, as its power shows, at a normal clock: the host is slow, and nothing names a cause"
     symptom = _slow_symptom(view, comparison, rule, host, message)
@@ -205,7 +175,7 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
         symptom,
         value=round(1.0 + excess, 3),
         normal=f"below {1.0 + _change_min(comparison, host):.2f}, in {change.streak[host]} windows of {change.window_seconds[host]:.0f} s on end",
-        speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
+        speed=1.0 / (1.0 + excess) if rule is rules.SLOW else 1.0,
     )
 
 
@@ -241,6 +211,7 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
     return np.asarray((slow > 0) & (2 * slow < every), dtype=bool)
 
 
+@detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     """Name each GPU that its whole job waits for, of a host whose other GPUs are as they were."""
     comparison = view.fleet.gangs.comparison
@@ -271,17 +242,17 @@ def _gpu_symptom(
         else "than before, and the other GPUs of its job do not"
     )
     message = f"computes {100 * excess:.0f} % longer {beside} ({_interval(change, row)}): they wait for it"
-    rule = SLOW_GPU
+    rule = rules.SLOW_GPU
     if work > WORK_SHARE_MAX * excess:
         rule, message = (
-            WORKLOAD,
+            rules.WORKLOAD,
             f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the GPU",
         )
     elif by_power and (
         change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
     ):
         rule, message = (
-            UNKNOWN,
+            rules.UNKNOWN,
             f"{message}; whether it has more to do is not known: nothing measures the work",
         )
     else:
@@ -304,10 +275,11 @@ def _gpu_symptom(
             f"SELECT device, avg({column}) AS {column} FROM readings.{table} WHERE "
             f"host = {quoted(view.fleet.names[host])} AND {_window_sql(view)} GROUP BY device ORDER BY {column} DESC"
         ),
-        speed=1.0 / (1.0 + excess) if rule is SLOW_GPU else 1.0,
+        speed=1.0 / (1.0 + excess) if rule is rules.SLOW_GPU else 1.0,
     )
 
 
+@detects(rules.CAPPED)
 def capped_members(view: FleetView) -> Iterator[Symptom]:
     """Name each host whose power limit was lowered while its job ran, and whose clock the others' is above since.
 
@@ -332,7 +304,7 @@ def capped_members(view: FleetView) -> Iterator[Symptom]:
         if sizes(comparison)[host] < HOSTS_MIN:
             continue
         yield Symptom(
-            rule=CAPPED,
+            rule=rules.CAPPED,
             host=host,
             device=gpus.names[row],
             signal="gpu.power_limit_watts",
@@ -372,6 +344,7 @@ def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
     return frozenset(_rows(found))
 
 
+@detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED)
 def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host whose GPUs stand empty while those of its job wait for it, by what its cores or disks say."""
     comparison = view.fleet.gangs.comparison
@@ -398,15 +371,15 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
         cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
         if cores >= pressure and not io > cores:
             message = f"{statement}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
-            yield _gap_symptom(view, comparison, CONTENDED, host, message, gap)
+            yield _gap_symptom(view, comparison, rules.CONTENDED, host, message, gap)
         elif io >= pressure:
             message = (
                 f"{statement}: it waits for data as they do not ({_more(io)} of the time in I/O)"
             )
-            yield _gap_symptom(view, comparison, STALLED, host, message, gap)
+            yield _gap_symptom(view, comparison, rules.STALLED, host, message, gap)
         else:
             message = f"{statement}; neither its cores nor its disks say why"
-            yield _gap_symptom(view, comparison, UNKNOWN, host, message, gap)
+            yield _gap_symptom(view, comparison, rules.UNKNOWN, host, message, gap)
     yield from _shared_stall(
         view,
         comparison,
@@ -425,7 +398,7 @@ def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> 
                 "a service they share, no host is to blame"
             )
             by_gang[gang] = _gap_symptom(
-                view, comparison, SHARED, host, message, float(comparison.gap_median[host])
+                view, comparison, rules.SHARED, host, message, float(comparison.gap_median[host])
             )
         yield replace(by_gang[gang], host=host)
 
@@ -492,7 +465,7 @@ def _slow_symptom(
         sql=_gang_means_sql(
             view, comparison, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"
         ),
-        speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
+        speed=1.0 / (1.0 + excess) if rule is rules.SLOW else 1.0,
     )
 
 
@@ -505,11 +478,11 @@ def _gap_symptom(
         device="host",
         signal=rule.name,
         value=round(gap, 3),
-        unit="of the time" if rule is SHARED else "of the time more than its gang's others",
+        unit="of the time" if rule is rules.SHARED else "of the time more than its gang's others",
         normal=f"below {view.threshold('gang.gap_ratio'):g}",
         message=message,
         sql=_gang_means_sql(view, comparison, host, "gpu_1s", "utilization_ratio"),
-        speed=max(1.0 - gap, 0.05) if rule in (CONTENDED, STALLED) else 1.0,
+        speed=max(1.0 - gap, 0.05) if rule in (rules.CONTENDED, rules.STALLED) else 1.0,
     )
 
 
@@ -583,11 +556,8 @@ def gap_sql(view: FleetView, host: int) -> str:
 # A job of one host whose GPUs stand empty as they did not before. Nobody beside it tells whose
 # fault that is: it is watched.
 
-_CLEARS = "its GPUs stand empty no more than before for two or three minutes"
-DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS)
-CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS)
 
-
+@detects(rules.DATA, rules.CORES)
 def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host with a job of its own that waits for data or for cores more than it did."""
     comparison = view.fleet.gangs.comparison
@@ -602,11 +572,11 @@ def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
         if io >= pressure and not cpu > io:
             waits = f"it waits for I/O {100 * io:.0f} % more of the time"
             message = "whether its own disks and mounts are slow or a storage that others use too, a job of one host does not tell"
-            yield _symptom(view, comparison, DATA, host, f"{waits}: {message}")
+            yield _symptom(view, comparison, rules.DATA, host, f"{waits}: {message}")
         elif cpu >= pressure:
             waits = f"tasks wait for its cores {100 * cpu:.0f} % more of the time"
             message = "whether the job asks for more or somebody takes them, a job of one host does not tell"
-            yield _symptom(view, comparison, CORES, host, f"{waits}: {message}")
+            yield _symptom(view, comparison, rules.CORES, host, f"{waits}: {message}")
 
 
 def _symptom(

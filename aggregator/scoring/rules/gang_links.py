@@ -12,9 +12,10 @@ import numpy as np
 
 from ....fingerprints.stragglers import outliers_max
 from ...fleet.gangs import GangComparison
-from ...model import HealthState, Reason
+from ...model import Reason
+from ...rule_catalogue import gang as rules
 from ...sql import quoted
-from ..rule import Rule, Symptom, TrackedSymptom, short
+from ..rule import Symptom, TrackedSymptom, detects, short
 from ..view import FleetView
 from .gang import HOSTS_MIN
 
@@ -23,13 +24,8 @@ LINK_REASONS = (Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PC
 #: The errors began so long before the pace was seen to fall, at most, or after.
 BEFORE_SECONDS, AFTER_SECONDS = 120.0, 60.0
 
-SLOW_LINK = Rule(
-    "gang.slow_link", HealthState.DEGRADED, Reason.FABRIC,
-    "its job goes as fast as before, or the link has no errors, for a minute", enter_seconds=10.0, leave_seconds=60.0,
-    hazard_factor=1.2,
-)  # fmt: skip
 
-
+@detects(rules.SLOW_LINK)
 def slow_links(view: FleetView) -> Iterator[Symptom]:
     """Name each host whose link began to have errors as the pace of its gang fell, where nothing else explains the fall."""
     comparison = view.fleet.gangs.comparison
@@ -50,10 +46,10 @@ def slow_links(view: FleetView) -> Iterator[Symptom]:
             name = view.fleet.gangs.jobs[gang].name
             job = f"job {name}" if name else "its job"
             yield Symptom(
-                rule=SLOW_LINK,
+                rule=rules.SLOW_LINK,
                 host=host,
                 device=link.device,
-                signal=SLOW_LINK.name,
+                signal=rules.SLOW_LINK.name,
                 value=round(1.0 - fall.ratio, 3),
                 unit="of the pace that its job had",
                 normal="1.00",
@@ -87,7 +83,7 @@ def _link_symptom(view: FleetView, host: int, fell_ns: int) -> Symptom | None:
         if (
             tracked.active
             and reason in LINK_REASONS
-            and symptom.rule is not SLOW_LINK
+            and symptom.rule is not rules.SLOW_LINK
             and symptom.speed >= 1.0
             and -BEFORE_SECONDS <= began_seconds <= AFTER_SECONDS
         ):

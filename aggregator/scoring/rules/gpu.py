@@ -10,49 +10,14 @@ import numpy as np
 
 from ...counter_deltas import Flags
 from ...model import HealthState, Reason
+from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from .. import rule as readings
-from ..rule import (
-    Rule,
-    Symptom,
-    ThresholdRule,
-    above,
-    equals,
-    recent_counts,
-    short,
-    suspect_rule,
-    watch_rule,
-)
+from ..rule import Symptom, detects, recent_counts, short
 from ..view import SILENT_SECONDS_MAX, FleetView
 from .agent import GPU_GROUP, RELEASED, gpu_at
 
-LOST = Rule(
-    "gpu.lost",
-    HealthState.UNHEALTHY,
-    Reason.XID_FATAL,
-    "the host boots with the GPU back on the bus",
-    leave_seconds=10.0,
-    hazard_factor=20_000.0,
-)
-RECOVERY = Rule(
-    "gpu.recovery_action",
-    HealthState.UNHEALTHY,
-    Reason.XID_FATAL,
-    "the driver asks for no recovery any more",
-    enter_seconds=2.0,
-    leave_seconds=10.0,
-    hazard_factor=1000.0,
-)
-UNSEEN = Rule(
-    "gpu.unseen",
-    HealthState.WATCH,
-    Reason.BLIND,
-    "readings of the GPU come again",
-    leave_seconds=10.0,
-    hazard_factor=3.0,
-)
 #: An agent that begins has not read them all at once.
-NEVER_READ = replace(UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
+NEVER_READ = replace(rules.UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
 #: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
 OUT_SECONDS_MAX = 3600.0
 
@@ -70,22 +35,7 @@ ACTIONS = {
 PARTIAL = (3, 5)
 
 
-def lost_gpus(view: FleetView) -> Iterator[Symptom]:
-    """A GPU fell off the bus."""
-    for row in np.flatnonzero(view.state("gpu_1s", "lost_state") == 1).tolist():
-        host, device = view.name("gpu_1s", row)
-        yield Symptom(
-            rule=LOST,
-            host=host,
-            device=device,
-            signal="gpu.lost_state",
-            value=1.0,
-            normal="0",
-            message=f"{short(device)} has fallen off the bus; only a reboot brings it back",
-            sql=view.sql("gpu_1s", row, "lost_state, calls_failed_errors", 120),
-        )
-
-
+@detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
     """The driver says what it needs to go on; nobody knows better."""
     action = view.state("gpu_1s", "recovery_action_state")
@@ -93,7 +43,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
         host, device = view.name("gpu_1s", row)
         partial = int(action[row]) in PARTIAL
         yield Symptom(
-            rule=RECOVERY,
+            rule=rules.RECOVERY,
             host=host,
             device=device,
             signal="gpu.recovery_action_state",
@@ -107,6 +57,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
         )
 
 
+@detects(rules.UNSEEN)
 def unseen_gpus(view: FleetView) -> Iterator[Symptom]:
     """The host speaks, but not of a GPU that it has: vanished fields come before faults.
 
@@ -174,7 +125,7 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
     for row in np.flatnonzero(view.awake[hosts] & silent & ~out_of_service.gpus).tolist():
         host, device = view.name("gpu_1s", row)
         yield Symptom(
-            rule=UNSEEN,
+            rule=rules.UNSEEN,
             host=host,
             device=device,
             signal="gpu.sm_clock_hertz",
@@ -259,84 +210,12 @@ BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
 CHANGE_RATIO = 5.0
 PER_TEN_SECONDS = "errors in 10 s"
 
-ECC = Rule(
-    "gpu.ecc_burst",
-    HealthState.WATCH,
-    Reason.ECC_TREND,
-    "no burst of corrected errors for 5 minutes",
-    enter_seconds=2.0,
-    leave_seconds=300.0,
-    hazard_factor=5.0,
-)
 STORM_HAZARD_FACTOR = 50.0
-LOST_DATA = Rule(
-    "gpu.ecc_uncorrected",
-    HealthState.WATCH,
-    Reason.ECC_TREND,
-    "the GPU is reset, which sets its volatile error counters to zero",
-    leave_seconds=5.0,
-    hazard_factor=10.0,
-)
 #: Data that was lost so lately weighs more.
 LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
-REMAP_PENDING = Rule(
-    "gpu.remap_pending",
-    HealthState.WATCH,
-    Reason.HBM_REMAP,
-    "the GPU is reset, which replaces the row",
-    leave_seconds=5.0,
-    hazard_factor=5.0,
-)
-REMAP_FAILED = Rule(
-    "gpu.remap_failed",
-    HealthState.UNHEALTHY,
-    Reason.HBM_REMAP,
-    "the GPU is replaced, or a reset shows that the remap took after all",
-    leave_seconds=5.0,
-    hazard_factor=2000.0,
-)
-
-RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
-CHANGES = "gpu_10s_changes"
-#: What the driver says of a part's memory; the driver's own limits, so that each stands by itself.
-MEMORY_FAULTS = (
-    ThresholdRule(
-        suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
-        CHANGES, "unrepairable_memory_state", equals(1), "has memory that cannot be repaired",
-    ),
-    ThresholdRule(
-        suspect_rule("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
-        CHANGES, "sram_threshold_exceeded_state", equals(1),
-        "has more SRAM errors than NVIDIA's field diagnostic lets pass",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
-        CHANGES, "remap_banks_none_count", above(0.0),
-        "has {value:.0f} memory banks with no spare row left: the next bad row there stays bad",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
-        CHANGES, "repair_channel_pending_state", equals(1),
-        "has a memory channel to repair at its next reset",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
-        CHANGES, "repair_tpc_pending_state", equals(1),
-        "has a cluster of SMs to repair at its next reset",
-    ),
-    ThresholdRule(
-        watch_rule("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
-        CHANGES, "retirement_pending_state", equals(1),
-        "has a memory page to take out at its next reset",
-    ),
-)  # fmt: skip
 
 
-def broken_memory(view: FleetView) -> Iterator[Symptom]:
-    """A GPU's driver says that its memory is broken, or due for repair."""
-    yield from readings.threshold_symptoms(view, MEMORY_FAULTS)
-
-
+@detects(rules.ECC)
 def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
     """A GPU repairs far more bit errors than it used to, or more than any should."""
     column = "ecc_corrected_volatile_errors"
@@ -348,7 +227,7 @@ def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
         host, device = view.name("gpu_1s_changes", row)
         storm = bool(storms[row])
         yield Symptom(
-            rule=ECC,
+            rule=rules.ECC,
             host=host,
             device=device,
             signal="gpu.ecc_corrected_volatile_errors",
@@ -362,6 +241,7 @@ def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
         )
 
 
+@detects(rules.LOST_DATA)
 def lost_data(view: FleetView) -> Iterator[Symptom]:
     """A GPU met errors that it could not repair since its last reset."""
     column = "ecc_uncorrected_volatile_errors"
@@ -373,7 +253,7 @@ def lost_data(view: FleetView) -> Iterator[Symptom]:
         host, device = view.name("gpu_1s_changes", row)
         now = row in fresh
         yield Symptom(
-            rule=LOST_DATA,
+            rule=rules.LOST_DATA,
             host=host,
             device=device,
             signal="gpu.ecc_uncorrected_volatile_errors",
@@ -385,23 +265,3 @@ def lost_data(view: FleetView) -> Iterator[Symptom]:
             state=HealthState.SUSPECT if now else None,
             hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,
         )
-
-
-def remaps(view: FleetView) -> Iterator[Symptom]:
-    """A row of memory waits for its replacement, or has found none."""
-    for rule, column, message in (
-        (REMAP_PENDING, "remap_pending_state", "has a memory row to replace at its next reset"),
-        (REMAP_FAILED, "remap_failed_state", "has no spare memory row left to replace a bad one"),
-    ):
-        for row in np.flatnonzero(view.state("gpu_10s_changes", column) == 1).tolist():
-            host, device = view.name("gpu_10s_changes", row)
-            yield Symptom(
-                rule=rule,
-                host=host,
-                device=device,
-                signal=f"gpu.{column}",
-                value=1.0,
-                normal="0",
-                message=f"{short(device)} {message}",
-                sql=view.sql("gpu_10s_changes", row, column, 600),
-            )

@@ -15,42 +15,22 @@ import numpy as np
 
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.known_gpus import ExpectedGpus, RegisteredGpus
-from ...model import EXPECTED_KIND, HealthState, Reason
+from ...model import EXPECTED_KIND
+from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from ..rule import Rule, Symptom, short
+from ..rule import Symptom, detects, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 
-#: What evidence of missing GPUs bears, as the row of `contract/host_policy.toml` does.
-SIGNAL = "gpu.missing"
-#: A driver that is loaded again, or a reset of all GPUs, takes less (assumed).
-SETTLING_SECONDS = 120.0
 #: After a boot the driver is built, loaded, and starts its GPUs (assumed; ports are given as long).
 BOOTING_SECONDS = 300.0
 #: GPUs that the words name one by one.
 NAMED_MAX = 4
 
-MISSING = Rule(
-    SIGNAL,
-    HealthState.UNHEALTHY,
-    Reason.XID_FATAL,
-    "the host has as many GPUs as before, or `[[expected]] gpus` declares fewer for it",
-    enter_seconds=SETTLING_SECONDS,
-    leave_seconds=10.0,
-    hazard_factor=20_000.0,
-)
 #: The same on a host that is booting: it counts once the host has had time.
-BOOTING = replace(MISSING, enter_seconds=inf)
-UNREAD = Rule(
-    "gpu.none_read",
-    HealthState.UNKNOWN,
-    Reason.BLIND,
-    "readings of its GPUs come for 5 s",
-    leave_seconds=5.0,
-    hazard_factor=10.0,
-)
+BOOTING = replace(rules.MISSING, enter_seconds=inf)
 #: By this its holds are found, too.
-UNREAD_KEY = UNREAD.name, "host"
+UNREAD_KEY = rules.UNREAD.name, "host"
 
 
 class MissingGpus(NamedTuple):
@@ -62,6 +42,7 @@ class MissingGpus(NamedTuple):
     declared: str  # where so many are declared; "" where the host had them
 
 
+@detects(rules.MISSING)
 def missing_gpus(view: FleetView) -> Iterator[Symptom]:
     """A host has fewer GPUs than it had before, or than are declared for it."""
     fleet, out_of_service = view.fleet, OutOfServiceGpus(view)
@@ -121,10 +102,10 @@ def _symptom(view: FleetView, host: int, missing: MissingGpus) -> Symptom:
         else f"it had {missing.expected}"
     )
     return Symptom(
-        rule=BOOTING if booting else MISSING,
+        rule=BOOTING if booting else rules.MISSING,
         host=host,
         device="host",
-        signal=SIGNAL,
+        signal=rules.MISSING.name,
         value=float(missing.expected - missing.has),
         unit="GPUs",
         normal=f"{missing.expected} GPUs",
@@ -152,6 +133,7 @@ def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
     return f"; the PCI bus shows {registered.on_bus}"
 
 
+@detects(rules.UNREAD)
 def unread_hosts(view: FleetView) -> Iterator[Symptom]:
     """A host has GPUs, and none of them is read: nothing is known of what jobs would meet there."""
     out_of_service, gpus = OutOfServiceGpus(view), view.fleet.gpus
@@ -159,10 +141,10 @@ def unread_hosts(view: FleetView) -> Iterator[Symptom]:
         count = int(gpus[host])
         known = view.fleet.known_gpus.of(view.fleet.names[host])
         yield Symptom(
-            rule=UNREAD,
+            rule=rules.UNREAD,
             host=host,
             device="host",
-            signal=UNREAD.name,
+            signal=rules.UNREAD.name,
             value=0.0,
             unit="GPUs",
             normal=f"{count} GPUs read",

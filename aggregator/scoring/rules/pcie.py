@@ -11,80 +11,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...counter_deltas import Flags, Floats
-from ...model import HealthState, Reason
+from ...rule_catalogue import pcie as rules
+from ...rule_catalogue.pcie import SPEED, SPEED_MAX, WIDTH, WIDTH_MAX
 from ...sql import quoted
 from .. import evidence_sql
-from .. import rule as readings
-from ..rule import RateRule, Rule, Symptom, short, suspect_rule, watch_rule
+from ..rule import Symptom, detects, short
 from ..view import FleetView
 
 #: A GPU or an adapter that moves this many bytes a second uses its link (assumed: less than 1 % of what
 #: sixteen lanes of the third generation carry, and no link sleeps beside it).
 TRAFFIC_BYTES_PER_SECOND = 1e8
-#: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
-#: (`view.PERIODS_MAX`): after so long under load, what is read is of the time under load.
-LOADED_SECONDS = 26.0
-SPEED, WIDTH = "link_speed_transfers_per_second", "link_width_lanes"
-SPEED_MAX, WIDTH_MAX = "link_speed_max_transfers_per_second", "link_width_max_lanes"
-
-GPU_WIDTH = Rule(
-    "gpu.pcie_width",
-    HealthState.DEGRADED,
-    Reason.PCIE,
-    "the link runs at its full width under load for 60 s",
-    enter_seconds=LOADED_SECONDS,
-    hazard_factor=3.0,
-    shared="PCIe",
-)
-GPU_GENERATION = Rule(
-    "gpu.pcie_generation",
-    HealthState.DEGRADED,
-    Reason.PCIE,
-    "the link runs at its full speed under load for 60 s",
-    enter_seconds=LOADED_SECONDS,
-    hazard_factor=3.0,
-    shared="PCIe",
-)
-SLOW_LINK = Rule(
-    "pcie.link",
-    HealthState.DEGRADED,
-    Reason.PCIE,
-    "the link runs at its full speed and width under load for 60 s",
-    enter_seconds=LOADED_SECONDS,
-    hazard_factor=3.0,
-    shared="PCIe",
-)
-
-#: What the GPU itself counts of its link. Rates are assumed: a good link repeats next to nothing.
-NOISY = "less than one a second for 5 minutes"
-QUIET = "no further one within 10 minutes"
-CHANGES = "gpu_10s_changes"
-GPU_ERRORS = (
-    RateRule(
-        suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
-        CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
-        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_replays_count", "PCIe packets sent again", 1.0, True, 10.0,
-    ),
-    RateRule(
-        watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True,
-        10.0,
-    ),
-)  # fmt: skip
 
 
-def gpu_pcie_errors(view: FleetView) -> Iterator[Symptom]:
-    """A GPU's own counters say that its PCIe link loses packets, or repeats many."""
-    yield from readings.rate_symptoms(view, GPU_ERRORS)
-
-
+@detects(rules.GPU_WIDTH, rules.GPU_GENERATION)
 def gpu_links(view: FleetView) -> Iterator[Symptom]:
     """A GPU under load runs on fewer PCIe lanes, or at a lower generation, than it could here.
 
@@ -94,8 +33,8 @@ def gpu_links(view: FleetView) -> Iterator[Symptom]:
     # Between two steps of a job a GPU waits for seconds: an idle link trains to a lower generation, but not to fewer lanes.
     at_work = loaded | np.isfinite(view.clock)
     for rule, column, noun, is_in_use in (
-        (GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes", at_work),
-        (GPU_GENERATION, "pcie_generation{}_number", "PCIe generation", loaded),
+        (rules.GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes", at_work),
+        (rules.GPU_GENERATION, "pcie_generation{}_number", "PCIe generation", loaded),
     ):
         now_column, most_column = column.format(""), column.format("_max")
         now, most = view.gauge("gpu_10s", now_column), view.gauge("gpu_10s", most_column)
@@ -111,7 +50,9 @@ def gpu_links(view: FleetView) -> Iterator[Symptom]:
                 message=f"{short(device)} runs on {_share_text(noun, now[row], most[row])} under load",
                 # Each generation has twice the rate of the one before.
                 capacity_ratio=float(
-                    now[row] / most[row] if rule is GPU_WIDTH else 2.0 ** (now[row] - most[row])
+                    now[row] / most[row]
+                    if rule is rules.GPU_WIDTH
+                    else 2.0 ** (now[row] - most[row])
                 ),
                 sql=view.sql("gpu_10s", row, f"{now_column}, {most_column}", 120),
             )
@@ -123,6 +64,7 @@ def _share_text(noun: str, now: float, most: float) -> str:
     return f"{noun} {now:.0f} of {most:.0f}"
 
 
+@detects(rules.SLOW_LINK)
 def links_above(view: FleetView) -> Iterator[Symptom]:
     """A link between a GPU or an adapter under load and the root is slower than its ends can be."""
     below = {
@@ -173,7 +115,7 @@ def _link_symptom(
     host, device = view.name("pcie_10s", row)
     now, most = (_with_unit(column, value) for value in speeds)
     return Symptom(
-        rule=SLOW_LINK,
+        rule=rules.SLOW_LINK,
         host=host,
         device=device,
         signal=f"pcie.{column}",

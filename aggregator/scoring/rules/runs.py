@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...model import HealthState, Reason
+from ...rule_catalogue import gang as rules
 from ...sql import quoted
-from ..rule import Rule, Symptom
+from ..rule import Symptom, detects
 from ..view import FleetView
 
-SLOW_RUNS = Rule(
-    "runs.slow_host", HealthState.WATCH, Reason.STRAGGLER,
-    "its next run of a minute or longer is as fast as earlier ones of the same workload",
-)  # fmt: skip
 
-
+@detects(rules.SLOW_RUNS)
 def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host on which runs of several workloads were slower than without it."""
     fleet = view.fleet
@@ -28,10 +24,10 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
             continue
         loss, least, most = (100 * (1 - one) for one in (drift.ratio, drift.upper, drift.lower))
         yield Symptom(
-            rule=SLOW_RUNS,
+            rule=rules.SLOW_RUNS,
             host=host,
             device="host",
-            signal=SLOW_RUNS.name,
+            signal=rules.SLOW_RUNS.name,
             value=round(drift.ratio, 3),
             unit="of the pace without it",
             normal="1.00",

@@ -9,8 +9,6 @@ import pytest
 from gangline.aggregator.declared.fields import HostPattern
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import (
-    FAMILIES,
-    NEVER_NOISE,
     HostPlacement,
     Override,
     PlaceSource,
@@ -18,8 +16,7 @@ from gangline.aggregator.declared.model import (
 )
 from gangline.aggregator.fleet.tracked_signals import TRACKED_SIGNALS
 from gangline.aggregator.model import HealthState, Reason
-from gangline.aggregator.scoring.declared import rule_names
-from gangline.aggregator.scoring.rules import agent, configuration
+from gangline.aggregator.rule_catalogue import FAMILIES, NEVER_NOISE, OVERRIDABLE_RULES
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.worlds import SECOND_NS, START_NS, World, gpu_of, throttle
 
@@ -32,7 +29,7 @@ def at(seconds: float) -> str:
 def declare(world: World, text: str) -> None:
     """Put *text* in force."""
     world.fleet.declared = parse_files(
-        [DeclaredFile("a.toml", text.encode())], world.now_ns, rules=rule_names()
+        [DeclaredFile("a.toml", text.encode())], world.now_ns, rules=OVERRIDABLE_RULES
     )
 
 
@@ -367,7 +364,7 @@ def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
 
 def test_rules_have_the_names_that_an_override_may_give() -> None:
     """A rule that the list has not could never be declared to be noise."""
-    names = rule_names()
+    names = OVERRIDABLE_RULES
     assert {
         "gpu.xid",
         "host.cpu_pressure",
@@ -377,9 +374,7 @@ def test_rules_have_the_names_that_an_override_may_give() -> None:
     } <= names
     assert {"hardware.unexpected.gpus", "gpu.thermal"} <= names and len(names) > 50
     assert names.isdisjoint(NEVER_NOISE) and names.issuperset(FAMILIES)
-    assert {agent.SILENT.name, configuration.HOST_RETURNED.name} == NEVER_NOISE.keys(), (
-        "what is not held is not weighed"
-    )
+    assert NEVER_NOISE.keys() == {"host.silent", "host.returned"}, "what is not held is not weighed"
     assert "rdma.rate_bytes_per_second" in TRACKED_SIGNALS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import ITEMS, PLACE_FIELDS
-from gangline.aggregator.scoring.declared import rule_names
+from gangline.aggregator.rule_catalogue import OVERRIDABLE_RULES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "declared.md").read_text()
 NOW_NS = round(datetime(2026, 11, 23, 22, tzinfo=UTC).timestamp()) * 10**9
@@ -19,7 +19,7 @@ def test_the_example_is_taken_and_means_what_the_page_says() -> None:
     blocks = re.findall(r"^```(toml|csv)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     files = [DeclaredFile(f"a.{kind}", text.encode()) for kind, text in blocks]
     assert [one.name for one in files] == ["a.toml", "a.csv"]
-    found = parse_files(files, NOW_NS, rules=rule_names())
+    found = parse_files(files, NOW_NS, rules=OVERRIDABLE_RULES)
     assert found.notes == () and len(found.places) == 10
     assert found.place("gpu-009").rack == "r2" and found.place("gpu-008").rack == "r1"
     assert [h for h in found.places if found.window(h, NOW_NS)] == [

@@ -8,11 +8,11 @@ import pytest
 
 from gangline.aggregator.fleet.active_events import (
     DIAGNOSTIC,
-    EVENT_POLICY,
     INCIDENTS_MAX,
     RECORDS_PER_HOST_MAX,
 )
 from gangline.aggregator.model import HealthState
+from gangline.aggregator.rule_catalogue.events import EVENT_POLICY
 from gangline.contract.xid.policy import Clears
 from tests.worlds import Host, World, all_well, gpu_of
 

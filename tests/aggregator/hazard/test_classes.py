@@ -16,7 +16,6 @@ from gangline.aggregator.hazard.events import (
     OTHER,
     FaultTable,
     Flags,
-    class_of,
     parse_events,
 )
 from gangline.aggregator.hazard.features import (
@@ -33,53 +32,24 @@ from gangline.aggregator.hazard.metrics import Ranking
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.models import ModelRegistry
 from gangline.aggregator.hazard.training import train
-from gangline.aggregator.model import Reason
-from gangline.aggregator.scoring.evaluate import FAULT_RULES, evaluate
-from gangline.aggregator.scoring.rules.events import EVENT_KINDS
+from gangline.aggregator.rule_catalogue import FAULTS
+from gangline.aggregator.scoring.evaluate import evaluate
 from tests.aggregator.hazard.fleets import data_of, fault
 from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
 from tests.aggregator.hazard.test_models import NOW_US, opened
 from tests.worlds import SECOND_NS, World, gpu_of
 
-OF_RULES = {
-    "gpu.xid": "driver",
-    "nvswitch.sxid": "link",
-    "gpu.lost": "driver",
-    "gpu.recovery_action": "driver",
-    "gpu.remap_pending": "remap",
-    "gpu.remap_failed": "remap",
-    "gpu.ecc_uncorrected": "memory",
-    "folded": OTHER,
-}
-OF_REASONS = {
-    Reason.XID_FATAL: "driver",
-    Reason.PCIE: "link",
-    Reason.FABRIC: "link",
-    Reason.RAIL_DOWN: "link",
-    Reason.ECC_TREND: "memory",
-    Reason.HBM_REMAP: "memory",  # gpu.ras_error.replace
-    Reason.HOST_CPU: "host",
-    Reason.STORAGE: "host",
-    Reason.BLIND: OTHER,
-    Reason.NONE: "driver",  # gpu.driver_message
-}
 NODES, DAYS, SPLIT = 200, 160, 110
-
-
-def test_every_fault_has_its_class() -> None:
-    """A kind of fault that was added to the rules and to no class counted as "other", and nobody saw it."""
-    expected = OF_RULES | {k.rule.name: OF_REASONS[k.rule.reason] for k in EVENT_KINDS.values()}
-    assert {name: class_of(name) for name in FAULT_RULES} == expected
 
 
 def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
     """What an operator looks up must be what was counted."""
     for each in CLASSES:
         found = duckdb.execute(
-            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.class_condition(each.name)}", [list(FAULT_RULES)]
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.class_condition(each.name)}", [list(FAULTS)]
         ).fetchall()  # fmt: skip
         assert [name for (name,) in found] == [
-            name for name in FAULT_RULES if class_of(name) == each.name
+            name for name, class_name in FAULTS.items() if class_name is each.name
         ]
 
 
@@ -204,7 +174,7 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
             )
         )
     with opened(tmp_path) as store:
-        models = ModelRegistry(store, FAULT_RULES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
     model = models.in_use
     assert (

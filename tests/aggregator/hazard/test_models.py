@@ -110,9 +110,9 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
 
         store.in_transaction(work)
         with store.reading() as cursor:
-            found = read_recording(cursor, NAMES, NOW_US, simulated=False)
-            assert read_recording(cursor, NAMES, NOW_US, simulated=True).faults.nodes == ("s",)
-            restored = FaultHistory.of(read_incidents(cursor, NAMES, NOW_US))
+            found = read_recording(cursor, NOW_US, simulated=False)
+            assert read_recording(cursor, NOW_US, simulated=True).faults.nodes == ("s",)
+            restored = FaultHistory.of(read_incidents(cursor, NOW_US))
     assert found.faults.nodes == ("a",)
     ten = 10 / 24  # it is ten o'clock, and days begin at 00:00
     assert found.faults.start.tolist() == pytest.approx([ten, ten + 2.0])
@@ -174,10 +174,8 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
 
             store.in_transaction(insert)
         with store.reading() as cursor:
-            faults = read_recording(cursor, NAMES, NOW_US, simulated=False).faults
-            assert set(read_incidents(cursor, NAMES, NOW_US)) == {"new"}, (
-                "what is judged by is as it was"
-            )
+            faults = read_recording(cursor, NOW_US, simulated=False).faults
+            assert set(read_incidents(cursor, NOW_US)) == {"new"}, "what is judged by is as it was"
     of = {faults.nodes[node]: at for at, node in enumerate(faults.node)}
     assert set(of) == {"stands", "returned", "new"}
     assert [float(faults.start[of[name]]) for name in ("stands", "returned")] == [-np.inf] * 2
@@ -201,7 +199,7 @@ def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_p
             )
         )
         with pytest.raises(EventsError) as refused:
-            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, lambda: NOW_US * 1000).train()
     assert "of 30000 hosts no more than 50 days are looked at" in str(refused.value)
     assert "at most 26785 hosts" in str(refused.value)
 
@@ -225,7 +223,7 @@ def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
             )
         )
         with store.reading() as cursor:
-            found = [read_recording(cursor, NAMES, NOW_US, simulated=one) for one in (False, True)]
+            found = [read_recording(cursor, NOW_US, simulated=one) for one in (False, True)]
     assert [round(one.faults.end_days) for one in found] == [50, 140]
 
 
@@ -251,7 +249,7 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
 def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
     """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
     with opened(tmp_path) as store:
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use == prior()
         with pytest.raises(EventsError, match="no fault is on record"):
@@ -262,7 +260,7 @@ def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> N
         assert models.in_use is done.model
         assert done.model.first_time < done.model.last_time == "2026-11-20 10:00:00"
     with opened(tmp_path) as store:
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use == done.model
         with store.reading() as cursor:
@@ -303,14 +301,14 @@ def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
     """Two months of corrected errors that rose before each fault stood in the store, and no model looked at them."""
     with opened(tmp_path) as store:
         store.in_transaction(put_planted)
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         done = models.train()
         assert done.accepted, done.reason
         assert done.model.source == f"the store; ranking: {MEASURED_FORM.name}"
         assert done.model.weights[NAMES_OF_FEATURES.index("corrected_errors")] > 0.2
         assert done.model.first_time == "2026-06-13 00:00:00"
         with store.reading() as cursor:
-            found = read_recording(cursor, NAMES, NOW_US, simulated=False)
+            found = read_recording(cursor, NOW_US, simulated=False)
     direct, values = planted()
     assert found.faults.start == pytest.approx(direct.start, abs=1e-6)
     days = days_of(values, direct)
@@ -337,7 +335,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
     """Training after a burst must not replace what still tells better; the refused one stands in the table."""
     with opened(tmp_path) as store:
         store.in_transaction(put)
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         best = models.train().model
         # It has seen the last weeks, which the new one may not before it is compared on them.
         again = models.train()
@@ -355,7 +353,7 @@ def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.in_transaction(lambda connection: put(connection, days=30))
         with pytest.raises(EventsError, match="expected at least 56"):
-            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, lambda: NOW_US * 1000).train()
 
 
 def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Path) -> None:
@@ -372,7 +370,7 @@ def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Pa
         store.in_transaction(work)
         words = "before the last 28 days, which are kept to compare on: 0 fault starts"
         with pytest.raises(EventsError, match=words):
-            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, lambda: NOW_US * 1000).train()
 
 
 def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
@@ -383,7 +381,7 @@ def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
                 "INSERT INTO models (time, accepted, model) VALUES (now()::TIMESTAMP, true, '{}')"
             )
         )
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use.is_prior
 
@@ -402,7 +400,7 @@ def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_pat
         for day in (20, 19, 21)
     )
     with opened(tmp_path) as store:
-        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, lambda: NOW_US * 1000)
         for now_us, model, is_better in (
             (NOW_US + DAY_US, first, True),
             (NOW_US, second, True),

@@ -31,7 +31,7 @@ from gangline.aggregator.hazard.history import (
 )
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.model import Finding
-from gangline.aggregator.scoring.evaluate import FAULT_RULES, evaluate, open_faults
+from gangline.aggregator.scoring.evaluate import evaluate, open_faults
 from gangline.aggregator.scoring.features import FaultHistory
 from gangline.aggregator.store import rows
 from gangline.aggregator.store.duckdb_file import migrations
@@ -141,7 +141,7 @@ def test_one_history_gives_the_same_features_to_training_and_to_judging(
         names = tuple(world.fleet.names)
         served = features_of(world.faults.state(names, now_us))
         try:
-            found = read_recording(store, FAULT_RULES, now_us, simulated=False)
+            found = read_recording(store, now_us, simulated=False)
         except EventsError:
             assert not served.any()
             continue
@@ -154,7 +154,7 @@ def test_one_history_gives_the_same_features_to_training_and_to_judging(
             atol=1e-7,
         )
         if restarts:
-            world.faults = FaultHistory.of(read_incidents(store, FAULT_RULES, now_us))
+            world.faults = FaultHistory.of(read_incidents(store, now_us))
 
 
 def test_what_is_older_than_is_looked_back_is_forgotten() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gangline.aggregator import judge_loop
 from gangline.aggregator.fleet.fleet import FAILURE_REPORT_SECONDS, FaultIsolation
 from gangline.aggregator.model import AGGREGATOR_HOST, HealthState
-from gangline.aggregator.scoring import evaluate
+from gangline.aggregator.scoring import evaluate, rules
 from gangline.aggregator.scoring.rule import Symptom
 from gangline.aggregator.scoring.rules import events
 from gangline.contract.wire import score_pb2
@@ -70,9 +70,11 @@ def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch
         return events.active_xids(present)  # type: ignore[arg-type]
 
     fails = False
-    at = evaluate.RULES.index(events.active_xids)
+    at = rules.DETECTORS.index(events.active_xids)
     monkeypatch.setattr(
-        evaluate, "RULES", (*evaluate.RULES[:at], standing_xids, *evaluate.RULES[at + 1 :])
+        rules,
+        "DETECTORS",
+        (*rules.DETECTORS[:at], standing_xids, *rules.DETECTORS[at + 1 :]),
     )
     world.run(1)
     fails = True

@@ -16,8 +16,9 @@ from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.model import HealthState, HostScore, Reason
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.scoring.rule import Rule
-from gangline.aggregator.scoring.rules import gang, gang_links
+from gangline.aggregator.rule_catalogue import gang as declared
+from gangline.aggregator.rule_declaration import Rule
+from gangline.aggregator.scoring.rules import gang
 from gangline.contract.host_policy import builtin
 from gangline.fingerprints import stragglers
 from tests.aggregator.query.asking import rows_of
@@ -493,7 +494,7 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
 
 def test_every_rule_here_has_words_for_what_ends_it() -> None:
     """A state that says not what clears it stays until somebody restarts something."""
-    rules = [one for one in vars(gang).values() if isinstance(one, Rule)]
+    rules = [one for one in vars(declared).values() if isinstance(one, Rule)]
     assert len(rules) >= 6 and all(one.clears for one in rules)
 
 
@@ -502,7 +503,13 @@ def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certai
     rows = {row.judged: row for row in builtin().rows if row.judged}
     named = {
         one.name
-        for one in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang_links.SLOW_LINK)
+        for one in (
+            declared.SLOW,
+            declared.SLOW_GPU,
+            declared.CONTENDED,
+            declared.STALLED,
+            declared.SLOW_LINK,
+        )
     }
     assert rows.keys() == named
     world = in_job()

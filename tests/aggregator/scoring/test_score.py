@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.model import SEVERITY, HealthState, Reason
-from gangline.aggregator.scoring.rule import Rule, Symptom
+from gangline.aggregator.rule_declaration import Rule
+from gangline.aggregator.scoring.rule import Symptom
 from gangline.aggregator.scoring.score import (
     EVIDENCE_MAX,
     HAZARD_PER_HOUR_MAX,

@@ -1,0 +1,81 @@
+"""Rules of what is not seen, of what agents and people say of a host, and of what was declared for it."""
+
+from dataclasses import replace
+
+from ...contract.signals import SIGNALS
+from ..model import HealthState, Reason
+from ..rule_declaration import FindingWhen, Rule, ThresholdRule, above
+
+#: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
+#: is told a second or two before: by then it is that driver's finding.
+DEVICE_HANGS = Rule(
+    "device.hung", HealthState.WATCH, Reason.DRIVER_HUNG,
+    "the agent's own trial of it answers in time, and for 30 s after",
+    enter_seconds=3.0, leave_seconds=30.0, reads=("probe.state", "probe.hung_seconds"),
+)
+DRIVER_HANGS = Rule(
+    "driver.hung", HealthState.UNHEALTHY, Reason.DRIVER_HUNG,
+    "the agent's own trial of the driver answers in time, and for 30 s after",
+    leave_seconds=30.0, hazard_factor=1000.0, reads=("probe.state", "probe.hung_seconds"),
+)
+NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
+#: Telemetry that goes missing is itself a leading sign of a fault.
+SILENT = Rule(
+    "host.silent", HealthState.STALE, Reason.STALE_TELEMETRY, "", leave_seconds=0.0, hazard_factor=5.0,
+    never_noise="that a host is silent is never noise: missing is not healthy; where it is meant to be off, declare "
+    "[[maintenance]]",
+)
+HANGS = Rule(
+    "collector.hung", HealthState.WATCH, Reason.DRIVER_HUNG, "the call returns, and readings come for 30 s",
+    enter_seconds=3.0, leave_seconds=30.0, reads=("collector.outcome_state", "probe.state"),
+)
+FAILS = Rule(
+    "collector.failed", HealthState.HEALTHY, Reason.BLIND, "the collector reads again",
+    leave_seconds=5.0, reads=("collector.outcome_state",),
+)
+#: Of each counter that stays at its ceiling.
+STUCK = Rule(
+    "counter.saturated", HealthState.HEALTHY, Reason.BLIND, "the counter is cleared and reads less than its ceiling",
+    leave_seconds=0.0, reads=tuple(one.name for one in SIGNALS if one.sticks), finding=FindingWhen.ALWAYS,
+    is_family=True,
+)
+UNTRACKED = Rule("devices.left_out", HealthState.HEALTHY, Reason.BLIND, "", finding=FindingWhen.ALWAYS)
+FRAMES_LOST = Rule(
+    "data.lost", HealthState.WATCH, Reason.DATA_LOST, "the agent loses no frames for 5 minutes",
+    leave_seconds=300.0, counts=("agent.spool_dropped_frames",), finding=FindingWhen.ALWAYS,
+)
+#: What the host's own policy condemns, its operator's rows too: a fault of that policy shows as many such hosts, and the
+#: fleet's permit is withheld.
+BARRED = ThresholdRule(
+    Rule("host.barred", HealthState.UNHEALTHY, Reason.POLICY,
+         "`gangline check` on the host finds nothing to enforce for 30 s", leave_seconds=30.0),
+    "agent_10s", "barring_findings_count", above(0.0),
+    "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
+    "`gangline check` there names them",
+)
+HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
+HOST_RETURNED = Rule(
+    "host.returned", HealthState.PROBATION, Reason.POLICY, "", leave_seconds=0.0,
+    never_noise="that a host is on probation is never noise: it ends by itself, and says when",
+)
+#: Time for an inventory to be whole after a boot or a start of the agent (assumed).
+SETTLING_SECONDS = 60.0
+#: Of each property that was declared, by the name that its findings have. No fault of the host: a slip in a file would
+#: make lemons of all.
+UNEXPECTED = Rule(
+    "hardware.unexpected", HealthState.WATCH, Reason.POLICY, "the host has what was declared",
+    enter_seconds=SETTLING_SECONDS, leave_seconds=5.0, finding=FindingWhen.COSTLY,
+    reads=(
+        "rdma.port_state", "rdma.rate_bytes_per_second", "nvlink.link_state",
+        "gpu.pcie_width_max_lanes", "gpu.pcie_generation_max_number",
+    ),
+)
+#: By property.
+UNEXPECTED_ITEMS = {
+    item: replace(UNEXPECTED, name=f"{UNEXPECTED.name}.{item}", reads=(), finding=FindingWhen.NEVER)
+    for item in (
+        "gpus", "model", "gpu_memory_gigabytes_min", "gpu_pcie_width_lanes", "gpu_pcie_generation",
+        "nvlinks_per_gpu", "nvlinks_up", "rdma_ports", "rdma_port_gigabits_per_second", "numa_nodes",
+        "cpu_cores", "memory_gigabytes_min", "nvme_drives", "nvidia_drivers", "kernels", "vbioses",
+    )
+}

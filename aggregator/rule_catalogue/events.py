@@ -1,0 +1,159 @@
+"""Rules of events: XIDs and SXIDs that still stand, and what kernels, drivers and DCGM reported.
+
+No event here but an XID takes a host away by itself, but for a GPU that is gone: corrected errors, killed programs and
+hung tasks are WATCH at most, lost data and failed hardware SUSPECT. Factors are assumed (no public rates are given)
+until outcomes calibrate them.
+"""
+
+from collections.abc import Mapping
+
+from ...contract.xid.policy import Clears
+from ..model import HealthState, Reason
+from ..rule_declaration import ClearCondition, EventKind, FaultClass, FindingWhen, Rule
+
+#: So many repaired errors within their day are worth a look; a few are every machine's.
+CORRECTED_MIN = 10
+H, W, S, U = HealthState.HEALTHY, HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
+MEMORY, HOST, STORAGE = Reason.ECC_TREND, Reason.HOST_CPU, Reason.STORAGE
+RESET, REBOOT = ClearCondition(Clears.RESET), ClearCondition(Clears.REBOOT)
+TEN_MINUTES, HOUR, DAY = (ClearCondition(Clears.TIME, seconds) for seconds in (600.0, 3600.0, 86_400.0))
+#: What is one fault of, by the reason of its event.
+FAULT_CLASSES = {
+    Reason.NONE: FaultClass.DRIVER, Reason.XID_FATAL: FaultClass.DRIVER, Reason.PCIE: FaultClass.LINK,
+    Reason.FABRIC: FaultClass.LINK, Reason.RAIL_DOWN: FaultClass.LINK, Reason.ECC_TREND: FaultClass.MEMORY,
+    Reason.HBM_REMAP: FaultClass.MEMORY, Reason.HOST_CPU: FaultClass.HOST, Reason.STORAGE: FaultClass.HOST,
+    Reason.BLIND: FaultClass.OTHER,
+}
+
+
+def _kind(
+    name: str, state: HealthState, reason: Reason, factor: float, message: str, count_min: int = 1,
+    *, is_family: bool = False,
+) -> EventKind:
+    """Return an event that is a fault of its host."""
+    rule = Rule(
+        name, state, reason, "", leave_seconds=0.0, hazard_factor=factor, fault_class=FAULT_CLASSES[reason],
+        is_family=is_family,
+    )
+    return EventKind(rule, message, count_min)
+
+
+def _report(name: str, state: HealthState, factor: float, message: str, finding: FindingWhen) -> EventKind:
+    """Return an event that is no fault: it says what another signal says as well, or may be of somebody's own limits."""
+    return EventKind(
+        Rule(name, state, Reason.NONE, "", leave_seconds=0.0, hazard_factor=factor, finding=finding), message
+    )
+
+
+#: Codes of NVIDIA's GPUs and NVSwitches: what each means is its policy's to say (`contract/xid/`).
+XID = Rule(
+    "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=FaultClass.DRIVER, is_family=True,
+    reads=("gpu.recovery_action_state", "nvlink.link_state"),
+)
+SXID = Rule(
+    "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=FaultClass.LINK, is_family=True,
+)
+#: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
+FOLDED_MESSAGE = "more at once than are told apart; the kernel log names them (journalctl -k)"
+FOLDED = _kind("folded", H, Reason.BLIND, 1.0, FOLDED_MESSAGE, is_family=True)
+#: An XID of any kind may be among them.
+FOLDED_CODES = _kind("folded", W, Reason.BLIND, 3.0, FOLDED_MESSAGE, is_family=True)
+
+#: Name of an event -> what ends it, and what each of its codes means. Events that are not here, such as a link that came
+#: up, are left to the store and to the readings that tell the same.
+_EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
+    "gpu.lost": (RESET, {
+        0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus, its driver says"),
+    }),
+    "gpu.driver_message": (TEN_MINUTES, {0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver complained")}),
+    "gpu.ras_error": (DAY, {
+        0: _kind("gpu.ras_error.corrected", W, MEMORY, 1.5, "it repaired errors (RAS)", CORRECTED_MIN),
+        1: _kind("gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it met errors that it could not repair (RAS)"),
+        2: _kind("gpu.ras_error.deferred", W, MEMORY, 10.0, "it lost data that nobody has read yet (RAS)"),
+        3: _kind("gpu.ras_error.replace", S, Reason.HBM_REMAP, 50.0,
+                 "more of its memory is bad than its driver lets pass: AMD's service guide says whether to replace it"),
+    }),
+    "gpu.hang": (HOUR, {
+        0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "a queue of it hung, and its driver resets it"),
+        1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "a queue of it hung, and came back by itself"),
+    }),
+    "gpu.reset": (RESET, {
+        0: _kind("gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"),
+        1: _kind("gpu.reset_failed", U, Reason.XID_FATAL, 1000.0,
+                 "its driver could not reset it; only a reboot brings it back"),
+    }),
+    "pcie.aer": (TEN_MINUTES, {
+        0: _kind("pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe repaired an error (AER)"),
+        1: _kind("pcie.aer.nonfatal", S, Reason.PCIE, 30.0, "PCIe lost a transaction (AER, non-fatal)"),
+        2: _kind("pcie.aer.fatal", S, Reason.PCIE, 30.0,
+                 "PCIe link failed (AER, fatal), or its slot lost link or card"),
+    }),
+    "host.hardware_error": (DAY, {
+        0: _kind("host.hardware_error.recoverable", W, MEMORY, 3.0, "firmware reports a recoverable error"),
+        1: _kind("host.hardware_error.fatal", S, MEMORY, 30.0, "firmware reports a fatal hardware error"),
+        2: _kind("host.hardware_error.corrected", W, MEMORY, 1.5, "firmware reports corrected errors", CORRECTED_MIN),
+        3: _kind("host.hardware_error.info", H, MEMORY, 1.0, "firmware reports something to know"),
+    }),
+    "host.machine_check": (DAY, {
+        0: _kind("host.machine_check.corrected", W, MEMORY, 1.5, "processor repaired errors (MCE)", CORRECTED_MIN),
+        1: _kind("host.machine_check.uncorrected", S, MEMORY, 30.0,
+                 "processor met an error that it could not repair (MCE)"),
+    }),
+    "host.memory_error": (DAY, {
+        0: _kind("host.memory_error.corrected", W, MEMORY, 2.0, "host memory repaired errors (EDAC)", CORRECTED_MIN),
+        1: _kind("host.memory_error.uncorrected", S, MEMORY, 30.0,
+                 "host memory lost data: an error that ECC could not repair (EDAC)"),
+    }),
+    "rdma.driver_error": (TEN_MINUTES, {
+        0: _kind("rdma.driver_error", W, Reason.FABRIC, 5.0, "its RDMA driver reports an error"),
+        1: _kind("rdma.low_power", H, Reason.FABRIC, 1.0, "its PCIe slot gives less power than it asks for"),
+    }),
+    "rdma.adapter_failed": (REBOOT, {
+        0: _kind("rdma.adapter_failed", S, Reason.RAIL_DOWN, 300.0,
+                 "the adapter's firmware does not answer, or its driver gave it up"),
+    }),
+    "host.out_of_memory": (TEN_MINUTES, {
+        0: _kind("host.out_of_memory", W, HOST, 1.2, "the kernel killed a program for want of memory"),
+    }),
+    "host.hung_task": (TEN_MINUTES, {0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel")}),
+    "host.lockup": (HOUR, {
+        0: _kind("host.lockup.soft", W, HOST, 3.0, "a core is stuck (soft lockup)"),
+        1: _kind("host.lockup.hard", S, HOST, 20.0, "a core is stuck (hard lockup)"),
+        2: _kind("host.lockup.rcu", W, HOST, 3.0, "a core is stuck (RCU stall)"),
+    }),
+    "filesystem.error": (HOUR, {
+        0: _kind("filesystem.error", W, STORAGE, 3.0, "the file system met an error"),
+        1: _kind("filesystem.error.read_only", W, STORAGE, 5.0, "the file system was made read-only"),
+    }),
+    "disk.error": (HOUR, {0: _kind("disk.error", W, STORAGE, 3.0, "the disk met an error")}),
+    "host.kernel_fault": (REBOOT, {
+        0: _kind("host.kernel_fault", W, HOST, 5.0, "the kernel met a fault of its own (BUG or Oops)"),
+    }),
+    "host.kernel_log_lost": (TEN_MINUTES, {
+        0: _kind("host.kernel_log_lost", H, Reason.BLIND, 1.0,
+                 "kernel log was overrun: lines were lost before they were read, an XID may be among them"),
+    }),
+    "gpu.diagnostic": (DAY, {
+        1: _kind("gpu.diagnostic.warning", W, Reason.NONE, 2.0, "a diagnostic that somebody ran of it warned"),
+        2: _kind("gpu.diagnostic.failed", S, Reason.NONE, 30.0, "a diagnostic that somebody ran of it failed"),
+    }),
+    "net.link": (REBOOT, {2: _kind("net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was taken away")}),
+}
+#: The same of events whose code is of another's table: name -> what it means, whatever the code. NVML's own events say
+#: each what a counter or an XID says as well; what DCGM's watches and policies report may be of their own limits.
+ANY_CODE: Mapping[str, EventKind] = {
+    "gpu.driver_event": _report("gpu.driver_event", H, 1.0, "its driver reported an event", FindingWhen.NEVER),
+    "gpu.dcgm_failure": _report(
+        "gpu.dcgm_failure", S, 30.0, "DCGM's health watch reports a failure", FindingWhen.COSTLY),
+    "gpu.dcgm_warning": _report("gpu.dcgm_warning", W, 3.0, "DCGM's health watch warns", FindingWhen.COSTLY),
+    "gpu.dcgm_policy": _report(
+        "gpu.dcgm_policy", W, 2.0, "a policy that somebody set in DCGM was violated", FindingWhen.COSTLY),
+}
+#: (Name, code) of an event -> what it means.
+EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
+    (name, code): kind for name, (_, kinds) in _EVENTS.items() for code, kind in kinds.items()
+}
+#: Name of an event -> what ends it.
+EVENT_POLICY: Mapping[str, ClearCondition] = {
+    **{name: clears for name, (clears, _) in _EVENTS.items()}, **dict.fromkeys(ANY_CODE, TEN_MINUTES),
+}

@@ -1,0 +1,61 @@
+"""Rules of gangs: hosts, GPUs and links that a job waits for, and what explains a wait without a fault of any host."""
+
+from ..model import HealthState, Reason
+from ..rule_declaration import Rule
+from .gpu import PACE
+
+#: What says how long each member of a gang computes, and how much work that is.
+COMPUTES = (*PACE, "gpu_fast.sm_active_ratio", "gpu_fast.tensor_active_ratio")
+#: What says why the GPUs of a member stand empty.
+STALLS = ("host.pressure_cpu_some_ratio", "host.pressure_io_some_ratio", "host.cpu_steal_ratio")
+
+SLOW = Rule(
+    "gang.slow_host", HealthState.DEGRADED, Reason.STRAGGLER,
+    "it computes no longer than the others of its job for a minute or two, or an hour without such a job",
+    leave_seconds=3600.0, hazard_factor=1.5, reads=COMPUTES,
+)
+SLOW_GPU = Rule(
+    "gang.slow_gpu", HealthState.DEGRADED, Reason.STRAGGLER,
+    "it computes no longer than it did in a job, by two or three minutes of it, or an hour without such a job",
+    leave_seconds=3600.0, hazard_factor=1.5, reads=COMPUTES,
+)
+CAPPED = Rule(
+    "gang.power_limit", HealthState.DEGRADED, Reason.POWER_CAP,
+    "its power limit is what it was when its job began, or another job begins", enter_seconds=15.0, reads=PACE,
+)
+CONTENDED = Rule(
+    "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
+    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
+)
+STALLED = Rule(
+    "gang.storage_stall", HealthState.DEGRADED, Reason.STORAGE,
+    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
+)
+UNKNOWN = Rule(
+    "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it holds its gang up no longer", reads=(*COMPUTES, *STALLS),
+)
+#: What is known and blames no host.
+WORKLOAD = Rule(
+    "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others", reads=COMPUTES,
+)
+SHARED = Rule(
+    "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job waits for data no longer",
+    reads=(*PACE, *STALLS),
+)
+SLOW_LINK = Rule(
+    "gang.slow_link", HealthState.DEGRADED, Reason.FABRIC,
+    "its job goes as fast as before, or the link has no errors, for a minute", enter_seconds=10.0, leave_seconds=60.0,
+    hazard_factor=1.2, reads=COMPUTES,
+)
+
+# ----------------------------------------------------------------------
+# A job of one host: nobody beside it tells whose fault it is that its GPUs stand empty.
+
+_CLEARS = "its GPUs stand empty no more than before for two or three minutes"
+DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS, reads=(*PACE, *STALLS))
+CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS, reads=(*PACE, *STALLS))
+#: Told by runs of workloads, with a host and without it.
+SLOW_RUNS = Rule(
+    "runs.slow_host", HealthState.WATCH, Reason.STRAGGLER,
+    "its next run of a minute or longer is as fast as earlier ones of the same workload",
+)

@@ -1,0 +1,49 @@
+"""Rules of the network: RDMA ports, interfaces, transactions that PCIe links lost, and congestion."""
+
+from ..model import HealthState, Reason
+from ..rule_declaration import Rule
+
+#: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
+#: may count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
+RETRANSMISSIONS = {
+    "ack_timeout_errors": "acknowledgement timeouts",
+    "packet_sequence_errors": "sequence errors",
+    "out_of_sequence_packets": "packets out of order",
+    "implied_nak_errors": "implied NAKs",
+    "adaptive_retransmissions_packets": "adaptive retransmissions",
+}
+TRAFFIC_COLUMNS = ("received_bytes", "transmitted_bytes")
+TRAFFIC = tuple(f"rdma.{column}" for column in TRAFFIC_COLUMNS)
+RETRANSMITS = Rule(
+    "rdma.retransmits", HealthState.SUSPECT, Reason.FABRIC, "each of its retransmission counters rises slower for 60 s",
+    enter_seconds=8.0, hazard_factor=10.0, shared="network",
+    reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{one}" for one in RETRANSMISSIONS)),
+)
+#: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
+DOWN_SECONDS = 30.0
+PORT_DOWN = Rule(
+    "rdma.down", HealthState.UNHEALTHY, Reason.RAIL_DOWN, "the port is ACTIVE for 60 s, or was disabled on purpose",
+    enter_seconds=DOWN_SECONDS, hazard_factor=1000.0, reads=("rdma.port_state", "rdma.physical_state"),
+)
+PORT_FLAPS = Rule(
+    "rdma.flaps", HealthState.SUSPECT, Reason.RAIL_DOWN, "the link does not go down for 10 minutes",
+    leave_seconds=300.0, hazard_factor=20.0, counts=("rdma.link_downed_events",),
+)
+LINK_DOWN = Rule(
+    "net.down", HealthState.WATCH, Reason.RAIL_DOWN, "the interface has a carrier for 60 s",
+    enter_seconds=5.0, hazard_factor=3.0, reads=("net.carrier_state",),
+)
+LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
+AER_LOST = Rule(
+    "pcie.aer_uncorrectable", HealthState.SUSPECT, Reason.PCIE, "no transaction is lost for 10 minutes",
+    leave_seconds=300.0, hazard_factor=30.0, counts=tuple(f"pcie.{column}" for column in LOST),
+)
+AER_CORRECTED = Rule(
+    "pcie.aer_correctable", HealthState.WATCH, Reason.PCIE, "fewer corrected link errors for 5 minutes",
+    enter_seconds=10.0, leave_seconds=300.0, hazard_factor=2.0, counts=(f"pcie.{CORRECTED}",),
+)
+CONGESTED = Rule(
+    "network.congestion", HealthState.WATCH, Reason.FABRIC,
+    "its job moves as much as before, or its ports wait no more than before, for two or three minutes",
+    counts=(*TRAFFIC, "rdma.transmit_wait_count", "rdma.congestion_notifications_handled_packets"),
+)

@@ -1,0 +1,51 @@
+"""Rules of PCIe links: width, generation, and errors that a GPU counts."""
+
+from ..model import HealthState, Reason
+from ..rule_declaration import RateRule, Rule, suspect_rule, watch_rule
+
+#: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
+#: (`view.PERIODS_MAX`): after so long under load, what is read is of the time under load.
+LOADED_SECONDS = 26.0
+#: What says whether a link is used: idle ones shrink by themselves.
+TRAFFIC = ("gpu_fast.pcie_transmitted_bytes_per_second", "gpu_fast.pcie_received_bytes_per_second")
+GPU_WIDTH = Rule(
+    "gpu.pcie_width", HealthState.DEGRADED, Reason.PCIE, "the link runs at its full width under load for 60 s",
+    enter_seconds=LOADED_SECONDS, hazard_factor=3.0, shared="PCIe",
+    reads=(*TRAFFIC, "gpu.pcie_width_lanes", "gpu.pcie_width_max_lanes"),
+)
+GPU_GENERATION = Rule(
+    "gpu.pcie_generation", HealthState.DEGRADED, Reason.PCIE, "the link runs at its full speed under load for 60 s",
+    enter_seconds=LOADED_SECONDS, hazard_factor=3.0, shared="PCIe",
+    reads=(*TRAFFIC, "gpu.pcie_generation_number", "gpu.pcie_generation_max_number"),
+)
+SPEED, WIDTH = "link_speed_transfers_per_second", "link_width_lanes"
+SPEED_MAX, WIDTH_MAX = "link_speed_max_transfers_per_second", "link_width_max_lanes"
+SLOW_LINK = Rule(
+    "pcie.link", HealthState.DEGRADED, Reason.PCIE, "the link runs at its full speed and width under load for 60 s",
+    enter_seconds=LOADED_SECONDS, hazard_factor=3.0, shared="PCIe",
+    reads=(*TRAFFIC, *(f"pcie.{column}" for column in (SPEED, WIDTH, SPEED_MAX, WIDTH_MAX))),
+    counts=("rdma.received_bytes", "rdma.transmitted_bytes"),
+)
+
+#: What the GPU itself counts of its link. Rates are assumed: a good link repeats next to nothing.
+NOISY = "less than one a second for 5 minutes"
+QUIET = "no further one within 10 minutes"
+CHANGES = "gpu_10s_changes"
+GPU_ERRORS = (
+    RateRule(
+        suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
+        CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
+    ),
+    RateRule(
+        watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
+        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
+    ),
+    RateRule(
+        watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+        CHANGES, "pcie_replays_count", "PCIe packets sent again", 1.0, True, 10.0,
+    ),
+    RateRule(
+        watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True, 10.0,
+    ),
+)
