@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...contract.signals import SIGNALS
@@ -21,6 +21,14 @@ def _declared(value: Any) -> Iterator[Rule | RuleRow]:
         yield from _declared(tuple(value.values()))
 
 
+def _by_name(rules: Iterable[Rule]) -> Mapping[str, Rule]:
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        if found.setdefault(rule.name, rule) is not rule:
+            raise ValueError(f"rule {rule.name} is declared twice: give one of them another name")
+    return found
+
+
 _DECLARED = tuple(
     one
     for module in (gpu, nvlink, pcie, network, host, gang, events, agent)
@@ -31,9 +39,9 @@ _DECLARED = tuple(
 #: The rules that are a row alone, or a row beside a function.
 ROWS: tuple[RuleRow, ...] = tuple(one for one in _DECLARED if not isinstance(one, Rule))
 #: All rules, by name.
-RULES: Mapping[str, Rule] = {
-    rule.name: rule for rule in (one if isinstance(one, Rule) else one.rule for one in _DECLARED)
-}
+RULES: Mapping[str, Rule] = _by_name(
+    one if isinstance(one, Rule) else one.rule for one in _DECLARED
+)
 
 #: The counters that are followed from reading to reading, in memory. To follow one costs three times the memory of its
 #: latest value, and most of the time of a judgement.
@@ -59,7 +67,6 @@ PERSISTENT_RULES = (
     *FAULTS,
     *(name for name, rule in RULES.items() if rule.finding is FindingWhen.COSTLY),
 )
-
 
 #: Names of rules that are made one by one, for each code, counter or event: each is that of all of them.
 FAMILIES = tuple(name for name, rule in RULES.items() if rule.is_family)

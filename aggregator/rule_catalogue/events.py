@@ -54,10 +54,10 @@ SXID = Rule(
     "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=FaultClass.LINK, is_family=True,
 )
 #: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
-FOLDED_MESSAGE = "more at once than are told apart; the kernel log names them (journalctl -k)"
-FOLDED = _kind("folded", H, Reason.BLIND, 1.0, FOLDED_MESSAGE, is_family=True)
-#: An XID of any kind may be among them.
-FOLDED_CODES = _kind("folded", W, Reason.BLIND, 3.0, FOLDED_MESSAGE, is_family=True)
+FOLDED = _kind(
+    "folded", H, Reason.BLIND, 1.0, "more at once than are told apart; the kernel log names them (journalctl -k)",
+    is_family=True,
+)
 
 #: Name of an event -> what ends it, and what each of its codes means. Events that are not here, such as a link that came
 #: up, are left to the store and to the readings that tell the same.

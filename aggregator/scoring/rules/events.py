@@ -31,6 +31,8 @@ DCGM_REASONS = {
     "thermal": Reason.THERMAL_THROTTLE, "power": Reason.POWER_CAP,
 }  # fmt: skip
 BEFORE_BOOT_PREFIX = "before this boot: "
+#: An XID of any kind may be among codes that were too many.
+FOLDED_CODES = replace(rules.FOLDED.rule, state=HealthState.WATCH, hazard_factor=3.0)
 
 
 @detects(
@@ -48,11 +50,10 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
 def _kind_of(record: EventRecord) -> EventKind | None:
     """Return what is to be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
     if record.folded:
-        folded = (
-            rules.FOLDED_CODES if record.name in (rules.XID.name, rules.SXID.name) else rules.FOLDED
-        )
-        rule = replace(folded.rule, name=f"{folded.rule.name}.{record.name}")
-        return EventKind(rule, f"{record.name}: {folded.message}")
+        is_code = record.name in (rules.XID.name, rules.SXID.name)
+        rule = FOLDED_CODES if is_code else rules.FOLDED.rule
+        rule = replace(rule, name=f"{rule.name}.{record.name}")
+        return EventKind(rule, f"{record.name}: {rules.FOLDED.message}")
     if record.name in rules.ANY_CODE:
         return _about_system(rules.ANY_CODE[record.name], record)
     kind = rules.EVENT_KINDS.get((record.name, record.code))
