@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from ..contract.block import Block
 from ..contract.signal import Pace
 from ..ext import place
 from .clock import Clock
+from .events import EventPublisher
 from .hardware.files import device_key
 
 #: An error's words are cut here, so that one sensor cannot fill a log.
 MESSAGE_CHARACTERS_MAX = 240
+NO_DEVICES = frozenset[str]()
 
 
 class NoData(Exception):
@@ -45,97 +47,78 @@ class CollectOutcome(IntEnum):
     HUNG = 4
 
 
-class Collector(Protocol):
-    """One source of signals at one pace.
+class Collector:
+    """One source of signals at one pace. A subclass sets `name` and `pace`, writes `collect`, and overrides what else it can do.
 
-    `collect` fills and returns the collector's own blocks, the same objects every turn: read them
-    before the next turn. It raises NoData, AccessDenied or OSError and the like; `run_collector` judges.
-    A collector that reads through a driver sets `enters_driver`: it is called in a process of its
-    own that the daemon can leave behind, and enters the driver between `ext.place.enter` and `leave`.
+    A collector that reads through a driver sets `enters_driver`: it is called in a process of its own that the daemon can leave
+    behind, and enters the driver between `ext.place.enter` and `leave`. One thread calls it, never two at once. But for `collect`
+    and `record`, no method raises.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def pace(self) -> Pace: ...
-    @property
-    def enters_driver(self) -> bool: ...
-    def collect(self) -> Sequence[Block]: ...
+    name: str
+    pace: Pace
+    enters_driver: bool = False
+    #: What the last `collect` was not shown, and the line that would open it, as where one port of eight refuses; empty: it saw all.
+    access_error: str = ""
 
+    def collect(self) -> Sequence[Block]:
+        """Fill and return the collector's own blocks, the same objects every turn: read them before the next.
 
-class SupportsAccessError(Protocol):
-    """A collector that may see a part and be blind to the rest: one port of eight refuses, say."""
+        Raises NoData, AccessDenied or OSError and the like; `run_collector` judges.
+        """
+        raise NotImplementedError
 
-    @property
-    def access_error(self) -> str:
-        """What the last `collect` was not shown, and the line that would open it; empty: it saw all."""
-        ...
-
-
-@runtime_checkable
-class SupportsExclude(Protocol):
-    """A collector that can leave some of its devices alone and go on with the others."""
+    # ---- devices -----------------------------------------------------------------------------------
 
     def exclude(self, devices: frozenset[str]) -> None:
         """Do not enter the driver for *devices* from the next turn on; another call names others.
 
-        They bear the names that were given to `ext.place.enter`. Their cells are missing, their rows
-        remain. Called between turns, with the names of other collectors' devices too. Never raises.
+        They bear the names that were given to `ext.place.enter`. Their cells are missing, their rows remain. Called between
+        turns, with the names of other collectors' devices too.
         """
-        ...
 
-
-@runtime_checkable
-class SupportsSlowDevices(Protocol):
-    """A collector that measures its devices, and cuts short the one that would make its neighbours wait."""
+    @property
+    def can_exclude(self) -> bool:
+        """Say whether it can leave some of its devices alone and go on with the others: whether it overrides `exclude`."""
+        return type(self).exclude is not Collector.exclude
 
     def slow_devices(self) -> frozenset[str]:
-        """Return those that had to be cut short again and again, by the names of `SupportsExclude`. Never raises.
+        """Return the devices that had to be cut short again and again, by the names of `exclude`.
 
         They are given a sampler of their own, at a longer period, which asks this too: none, and they come back.
         """
-        ...
+        return NO_DEVICES
 
-
-@runtime_checkable
-class SupportsIdle(Protocol):
-    """A collector that has work of its own between the turns of its sampler: samples at 10 Hz."""
-
-    @property
-    def name(self) -> str: ...
-    def idle(self, until_ns: int) -> None:
-        """Return at that boot time, soon after this process is called (`ext.place.call`), or at once where there is
-        nothing to do. Never raises."""
-        ...
-
-
-@runtime_checkable
-class SupportsSkip(Protocol):
-    """A collector that knows when a turn is not worth its cost."""
-
-    def skip(self) -> bool:
-        """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a
-        look at anything. Now and then it takes its turn all the same. Never raises."""
-        ...
-
-
-@runtime_checkable
-class SupportsWarmUp(Protocol):
-    """A collector that can make ready before it is its sampler's turn: load a library, open a driver."""
+    # ---- between turns -----------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do so, within `ext.place.enter` and `leave`, and without opening a device. Never raises."""
-        ...
+        """Make ready before it is its sampler's turn: load a library or open a driver, within `ext.place.enter` and `leave`,
+        and without opening a device."""
 
+    def idle(self, until_ns: int) -> None:
+        """Do work of its own between turns, as samples at 10 Hz: return at that boot time, soon after this process is called
+        (`ext.place.call`), or at once where there is nothing to do."""
 
-@runtime_checkable
-class SupportsRecording(Protocol):
-    """A collector that holds the samples of the last minutes."""
+    @property
+    def has_idle_work(self) -> bool:
+        """Say whether it overrides `idle`."""
+        return type(self).idle is not Collector.idle
+
+    def skip(self) -> bool:
+        """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a look at
+        anything. Now and then it takes its turn all the same."""
+        return False
+
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher, once, before the first turn, to report events between turns; start a thread if need be."""
+
+    def close(self) -> None:
+        """End what `start` started, within a second."""
 
     def record(self, seconds: int, bytes_max: int) -> bytes:
         """Return the last *seconds* of samples as `contract.recording` has them, not compressed; less time if they would be
         more than *bytes_max*. Enters no driver. Raises NoData."""
-        ...
+        raise NoData(f"{self.name} holds no samples")
 
 
 class CollectResult(NamedTuple):
@@ -155,8 +138,7 @@ def run_collector(collector: Collector, clock: Clock) -> CollectResult:
     message = ""
     try:
         blocks, outcome = collector.collect(), CollectOutcome.OK
-        # of `SupportsAccessError`; isinstance of a protocol costs more than some turns
-        message = getattr(collector, "access_error", "")
+        message = collector.access_error
         outcome = CollectOutcome.BLIND if message else outcome
     except NoData as reason:
         outcome, message = CollectOutcome.NO_DATA, str(reason)
@@ -206,10 +188,10 @@ def driver_call(device: str, call: str) -> _DriverCall:
     return _DriverCall(call_slot_name(device).encode(), call.encode(errors="replace"))
 
 
-class ExcludesDevices:
-    """A collector's `exclude` (`agent.collector.SupportsExclude`), and what it asks before it enters a device."""
+class ExcludingCollector(Collector):
+    """A collector that asks `is_excluded` before it enters a device."""
 
-    _excluded: frozenset[str] = frozenset()
+    _excluded = NO_DEVICES
 
     def exclude(self, devices: frozenset[str]) -> None:
         """Leave these devices alone from the next turn on, and no others."""

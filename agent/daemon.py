@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
@@ -19,7 +18,11 @@ from .frame_builder import FrameBuilder
 from .latest import LatestReadings
 from .registration import InventoryCollector
 from .sampler.messages import TimedResult
+from .sampler.pool import SamplerPool
 from .self_metrics import SELF_METRICS_SECONDS, MemoryUsage, SelfMetrics, cpu_seconds
+from .spool.event_queue import EventQueue
+from .spool.spool import Spool
+from .transport.client import Client
 
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
@@ -30,63 +33,6 @@ INVENTORY_NS_MIN = 10 * SECOND_NS
 FRAME_TICK, SELF_TICK = "", "agent"
 
 log = logging.getLogger(__name__)
-
-
-class FrameSink(Protocol):
-    """What the loop needs of `agent.spool.spool.FrameSink`."""
-
-    @property
-    def dropped_frames(self) -> int: ...
-    @property
-    def write_errors(self) -> int: ...
-    @property
-    def refused_frames(self) -> int: ...
-    @property
-    def unacknowledged_frames(self) -> int: ...
-    def next_sequence(self) -> int: ...
-    def append(self, sequence: int, frame: bytes) -> None: ...
-    @property
-    def bytes(self) -> int: ...  # last: within the class it hides the type
-
-
-class DroppedEventCounter(Protocol):
-    """What the loop needs of `agent.spool.event_queue.EventQueue`."""
-
-    @property
-    def dropped_events(self) -> int: ...
-    def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
-
-
-class ClientNotifier(Protocol):
-    """What the loop needs of `agent.transport.client.ClientNotifier`."""
-
-    @property
-    def reconnects(self) -> int: ...
-    def notify(self) -> None: ...
-
-
-class SampleSource(Protocol):
-    """What the loop needs of `agent.sampler.pool.SampleSource`."""
-
-    @property
-    def collectors(self) -> Sequence[str]: ...
-    @property
-    def has_more(self) -> bool: ...
-    @property
-    def abandoned_count(self) -> int: ...
-    @property
-    def takeovers_count(self) -> int: ...
-    @property
-    def processes(self) -> int: ...
-    @property
-    def cpu_seconds(self) -> float: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    def poll(self, now_ns: int, ready: Collection[int] | None, /) -> Sequence[TimedResult]: ...
-    def waiting(self, grid_ns: int) -> bool: ...
-    def report_late(self, now_ns: int, grid_ns: int) -> None: ...
-    def next_ns(self, now_ns: int) -> int | None: ...
-    def blocks(self) -> Sequence[Block]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +74,12 @@ class Daemon:
         collectors: Sequence[Collector],
         *,
         clock: Clock,
-        spool: FrameSink,
-        events: DroppedEventCounter,
-        client: ClientNotifier,
+        spool: Spool,
+        events: EventQueue,
+        client: Client,
         frame_builder: FrameBuilder,
         publisher: EventPublisher,
-        samplers: SampleSource | None = None,
+        samplers: SamplerPool | None = None,
         latest: LatestReadings | None = None,
         timeouts: LoopTimeouts = LoopTimeouts(),
         on_wakeup: Callable[[], int | None] = lambda: None,
@@ -185,7 +131,7 @@ class Daemon:
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
         """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
-        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`SampleSource.take`).
+        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`SamplerPool.take`).
         Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
@@ -389,11 +335,11 @@ class SkipCounter:
 
 
 def _agent_signals(
-    spool: FrameSink,
-    events: DroppedEventCounter,
-    client: ClientNotifier,
+    spool: Spool,
+    events: EventQueue,
+    client: Client,
     frame_builder: FrameBuilder,
-    samplers: SampleSource | None,
+    samplers: SamplerPool | None,
     blocking_findings: Callable[[], float],
 ) -> Callable[[], dict[str, float | None]]:
     """Return what returns every signal of `agent_10s`."""

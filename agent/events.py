@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from ..contract.wire import telemetry_pb2
 from .clock import Clock
@@ -83,19 +83,6 @@ class EventPublisher:
         with self._lock:
             reason, self._inventory_reason = self._inventory_reason, ""
             return reason
-
-
-@runtime_checkable
-class EventSource(Protocol):
-    """A collector that tells events by itself, between its turns."""
-
-    def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher, once, before the first turn; start a thread if need be. Never raises."""
-        ...
-
-    def close(self) -> None:
-        """End what `start` started, within a second. Never raises."""
-        ...
 
 
 # ----------------------------------------------------------------------

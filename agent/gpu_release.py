@@ -20,16 +20,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..contract.wire.telemetry_pb2 import HealthEvent
 from ..ext.hostfiles import Glance
 from . import inventory
 from .clock import Clock
+from .events import EventPublisher
 from .hardware.files import Roots, names_in
 from .hardware.nvidia import agent_processes, blocking, driver_gpus, open_handles
+from .sampler.pool import SamplerPool
+from .sampler.quarantine import DeviceState
 
 # ----------------------------------------------------------------------
 # Which GPU is to be left alone after what its driver said, and when that is said anew. Pure: events
@@ -109,38 +111,6 @@ class XidQuarantine:
 STUCK_STATES = frozenset(("HUNG", "ABANDONED"))
 
 
-class SampledDevice(Protocol):
-    """What is needed of the samplers' word on a device."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def state(self) -> IntEnum: ...
-    @property
-    def call(self) -> str: ...
-    @property
-    def hung_seconds(self) -> float: ...
-    @property
-    def abandoned_count(self) -> int: ...
-    @property
-    def next_try_ns(self) -> int: ...
-
-
-class GpuSamplers(Protocol):
-    """What is needed of `agent.sampler.pool.GpuSamplers`. Devices are PCI addresses; None stands for all GPUs."""
-
-    @property
-    def abandoned_count(self) -> int: ...
-    def release(self, devices: frozenset[str] | None, seconds: float) -> None: ...
-    def resume(self, devices: frozenset[str] | None) -> None: ...
-    def released(self) -> Mapping[str | None, int]: ...
-    def may_hold(self, devices: frozenset[str] | None) -> bool: ...
-    def quarantine_gpu(self, device: str, reason: str) -> None: ...
-    def states(self) -> Sequence[SampledDevice]: ...
-
-
 class UnreleasedHandle(NamedTuple):
     """A process of ours that has not let go. `address` empty: of the driver as a whole; `process_id` 0: not known."""
 
@@ -150,7 +120,7 @@ class UnreleasedHandle(NamedTuple):
 
 
 def unreleased_handles(
-    samplers: GpuSamplers, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
+    samplers: SamplerPool, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> Sequence[UnreleasedHandle]:
     """Return who of us has one of *devices* (None: any, or the driver) open, by the kernel's word and by what the
     samplers know, and what they are stuck in. *nodes*: `nvidia3` -> PCI address."""
@@ -163,7 +133,7 @@ def unreleased_handles(
     return [UnreleasedHandle(address, process_id, stuck) for address, process_id in pairs]
 
 
-def _stuck_calls(samplers: GpuSamplers) -> str:
+def _stuck_calls(samplers: SamplerPool) -> str:
     """Return the calls that do not return, in words."""
     return "; ".join(
         f"{state.call} on {state.device or 'the driver'} has not returned "
@@ -397,13 +367,6 @@ NO_GPUS: frozenset[str] = frozenset()
 UNBIND_REASON = "the driver is being taken off it"
 
 
-class ReleaseEventSink(Protocol):
-    """What is needed of `agent.events.Teller`."""
-
-    def publish(self, event: HealthEvent) -> object: ...
-    def request_inventory(self, reason: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingRelease:
     devices: frozenset[str] | None
@@ -416,11 +379,11 @@ class GpuReleaser:
 
     def __init__(
         self,
-        samplers: GpuSamplers,
+        samplers: SamplerPool,
         callbacks: CallbackQueue,
         clock: Clock,
         roots: Roots,
-        publisher: ReleaseEventSink,
+        publisher: EventPublisher,
         file: ReleaseStateFile,
         nodes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -536,7 +499,7 @@ class GpuReleaser:
         """How many samplers were ever left behind in a driver."""
         return self._samplers.abandoned_count
 
-    def unhealthy_devices(self) -> Sequence[SampledDevice]:
+    def unhealthy_devices(self) -> Sequence[DeviceState]:
         """Return the devices with which not all is well, or was not a minute ago."""
         return self._samplers.states()
 

@@ -21,7 +21,7 @@ from .clock import Clock, SystemClock
 from .collector import Collector
 from .config import AgentConfig, label_error
 from .daemon import SECOND_NS, Daemon, LoopTimeouts
-from .events import EventPublisher, EventSource
+from .events import EventPublisher
 from .frame_builder import FrameBuilder
 from .gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
 from .hardware.host import boot_id as read_boot_id
@@ -377,13 +377,12 @@ def _start_sources(
 ) -> None:
     """Give the publisher to each collector that tells events by itself. One that fails harms no other."""
     for collector in collectors:
-        if isinstance(collector, EventSource):
-            stack.callback(collector.close)
-            try:
-                collector.start(publisher)
-            except Exception:
-                cause = f"collector.{collector.name}.listen"
-                log.exception("collector %s cannot listen", collector.name, extra={"cause": cause})
+        stack.callback(collector.close)
+        try:
+            collector.start(publisher)
+        except Exception:
+            cause = f"collector.{collector.name}.listen"
+            log.exception("collector %s cannot listen", collector.name, extra={"cause": cause})
 
 
 def _client(

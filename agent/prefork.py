@@ -27,7 +27,7 @@ from .sampler.messages import PROCESSES_MAX, CollectorGroups, group_collectors
 INVENTORY = "inventory"
 
 
-class FailedCollector:
+class FailedCollector(Collector):
     """Stands for a collector that could not even be made: says so each minute, harms no other."""
 
     pace = Pace.MINUTE

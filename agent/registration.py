@@ -15,6 +15,7 @@ from ..contract.recording import SECONDS_MAX
 from ..contract.signal import Pace
 from ..contract.wire import telemetry_pb2
 from .clock import Clock
+from .collector import Collector
 from .frame_builder import signal_dictionary
 from .gpu_list import GpuInventory
 from .hardware.files import read_text
@@ -229,7 +230,7 @@ def _copies_of_gpus(
             yield copy
 
 
-class InventoryCollector:
+class InventoryCollector(Collector):
     """Reads the inventory as a collector takes its turn: every 600 s, in a thread of its own, with
     its seconds and its outcome in `collector_10s`. It fills no block."""
 

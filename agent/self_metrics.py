@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
@@ -15,6 +14,7 @@ from ..contract.signals import TABLES
 from .collector import CollectResult
 from .collectors.block_writer import row_writer
 from .hardware.files import OpenFile
+from .transport.client import Client
 
 log = logging.getLogger(__name__)
 
@@ -129,21 +129,12 @@ class SelfMetrics:
         return [self._collector_block, self._agent_block]
 
 
-class ConnectionHealth(Protocol):
-    """How it stands with the aggregator."""
-
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def last_error(self) -> str: ...
-
-
 class ConnectionLog:
     """Says in the log what changed between the agent, its aggregator and its disk."""
 
     def __init__(
         self,
-        connection: ConnectionHealth,
+        connection: Client,
         losses: Mapping[str, Callable[[], str]],
         counts: Callable[[], tuple[int, ...]],
         monotonic: Callable[[], float] = time.monotonic,

@@ -20,7 +20,7 @@ from ...ext.amdgpu import FAILED, FIRST, MEAN, READ, SHORT, SPARED, HeldTime, Ta
 from ...ext.counterfiles import NUMBER, CounterFiles
 from ...ext.nvml import ALL_BITS, Rows
 from ..clock import Clock
-from ..collector import call_slot_name
+from ..collector import Collector, call_slot_name
 from ..events import EventPublisher
 from ..hardware.amdgpu import (
     GENERATIONS,
@@ -231,7 +231,7 @@ class MetricsTables:
         return self._files.data(number) if self._files.state(number) == READ else b""
 
 
-class AmdCollector:
+class AmdCollector(Collector):
     """The signals of AMD GPUs of one pace, in blocks that NVIDIA's have too.
 
     `collect` raises NoData where the driver shows no GPU, AccessDenied beside GPUs of NVIDIA.

@@ -13,7 +13,7 @@ from ...contract.counters import BLANK_32
 from ...contract.signal import PERIOD_SECONDS, Kind, Pace
 from ...contract.signals import BY_NAME, index_of
 from ...ext.counterfiles import NUMBER, CounterFiles
-from ..collector import ExcludesDevices, NoData, call_slot_name
+from ..collector import ExcludingCollector, NoData, call_slot_name
 from ..hardware.files import device_key
 from .block_writer import put
 
@@ -135,7 +135,7 @@ def descriptors_max(share: int) -> int:
     return descriptors // share
 
 
-class CounterFileCollector(ExcludesDevices):
+class CounterFileCollector(ExcludingCollector):
     """Fills one block per table by one pass over the devices' files.
 
     The devices are listed again every `list_seconds`; when they are others, so are the blocks. Of one that
@@ -160,6 +160,7 @@ class CounterFileCollector(ExcludesDevices):
         if self._files is None:
             raise NoData(self._spec.no_data_reason)
         self._files.read()
+        self.access_error = self._refusals_text()
         return self._blocks
 
     def exclude(self, devices: frozenset[str]) -> None:
@@ -181,9 +182,8 @@ class CounterFileCollector(ExcludesDevices):
         self._files = None
         self._listing = self._new_listing()
 
-    @property
-    def access_error(self) -> str:
-        """The devices that refuse all they are asked, and what would open them; empty: none does."""
+    def _refusals_text(self) -> str:
+        """Return the devices that refuse all they are asked, and what would open them; empty: none does."""
         access_error_of = self._spec.access_error
         refusals = self._files.refusals if access_error_of and self._files else ()
         return access_error_of(refusals) if access_error_of and refusals else ""

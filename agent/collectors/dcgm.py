@@ -17,7 +17,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR, EventPublisher
 from ..hardware.files import Roots
 from . import dcgm_fields as fields
@@ -74,7 +74,7 @@ def is_installed(roots: Roots) -> bool:
     return any(name.encode() in cache for name in library.LIBRARIES)
 
 
-class DcgmListener:
+class DcgmListener(Collector):
     """See the module. `collect` raises NoData where no engine answers, AccessDenied where one will not answer us."""
 
     name = "dcgm_1s"

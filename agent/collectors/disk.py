@@ -11,7 +11,7 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.hostfiles import DiskRows, Glance
-from ..collector import ExcludesDevices, NoData, driver_call
+from ..collector import Collector, ExcludingCollector, NoData, driver_call
 from ..hardware import storage
 from ..hardware.files import FileReader, OpenFile, Roots, device_key, read_unsigned
 from ..hardware.storage import Mount, SmartLog, disk_sequences, disks_with_backing, parse_mountinfo
@@ -45,7 +45,7 @@ COUNTERS = (
 )
 
 
-class Disks:
+class Disks(Collector):
     """Traffic, waiting and load of each disk with a device of its own."""
 
     name = "disk_1s"
@@ -83,7 +83,7 @@ class Disks:
         return dict(zip(names, disk_sequences(self._sys, names), strict=True))
 
 
-class Filesystems(ExcludesDevices):
+class Filesystems(ExcludingCollector):
     """Room on each local filesystem, and whether it can still be written.
 
     Only filesystems on local block devices are asked: statvfs of a network filesystem may not return.
@@ -175,7 +175,7 @@ _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
 }
 
 
-class NvmeControllers:
+class NvmeControllers(Collector):
     """State, namespaces and queues of each controller, as the kernel keeps them: no drive is asked."""
 
     name = "nvme_10s"
@@ -215,7 +215,7 @@ def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
     )
 
 
-class NvmeSmart(ExcludesDevices):
+class NvmeSmart(ExcludingCollector):
     """Temperature, wear, errors of each live controller, from its sensor and its SMART log, and whose they are.
 
     Both ask the drive. The log needs privileges: without them the temperature alone is there, and

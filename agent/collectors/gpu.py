@@ -21,6 +21,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import READINGS, NvmlError, Rows, Sweep
 from ..clock import Clock, SystemClock
+from ..collector import Collector
 from ..events import EventPublisher
 from ..hardware.files import Roots
 from ..hardware.nvidia import (
@@ -41,7 +42,7 @@ from .nvml_session import OTHER_VERSION, collector_error, session_of
 PASS_SECONDS_MAX = 0.5
 
 
-class NvmlCollector:
+class NvmlCollector(Collector):
     """The GPU signals of one pace.
 
     `collect` raises NoData where there is no driver or no GPU, AccessDenied where the agent may not look.

@@ -32,7 +32,7 @@ from ...ext.phases import (
     SampleHistory,
 )
 from ...ext.step_parts import PARTS, split
-from ..collector import NoData
+from ..collector import Collector, NoData
 from ..hardware.files import Roots
 from .nvml_session import NvmlGpu, NvmlSession, session_of
 
@@ -273,7 +273,7 @@ class StepPeriods:
         return row
 
 
-class GpuFast:
+class GpuFast(Collector):
     """The table `gpu_fast_1s`: a turn sums up what was sampled while the sampler rested since the one before."""
 
     name = "gpu_fast_1s"
@@ -360,7 +360,7 @@ class GpuFast:
         return True
 
 
-class GpuFastJobs:
+class GpuFastJobs(Collector):
     """The table `gpu_fast_10s`: what was learned of the job on each GPU, and which checkpoint comes next."""
 
     name = "gpu_fast_10s"

@@ -10,7 +10,7 @@ from ...contract.block import Block
 from ...contract.signal import PERIOD_SECONDS, Pace
 from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..hardware.files import Roots
 from ..hardware.nvidia import mig_monitor_line
 from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 NO_DATA_TURNS = 10
 
 
-class GpuPartsCollector(ABC):
+class GpuPartsCollector(Collector, ABC):
     """A collector of one kind of part, of all GPUs.
 
     `collect` raises NoData where there is no driver, no GPU, or none with such a part, AccessDenied where the agent may
@@ -70,7 +70,7 @@ class GpuPartsCollector(ABC):
         self._turns_to_wait -= 1
         return True
 
-    def _prepare(self, parts: Parts) -> None:  # noqa: B027 - most need nothing
+    def _prepare(self, parts: Parts) -> None:
         """Make what a turn needs, once the GPUs are open. May raise NoData."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext.nvml_parts import COMPUTE, Parts, Process, ProcessLists
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
 from ..hardware import process_owner
 from ..hardware.files import Roots
@@ -481,7 +481,7 @@ _RELATIVE_REMEDY = (
 )
 
 
-class GpuJobs:
+class GpuJobs(Collector):
     """Who runs on each GPU. `collect` raises NoData where no process is listed by a driver."""
 
     name = "gpu_job_1s"

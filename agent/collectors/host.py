@@ -10,7 +10,7 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
-from ..collector import AccessDenied, ExcludesDevices, NoData
+from ..collector import AccessDenied, Collector, ExcludingCollector, NoData
 from ..hardware import host
 from ..hardware.files import NumberFiles, OpenFile, Roots
 from ..hardware.host import Timex, parse_timex
@@ -80,7 +80,7 @@ _CHANGES = (
 )
 
 
-class HostSecond:
+class HostSecond(Collector):
     """Shares of the cores' time since the last turn, pressure, memory to be had."""
 
     name = "host_1s"
@@ -99,7 +99,7 @@ class HostSecond:
         return (self._block,)
 
 
-class HostTenSeconds(ExcludesDevices):
+class HostTenSeconds(ExcludingCollector):
     """Memory in all, load, frequency, and what the kernel had to kill or brake."""
 
     name = "host_10s"
@@ -211,7 +211,7 @@ class _CoreFiles:
         self._files.exclude(self._excluded)
 
 
-class HostMinute:
+class HostMinute(Collector):
     """What changes when a core is taken offline."""
 
     name = "host_60s"
@@ -296,7 +296,7 @@ class CpuMinute(CounterFileCollector):
 _ADJTIMEX_REFUSED = "adjtimex(2) is refused by a system call filter; open it with ProtectClock=no in the agent's unit"
 
 
-class ClockTenSeconds:
+class ClockTenSeconds(Collector):
     """Offset, errors and state of the system clock."""
 
     name = "clock_10s"

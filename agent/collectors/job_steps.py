@@ -16,7 +16,7 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..hardware import step_slots
 from ..hardware.files import Roots, device_key
 from ..hardware.process_owner import (
@@ -102,7 +102,7 @@ class OpenSlot:
         return mean, max(0.0, variance) ** 0.5 if is_known else None, since_seconds
 
 
-class JobSteps:
+class JobSteps(Collector):
     """`collect` raises NoData where the folder is missing, AccessDenied where it may not be read."""
 
     name = "step_1s"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import XID_DEDUPLICATOR, EventPublisher
 from ..hardware.files import Roots, read_text
 from ..hardware.host import boot_id
@@ -35,7 +35,7 @@ GROUPS_PER_TURN_MAX = 1024
 CLOSE_SECONDS_MAX = 1.0
 
 
-class KernelLog:
+class KernelLog(Collector):
     """Tells what the kernel's log says, at once; `collect` reports how much was read, told and lost.
 
     Without `start` a turn reads by itself what there is, and tells nobody.

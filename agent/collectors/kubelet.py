@@ -14,7 +14,7 @@ from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import place
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
 from ..hardware import process_owner
 from ..hardware.files import Roots
@@ -29,7 +29,7 @@ _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit
 WAIT_TURNS_MAX = 60
 
 
-class KubeletAllocations:
+class KubeletAllocations(Collector):
     """`collect` raises NoData where there is no kubelet, AccessDenied where we may not ask, KubeletError when it fails."""
 
     name = "kubelet_10s"

@@ -13,7 +13,7 @@ from ...contract.block import Block
 from ...contract.counters import CounterSpec, counter_delta
 from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
 from ..hardware.files import Roots, device_key
 from ..hardware.netlink import (
@@ -246,7 +246,7 @@ _CODE_TEXT = {
 }
 
 
-class LinkListener:
+class LinkListener(Collector):
     """Tells `net.link` events and asks for a new inventory; its turn reports what it heard."""
 
     name = "rtnetlink_10s"

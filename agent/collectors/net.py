@@ -14,7 +14,7 @@ from ...contract.signals import BY_NAME
 from ...ext.counterfiles import WORD
 from ...ext.ethtool import DriverStatistics
 from ...ext.hostfiles import Glance
-from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
+from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import netlink
 from ..hardware.files import FileReader, Roots, device_key, read_unsigned
 from ..hardware.netlink import EthtoolNetlink
@@ -124,7 +124,7 @@ _BOND = (
 )
 
 
-class Bonds(ExcludesDevices):
+class Bonds(ExcludingCollector):
     """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
 
     name = "bond_10s"
@@ -235,7 +235,7 @@ class _SelectedStatistics:
     count: int  # of all statistics that the driver has
 
 
-class NicStatistics(ExcludesDevices):
+class NicStatistics(ExcludingCollector):
     """The driver's statistics: one ioctl an interface and turn; the names are read once."""
 
     name = "nic_10s"
@@ -333,7 +333,7 @@ def refusal_message(what: str, refused: Sequence[str]) -> str:
 # It enters the driver under the kernel's network lock, and from there firmware.
 
 
-class LinkDetails(ExcludesDevices):
+class LinkDetails(ExcludingCollector):
     """Signal, speed, FEC and pause of the wire: four questions an interface and turn."""
 
     name = "link_10s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
+from ..collector import AccessDenied, Collector, ExcludingCollector, NoData, driver_call
 from ..hardware import storage
 from ..hardware.files import OpenFile, Roots, device_key, read_bytes
 from ..hardware.storage import LustreStat, parse_mountstats, parse_network_mounts
@@ -47,7 +47,7 @@ _COLUMNS = (
 )
 
 
-class NfsMounts:
+class NfsMounts(Collector):
     """Fills a row per NFS mount from /proc/self/mountstats. No server and no mount point is asked."""
 
     name = "nfs_10s"
@@ -140,7 +140,7 @@ class _LustreInstances:
             return next((text for text in texts if text), None)
 
 
-class LustreMounts:
+class LustreMounts(Collector):
     """Operations, bytes and time of each mount. Device: where it is mounted."""
 
     name = "lustre_10s"
@@ -175,7 +175,7 @@ def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
     ]
 
 
-class LustreTargets(ExcludesDevices):
+class LustreTargets(ExcludingCollector):
     """State and troubles of the connection to each target. Device: the target.
 
     It may wait while a connection is being taken down: the file is made under that lock.

@@ -8,7 +8,7 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
-from ..collector import NoData
+from ..collector import Collector, NoData
 from ..hardware.files import FileReader, OpenFile, Roots, read_text
 from ..hardware.host import cores_in, hugepage_pools, nodes
 from .block_writer import block_of, put
@@ -108,7 +108,7 @@ def hugepages_10s(roots: Roots) -> CounterFileCollector:
     )
 
 
-class NumaCores:
+class NumaCores(Collector):
     """Cores of each node, which change when one is taken offline."""
 
     name = "numa_60s"

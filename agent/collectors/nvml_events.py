@@ -15,7 +15,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent, SystemEventSet
-from ..collector import AccessDenied, NoData
+from ..collector import AccessDenied, Collector, NoData
 from ..events import (
     DUPLICATE_NS_MAX,
     NVML_XIDS,
@@ -55,7 +55,7 @@ EVENT_TYPES = {
 REGISTERED_TYPES = sum(EVENT_TYPES)
 
 
-class NvmlEvents:
+class NvmlEvents(Collector):
     """The listener. `collect` reports how it fares: NoData without a driver, a GPU or an event that it supports; Blind
     where it may not look."""
 

@@ -11,7 +11,7 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.counterfiles import DECIMAL, KEYED
 from ...ext.hostfiles import Glance
-from ..collector import ExcludesDevices, NoData, driver_call
+from ..collector import ExcludingCollector, NoData, driver_call
 from ..events import EventPublisher
 from ..hardware import pci
 from ..hardware.files import FileReader, Roots, read_text, read_unsigned
@@ -236,7 +236,7 @@ class _SysfsState:
 _EXCLUDED = _SysfsState()
 
 
-class PcieMinute(ExcludesDevices):
+class PcieMinute(ExcludingCollector):
     """Sizes of requests, ordering, link power, access control, IOMMU: what decides a function's speed."""
 
     name = "pcie_60s"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
+from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import settings
 from ..hardware.files import FileReader, OpenFile, Roots
 from ..hardware.host import core_of, parse_first_decimal
@@ -19,7 +19,7 @@ from .file_cache import FileCache
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
 
-class SettingsMinute(ExcludesDevices):
+class SettingsMinute(ExcludingCollector):
     """Some seventy small files, and two for each frequency domain: looked at each time, and read when one is another."""
 
     name = "settings_60s"
@@ -138,7 +138,7 @@ _COLUMNS = ("service.running_state", "service.enabled_state", "service.running_s
 _NAMES = frozenset(service.process for service in SERVICES)
 
 
-class Services(ExcludesDevices):
+class Services(ExcludingCollector):
     """Fills a row per service that is installed or runs. Nothing is started, and no socket is touched."""
 
     name = "service_60s"

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.hostfiles import Glance
-from ..collector import ExcludesDevices, NoData
+from ..collector import ExcludingCollector, NoData
 from ..hardware import processes as tasks
 from ..hardware.files import OpenFile, Roots, names_in, read_unsigned
 from ..hardware.host import parse_first_decimal
@@ -127,7 +127,7 @@ def hides_processes(processes: Iterable[TaskStat]) -> bool:
     return all(task.number != 1 for task in processes)
 
 
-class BlockedTasks(ExcludesDevices):
+class BlockedTasks(ExcludingCollector):
     """Counts tasks in uninterruptible wait (D) and how long they are in it, from /proc.
 
     Of processes that hold a GPU every thread is looked at, of others the main one; of thousands of those a part

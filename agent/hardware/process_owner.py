@@ -244,7 +244,7 @@ STATUS_BYTES_MAX = 1 << 16
 STAT_BYTES_MAX = 4096
 #: What `/proc/self/ns/pid` shows in the host's own PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
 HOST_PID_NAMESPACE = "pid:[4026531836]"
-#: The name under which a sampler that may not look here is told so (`agent/collector.py`, SupportsExclude).
+#: The name under which a sampler that may not look here is told so (`agent/collector.py`, `exclude`).
 DEVICE_NAME = PROC
 
 _STATUS_UID = re.compile(rb"^Uid:\t([0-9]{1,10})\t", re.MULTILINE)

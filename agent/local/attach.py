@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from ..clock import Clock
 from ..config import SOCKET_NAME, AgentConfig
 from ..events import EventPublisher
-from ..gpu_release import CallbackQueue, GpuReleaser, GpuSamplers, ReleaseStateFile
+from ..gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
 from ..hardware.nvidia import driver_gpus, pci_gpus
 from ..latest import LatestReadings
 from ..registration import Registration, version
+from ..sampler.pool import SamplerPool
 from . import agent_service, host_status
 from .agent_service import AgentService
 from .grpc_session import Method
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def attach(
     config: AgentConfig,
-    samplers: GpuSamplers,
+    samplers: SamplerPool,
     clock: Clock,
     publisher: EventPublisher,
     stack: ExitStack,

@@ -11,9 +11,8 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ...contract.host_policy import Policy, builtin
 from ...contract.settings import SettingsError
@@ -28,6 +27,10 @@ from ..hardware.files import read_text
 from ..hardware.nvidia import kernel_driver_version
 from ..latest import LatestReadings
 from ..registration import version
+from ..sampler.quarantine import DeviceState
+from ..spool.event_queue import EventQueue
+from ..spool.spool import Spool
+from ..transport.client import Client
 from . import check
 from .check import FORMAT, NAMES_MAX, STATUS_BYTES_MAX, printable
 from .findings import HostFindings
@@ -76,24 +79,7 @@ def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
     }
 
 
-class UnhealthyDevice(Protocol):
-    """What is shown of `agent.sampler.quarantine.DeviceState`."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def state(self) -> IntEnum: ...
-    @property
-    def call(self) -> str: ...
-    @property
-    def hung_seconds(self) -> float: ...
-    @property
-    def message(self) -> str: ...
-
-
-def device_fields(device: UnhealthyDevice) -> dict[str, Any]:
+def device_fields(device: DeviceState) -> dict[str, Any]:
     """Return a device that does not answer, or did not a minute ago, as the document shows it."""
     return {
         "lane": device.group,
@@ -217,41 +203,6 @@ def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
 GROUPS_MAX = 32
 
 
-class ClientStatus(Protocol):
-    """What is asked of `transport.client.Client`."""
-
-    @property
-    def target(self) -> str: ...
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def last_error(self) -> str: ...
-
-
-class SpoolStatus(Protocol):
-    """What is asked of `spool.spool.Spool`."""
-
-    @property
-    def unacknowledged_frames(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def dropped_frames(self) -> int: ...
-    @property
-    def refused_frames(self) -> int: ...
-    @property
-    def write_errors(self) -> int: ...
-    def next_sequence(self) -> int: ...
-
-
-class EventQueueStatus(Protocol):
-    """What is asked of `spool.events.EventQueue`."""
-
-    @property
-    def dropped_events(self) -> int: ...
-    def __len__(self) -> int: ...
-
-
 class Verdict(NamedTuple):
     """How the aggregator finds this host, and when it said so last (boot time)."""
 
@@ -273,9 +224,9 @@ class SelfStatus:
 
     def __init__(
         self,
-        connection: ClientStatus,
-        frames: SpoolStatus,
-        events: EventQueueStatus,
+        connection: Client,
+        frames: Spool,
+        events: EventQueue,
         results: Callable[[], Iterable[CollectResult]],
         clock: Clock,
     ) -> None:
@@ -405,7 +356,7 @@ class HostStatus:
         *,
         gpus: Callable[[], Mapping[str, str]] = dict,
         gpu_inventory: Callable[[], GpuInventory | None] = lambda: None,
-        devices: Callable[[], Sequence[UnhealthyDevice]] = tuple,
+        devices: Callable[[], Sequence[DeviceState]] = tuple,
     ) -> None:
         """*gpus*: UUID -> PCI address, those that are gone too. *gpu_inventory*: which answer, by the inventory. *devices*: those left out or hung, to be shown.
 
@@ -565,7 +516,7 @@ class HostStatus:
         return (*filter(None, local_notes), *self._refusals)
 
     def _publish(
-        self, now_ns: int, permit: ActivePermit | None, devices: Sequence[UnhealthyDevice]
+        self, now_ns: int, permit: ActivePermit | None, devices: Sequence[DeviceState]
     ) -> None:
         findings, self_status = self.findings, self.self_status
         status = document(

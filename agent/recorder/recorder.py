@@ -27,6 +27,7 @@ from ...contract.wire.telemetry_pb2 import (
     RegisterNodeResponse,
 )
 from ..clock import Clock
+from ..sampler.pool import SamplerPool
 from ..transport.recording_uploads import RecordingUpload, RecordingUploads
 from .storage import NoRecordingError, RecordingStorage
 from .triggers import SECOND_NS, RecordingTriggers, event_reason
@@ -45,14 +46,6 @@ SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
 _OF_EVENTS = ("xid", "sxid")
 
 log = logging.getLogger(__name__)
-
-
-class SampleRecorder(Protocol):
-    """What is needed of `agent.sampler.pool.SamplerPool`."""
-
-    @property
-    def recorded(self) -> tuple[int, bytes, str] | None: ...
-    def record(self, number: int, seconds: int) -> bool: ...
 
 
 class ActiveFinding(Protocol):
@@ -117,7 +110,7 @@ class FlightRecorder:
 
     def __init__(
         self,
-        samplers: SampleRecorder,
+        samplers: SamplerPool,
         storage: RecordingStorage,
         uploads: RecordingUploads,
         clock: Clock,

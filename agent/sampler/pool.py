@@ -11,7 +11,7 @@ from ...contract.signals import index_of
 from ...contract.wire import telemetry_pb2
 from ...ext import place
 from ..clock import Clock
-from ..collector import CollectOutcome, CollectResult, SupportsExclude
+from ..collector import CollectOutcome, CollectResult
 from ..events import EventPublisher
 from . import messages
 from .abandoned import AbandonedProcess, AbandonedProcessFile
@@ -289,7 +289,7 @@ class SamplerPool:
         self.collectors = [each.name for members in groups.values() for each in members]
         self._supervisor = Supervisor(
             {
-                group: {each.name: isinstance(each, SupportsExclude) for each in members}
+                group: {each.name: each.can_exclude for each in members}
                 for group, members in groups.items()
             },
             deadline_ns=int(deadline_seconds * 1e9),

@@ -20,15 +20,9 @@ from ..collector import (
     Collector,
     NoData,
     RestartRequired,
-    SupportsExclude,
-    SupportsIdle,
-    SupportsRecording,
-    SupportsSkip,
-    SupportsSlowDevices,
-    SupportsWarmUp,
     run_collector,
 )
-from ..events import EventPublisher, EventSource
+from ..events import EventPublisher
 from ..self_metrics import pss_bytes
 from .messages import (
     NO_DEVICES,
@@ -131,9 +125,7 @@ class Worker:
         self._task: SamplerTask | None = None
         self._collectors: dict[str, Collector] = {}
         #: Collectors that have work of their own between turns.
-        self.idle_collectors: Sequence[SupportsIdle] = ()
-        self._slow_reporters: Sequence[SupportsSlowDevices] = ()
-        self._skippable: dict[str, SupportsSkip] = {}
+        self.idle_collectors: Sequence[Collector] = ()
         self._started_sources: set[str] = set()
         self._schedule = PeriodicSchedule({})
         self._batches = self._dropped_messages = self._memory_bytes = 0
@@ -157,19 +149,16 @@ class Worker:
 
     def _warm_up(self) -> None:
         for collector in (each for members in self._groups.values() for each in members):
-            if isinstance(collector, SupportsWarmUp):
-                self._call_safely(collector, collector.warm_up)
+            self._call_safely(collector, collector.warm_up)
         self._send_batch([], 0, measure_memory=True)
 
     def _record(self, command: RecordCommand) -> SamplesRecorded:
         """Put the samples into the area; say how many bytes they are, or why there are none."""
-        sources = [
-            each for each in self._collectors.values() if isinstance(each, SupportsRecording)
-        ]
-        if not sources:
+        source = next((each for each in self._collectors.values() if each.has_idle_work), None)
+        if source is None:
             return SamplesRecorded(command.number, 0, "no GPU of this host is sampled at 10 Hz")
         try:
-            data = sources[0].record(command.seconds, self._recording_area.size)
+            data = source.record(command.seconds, self._recording_area.size)
             self._recording_area.write(data)
         except NoData as reason:
             return SamplesRecorded(command.number, 0, str(reason))
@@ -187,26 +176,18 @@ class Worker:
         if task.only_device:
             excluded = AllExcept.of(task.only_device, task.excluded_devices)
         for collector in chosen.values():
-            if isinstance(collector, SupportsExclude):
-                self._call_safely(collector, collector.exclude, excluded)
+            self._call_safely(collector, collector.exclude, excluded)
             if not task.only_device:
                 self._start_source(collector)
         periods = _periods(chosen.values(), task.period_ns)
         if periods != self._schedule.periods_ns:
             self._schedule = PeriodicSchedule(periods)
         self._collectors = chosen
-        # asked once: isinstance of a protocol, each second of each collector, cost more than their turns
-        self.idle_collectors = [each for each in chosen.values() if isinstance(each, SupportsIdle)]
-        self._slow_reporters = [
-            each for each in chosen.values() if isinstance(each, SupportsSlowDevices)
-        ]
-        self._skippable = {
-            name: each for name, each in chosen.items() if isinstance(each, SupportsSkip)
-        }
+        self.idle_collectors = [each for each in chosen.values() if each.has_idle_work]
 
     def _start_source(self, collector: Collector) -> None:
         """Have it tell. In a trial nobody hears: what is told there would count as told."""
-        if isinstance(collector, EventSource) and collector.name not in self._started_sources:
+        if collector.name not in self._started_sources:
             self._started_sources.add(collector.name)
             self._call_safely(collector, collector.start, self._publisher)
 
@@ -238,7 +219,7 @@ class Worker:
         )
 
     def _skips(self, name: str) -> bool:
-        return name == BATCH_TICK or (name in self._skippable and self._skippable[name].skip())
+        return name == BATCH_TICK or self._collectors[name].skip()
 
     def _run(self, collector: Collector) -> TimedResult:
         place.collector(collector.name.encode())
@@ -250,7 +231,9 @@ class Worker:
     ) -> None:
         seconds, memory = self._measure_cost(measure_memory)
         self._memory_bytes = memory or self._memory_bytes
-        slow_devices = NO_DEVICES.union(*[each.slow_devices() for each in self._slow_reporters])
+        slow_devices = NO_DEVICES.union(
+            *[each.slow_devices() for each in self._collectors.values()]
+        )
         counts = (grid_ns, seconds, self._memory_bytes, self._dropped_messages)
         try:
             sent = self._send(self._encoder.encode(*counts, results, slow_devices))
@@ -265,7 +248,7 @@ class Worker:
 def _is_selected(collector: Collector, task: SamplerTask) -> bool:
     if task.only_collector:
         return collector.name == task.only_collector
-    if task.only_device and not isinstance(collector, SupportsExclude):
+    if task.only_device and not collector.can_exclude:
         return False
     return collector.name not in task.excluded_collectors
 

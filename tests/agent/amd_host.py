@@ -66,7 +66,7 @@ class AmdHost:
         if name not in self.collectors:
             made = self.collectors[name] = COLLECTORS[name](self.host.roots)
             if name in NAMES:
-                made.start(self.published)  # type: ignore[attr-defined]
+                made.start(self.published)  # type: ignore[arg-type]
         return self.collectors[name]
 
     def turn(self, name: str, seconds: float = 1.0) -> CollectResult:

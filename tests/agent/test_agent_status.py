@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,8 @@ def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[st
     """Return a host, its answers, and what the status file says of the agent."""
     host = Host()
     made = answers(host, tmp_path)
-    made.self_status = SelfStatus(world, world, world, lambda: world.turns, host)
+    agent = cast(Any, world)
+    made.self_status = SelfStatus(agent, agent, agent, lambda: world.turns, host)
 
     def read() -> dict[str, Any]:
         found: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())["agent"]

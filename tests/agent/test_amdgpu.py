@@ -228,7 +228,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     path.mkdir()
     turn = host.turn("amdgpu_1s")
     assert turn.outcome is CollectOutcome.OK or "Is a directory" in turn.message
-    host.collector("amdgpu_1s").close()  # type: ignore[attr-defined]
+    host.collector("amdgpu_1s").close()
     turn = host.turn("amdgpu_1s")
     assert turn.outcome is CollectOutcome.BLIND and "Is a directory" in turn.message
 
@@ -239,7 +239,7 @@ def test_a_gpu_off_the_bus_is_lost_once_and_back_once(tmp_path: Path) -> None:
     host.turn("amdgpu_1s")
     path = host.folder(1) / "gpu_metrics"
     path.unlink()
-    host.collector("amdgpu_1s").close()  # type: ignore[attr-defined]
+    host.collector("amdgpu_1s").close()
     host.write(1, "config", b"\x02\x10\xa1\x74")
     row = host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]
     assert row["lost_state"] == 0 and not host.published.events
@@ -288,14 +288,14 @@ def test_a_gpu_that_is_excluded_is_not_touched(tmp_path: Path) -> None:
     host = AmdHost(tmp_path)
     for name in ("amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s"):
         host.turn(name)
-        host.collector(name).exclude(frozenset({"0000:05:00.0"}))  # type: ignore[attr-defined]
+        host.collector(name).exclude(frozenset({"0000:05:00.0"}))
     (host.folder(0) / "gpu_metrics").unlink()
     os.mkfifo(host.folder(0) / "gpu_metrics")
     row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
     assert "power_watts" not in row and "memory_used_bytes" not in row
     assert host.rows("amdgpu_1s", "gpu_1s")[host.key(1)]["power_watts"]
     assert "power_limit_watts" not in known(host.rows("amdgpu_10s", "gpu_10s")[host.key(0)])
-    host.collector("amdgpu_1s").exclude(frozenset())  # type: ignore[attr-defined]
+    host.collector("amdgpu_1s").exclude(frozenset())
     (host.folder(0) / "gpu_metrics").unlink()
     host.set(0, curr_socket_power=600)
     assert host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]["power_watts"] == 600.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -800,7 +800,7 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
     """Which device, in which call, for how long: at once when it begins, not every second while it lasts."""
     host, devices = Host(), [Hanging()]
     config = AgentConfig(host="h", state_folder=tmp_path / "s", run_folder=str(tmp_path / "r"))
-    made = HostStatus(config, host.latest, host, BOOT, devices=lambda: devices)
+    made = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
     second(host, made)
     devices[0].hung_seconds = 4.0
     second(host, made, 2)

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from gangline.agent.collector import CollectOutcome, CollectResult, NoData
+from gangline.agent.collector import Collector, CollectOutcome, CollectResult, NoData
 from gangline.agent.daemon import Daemon, LoopTimeouts, SkipCounter
 from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
@@ -86,7 +87,7 @@ class CountingClient:
         self.notified += 1
 
 
-class Numa:
+class Numa(Collector):
     """A collector of one table that does what the test says."""
 
     enters_driver = False
@@ -125,9 +126,9 @@ class Fixture:
         self.daemon = Daemon(
             collectors,
             clock=self.clock,
-            spool=self.spool,
-            events=self.events,
-            client=self.client,
+            spool=cast(Any, self.spool),
+            events=cast(Any, self.events),
+            client=cast(Any, self.client),
             frame_builder=self.framer,
             timeouts=LoopTimeouts(frame_wait_seconds=linger_seconds),
             publisher=self.teller,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import CollectOutcome, NoData
+from gangline.agent.collector import Collector, CollectOutcome, NoData
 from gangline.agent.deadline_thread import DeadlineThread
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
@@ -25,7 +25,7 @@ class StoppedClock:
         return 0
 
 
-class Driver:
+class Driver(Collector):
     """A collector whose call returns when the test lets it."""
 
     name = "gpu"

@@ -17,7 +17,6 @@ import pytest
 from gangline.agent.collector import (
     NAME_BYTES_MAX,
     Collector,
-    SupportsExclude,
     call_slot_name,
     driver_call,
 )
@@ -88,7 +87,7 @@ def known(collector: Collector) -> dict[str, int]:
 
 
 def spare(collector: Collector, *devices: str) -> None:
-    assert isinstance(collector, SupportsExclude)
+    assert collector.can_exclude
     collector.exclude(frozenset(devices))
 
 
@@ -99,7 +98,7 @@ def test_every_collector_that_enters_a_driver_can_spare_a_device() -> None:
             not name.startswith(OF_NVML)
         ) else None  # fmt: skip
         if collector is not None and collector.enters_driver:
-            assert isinstance(collector, SupportsExclude), name
+            assert collector.can_exclude, name
 
 
 #: A collector, the file that hangs, the name and the call that the place is to show, and the row.

@@ -13,7 +13,6 @@ from gangline.agent.collector import (
     Collector,
     CollectOutcome,
     CollectResult,
-    SupportsExclude,
     run_collector,
 )
 from gangline.agent.collectors import COLLECTORS
@@ -21,7 +20,6 @@ from gangline.agent.collectors.gpu import GpuSecond
 from gangline.agent.collectors.gpu_fast import GpuFast
 from gangline.agent.collectors.nvml_events import REGISTERED_TYPES
 from gangline.agent.collectors.nvml_session import REOPEN_SECONDS
-from gangline.agent.events import EventSource
 from gangline.agent.sampler.worker import AllExcept
 from gangline.contract.signal import PERIOD_SECONDS
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
@@ -71,8 +69,7 @@ class Sampler:
         self.collectors["gpu_1s"] = GpuSecond(host.roots, host.clock)
         self.library = ctypes.CDLL(library)
         for collector in self.collectors.values():
-            if isinstance(collector, EventSource):
-                collector.start(host.teller)
+            collector.start(host.teller)
 
     def tick(self, *, paced: bool = False) -> dict[str, CollectResult]:
         """A second passes with its samples, and every collector has its turn; *paced*: those that it is time for."""
@@ -260,7 +257,7 @@ def test_no_one_that_is_spared_is_asked_by_anybody(sampler: Sampler, host: GpuHo
     devices[1].lines.append("block * crash -")
     play(host, devices)
     for collector in sampler.collectors.values():
-        assert isinstance(collector, SupportsExclude)
+        assert collector.can_exclude
         collector.exclude(frozenset({devices[1].address, "mlx5_0/1"}))
     turns = [sampler.tick() for _ in range(12)][-1]
     assert nvml.account(devices[1].address).calls == 0
@@ -275,7 +272,7 @@ def test_a_solo_sampler_asks_one_and_no_other(sampler: Sampler, host: GpuHost) -
     play(host, devices)
     spared = AllExcept.of(devices[2].address, {devices[0].address})
     for collector in sampler.collectors.values():
-        assert isinstance(collector, SupportsExclude)
+        assert collector.can_exclude
         collector.exclude(spared)
     turns = [sampler.tick() for _ in range(3)][-1]
     assert turns["gpu_1s"].outcome is CollectOutcome.OK

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -137,11 +138,11 @@ class Host:
         self.samplers.until_ns = {each.address: each.until_ns for each in before}
         nodes = {"nvidia0": A, "nvidia1": B}
         return GpuReleaser(
-            self.samplers,
+            cast(Any, self.samplers),
             self.mailbox,
             self.clock,
             roots or self.roots,
-            self,
+            cast(Any, self),
             file,
             lambda: nodes,
         )

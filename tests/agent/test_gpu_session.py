@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import CollectOutcome, SupportsExclude, SupportsIdle, SupportsWarmUp
+from gangline.agent.collector import Collector, CollectOutcome
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.nvlink import NvLinkCollector
 from gangline.agent.hardware.nvidia import is_bound, pci_gpus
@@ -62,9 +62,9 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
     """A sampler that took over left seven GPUs out because one collector could not spare the eighth."""
     collector = COLLECTORS[name](host.roots)
-    assert isinstance(collector, SupportsExclude) and collector.enters_driver
-    assert isinstance(collector, SupportsIdle) == (name == "gpu_fast_1s")
-    assert isinstance(collector, SupportsWarmUp) == (name == "gpu_1s")
+    assert collector.can_exclude and collector.enters_driver
+    assert collector.has_idle_work == (name == "gpu_fast_1s")
+    assert (type(collector).warm_up is not Collector.warm_up) == (name == "gpu_1s")
 
 
 def test_nothing_that_sets_anything_is_even_looked_up() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
 from gangline.agent.collectors.nvml_events import REGISTERED_TYPES, NvmlEvents
 from gangline.agent.collectors.nvml_session import UNBINDING_SECONDS, session_of
-from gangline.agent.events import EventPublisher, EventSource, XidDeduplicator
+from gangline.agent.events import EventPublisher, XidDeduplicator
 from gangline.agent.hardware.files import Roots
 from gangline.contract.signals import BY_ID, BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
@@ -115,7 +115,6 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
     devices = with_events(gpus(3))
     devices[2].lines.append("event 1 8 79")
     scenario = play(devices)
-    assert isinstance(events, EventSource)
     start(events, told)
     scenario.step(1)
     second(events, told)

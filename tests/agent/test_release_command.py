@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -80,7 +81,9 @@ class Agent:
             registration.update(Inventory(tuple(GPUS)))
             file = ReleaseStateFile(self._folder / "run", boot_id(Path("/proc")))
             given = (registration, file, agent_service.healthy_result, self.latest)
-            way, mailbox = attach(config, self.samplers, self.clock, teller, stack, *given)
+            way, mailbox = attach(
+                config, cast(Any, self.samplers), self.clock, teller, stack, *given
+            )
 
             def loop() -> None:
                 poll = select.poll()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixtu
     """An operator reads the agent's log to learn since when it has been cut off, and why."""
     connection, lost = Connection(), [0, 0]
     words = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
-    troubles = ConnectionLog(connection, words, lambda: (lost[0], lost[1]))
+    troubles = ConnectionLog(cast(Any, connection), words, lambda: (lost[0], lost[1]))
     with caplog.at_level(logging.INFO, "gangline"):
         troubles.update()
         connection.last_error = "Connection refused"
@@ -90,7 +91,7 @@ def test_the_last_line_says_how_it_stands(caplog: pytest.LogCaptureFixture, flap
     now, connection = [0.0], Connection(True)
     once = RateLimitFilter(lambda: now[0])
     caplog.handler.addFilter(once)
-    troubles = ConnectionLog(connection, {}, tuple, lambda: now[0])
+    troubles = ConnectionLog(cast(Any, connection), {}, tuple, lambda: now[0])
 
     def second() -> None:
         now[0] += 1.0

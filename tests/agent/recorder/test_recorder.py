@@ -7,6 +7,7 @@ import threading
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -75,7 +76,7 @@ class Host:
         self.storage = RecordingStorage(folder / "recordings", bytes_max)
         self.findings = list[Finding]()
         self.recorder = FlightRecorder(
-            self.samplers,
+            cast(Any, self.samplers),
             self.storage,
             self.uploads,
             self.clock,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import CollectOutcome
+from gangline.agent.collector import Collector, CollectOutcome
 from gangline.agent.main import ProcessSignals
 from gangline.agent.sampler.forkserver import ForkServer
 from gangline.agent.sampler.messages import PROCESSES_MAX
@@ -26,7 +26,7 @@ from gangline.ext import place
 SECOND = 1_000_000_000
 
 
-class Files:
+class Files(Collector):
     """Reads a file of each device, once a second."""
 
     pace, enters_driver = Pace.SECOND, True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from gangline.agent.collector import Collector
 from gangline.agent.sampler.messages import End, SamplerTask, encode_command
 from gangline.agent.sampler.worker import serve
 from gangline.contract.block import Block
@@ -31,7 +32,7 @@ class Clock:
         return self.now_ns
 
 
-class Rests:
+class Rests(Collector):
     """A collector that rests as the ring of samples does: until the time it is told."""
 
     name = "gpu_fast_1s"

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from gangline.agent.collector import Collector
 from gangline.agent.daemon import Daemon
@@ -103,7 +104,7 @@ def _ints(block: Block, row: int) -> tuple[int, int]:
     return block.ints[block.rows + row], block.ints[2 * block.rows + row]
 
 
-class Here:
+class Here(Collector):
     """A collector of the daemon's own."""
 
     name, pace, enters_driver = "host_1s", Pace.SECOND, False
@@ -131,9 +132,9 @@ class Watched:
         self.daemon = Daemon(
             collectors,
             clock=self.world,
-            spool=nowhere,
-            events=self.events,
-            client=nowhere,
+            spool=cast(Any, nowhere),
+            events=cast(Any, self.events),
+            client=cast(Any, nowhere),
             frame_builder=FrameBuilder(b"r" * 16, b"b" * 16),
             publisher=teller,
             samplers=self.samplers,

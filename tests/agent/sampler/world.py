@@ -326,7 +326,7 @@ class World:
         child.timeline.append((at, at + int(how.seconds * SECOND), device, call))
 
 
-class Sweeping:
+class Sweeping(Collector):
     """A collector that asks its devices one after the other, into one block."""
 
     enters_driver = True
