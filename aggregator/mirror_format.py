@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .host_sets import fold_hosts
+
 MAGIC, VERSION = "gangline-mirror", 1
 BUCKETS = 4
 CHECKSUM_PRIME = 2_654_435_761
@@ -95,67 +97,6 @@ def checksum_of(content: bytes) -> str:
 def is_node_name(name: str) -> bool:
     """Say whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
     return _NAME.fullmatch(name) is not None
-
-
-# ----------------------------------------------------------------------
-# Host lists as Slurm writes them.
-
-
-def hostlist(names: Iterable[str]) -> str:
-    """Return *names* as a host list of Slurm: `gpu-[001-029,031],head`."""
-    numbers: dict[str, list[str]] = defaultdict(list)
-    found = list[str]()
-    for name in sorted(set(names)):
-        match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,9})", name)
-        if match is None:
-            found.append(name)
-        else:
-            numbers[match[1]].append(match[2])
-    for prefix, digits in numbers.items():
-        # A width in which a number begins with 0 is padded; all of that width are of one list.
-        padded = {len(each) for each in digits if each[0] == "0" and len(each) > 1}
-        by_width: dict[int, list[int]] = defaultdict(list)
-        for each in digits:
-            by_width[len(each) if len(each) in padded else 0].append(int(each))
-        for width, values in by_width.items():
-            ranges = _ranges(sorted(values), width)
-            one = len(ranges) == 1 and "-" not in ranges[0]
-            found.append(f"{prefix}{ranges[0]}" if one else f"{prefix}[{','.join(ranges)}]")
-    return ",".join(sorted(found))
-
-
-def _ranges(values: Sequence[int], width: int) -> list[str]:
-    found, first = list[str](), 0
-    for at in range(1, len(values) + 1):
-        if at == len(values) or values[at] != values[at - 1] + 1:
-            low, high = f"{values[first]:0{width}d}", f"{values[at - 1]:0{width}d}"
-            found.append(low if first == at - 1 else f"{low}-{high}")
-            first = at
-    return found
-
-
-def expand_hostlist(text: str) -> list[str]:
-    """Return the names of a host list of Slurm, in its order. Raises MirrorError for none, or for more than NODES_MAX."""
-    found = list[str]()
-    items = re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text)
-    if ",".join(items) != text:
-        raise MirrorError(f"{text[:80]!r} is no list of nodes: expected gpu[1-4,7],head")
-    for item in items:
-        match = re.fullmatch(r"([^\[]*)\[([0-9,-]+)\]([^\[]*)", item)
-        if match is None:
-            if not is_node_name(item):
-                raise MirrorError(f"{item[:80]!r} is no name of a node")
-            found.append(item)
-            continue
-        for each in match[2].split(","):
-            low, _, high = each.partition("-")
-            if not (low.isdecimal() and (high or low).isdecimal() and len(low) <= 9 >= len(high)):
-                raise MirrorError(f"{item[:80]!r}: expected numbers, as gpu[1-4,7]")
-            if len(found) + int(high or low) - int(low) >= NODES_MAX:
-                raise MirrorError(f"{item[:80]!r} names more than {NODES_MAX} nodes")
-            numbers = range(int(low), int(high or low) + 1)
-            found += [f"{match[1]}{number:0{len(low)}d}{match[3]}" for number in numbers]
-    return found
 
 
 # ----------------------------------------------------------------------
@@ -283,7 +224,7 @@ def render(
 
 
 def _list(names: Sequence[str]) -> str:
-    folded = hostlist(names)
+    folded = fold_hosts(names)
     return folded if len(folded) <= LIST_BYTES_MAX else UNLISTED
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .mirror_format import NODES_MAX, MirrorError, expand_hostlist, is_node_name
+from .host_sets import HostSetError, expand_hosts
+from .mirror_format import NODES_MAX, MirrorError, is_node_name
 
 #: Slurm's flags of a node on which no job starts.
 UNAVAILABLE = frozenset(
@@ -82,7 +83,12 @@ def _number(text: str, pattern: str = r"(\d+)") -> int:
 
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset() if text in ("", "(null)") else frozenset(expand_hostlist(text))
+    if text in ("", "(null)"):
+        return frozenset()
+    try:
+        return frozenset(expand_hosts(text, NODES_MAX))
+    except HostSetError as error:
+        raise MirrorError(f"{text[:80]!r} is no list of nodes: {error}") from error
 
 
 def _words(text: str) -> frozenset[str]:

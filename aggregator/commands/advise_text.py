@@ -15,8 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...contract.wire import advisory_pb2 as wire
-from ..declared.fields import parse_host_pattern
-from .connection import DEADLINE_SECONDS
+from .connection import DEADLINE_SECONDS, host_set_option
 from .host_table import cut, enum_name, width_of
 
 # ----------------------------------------------------------------------
@@ -28,8 +27,8 @@ from .host_table import cut, enum_name, width_of
 
 #: So long somebody may say that a host is out, without saying it again.
 HOURS_MAX = 168.0
-#: Hosts of one range, and of those that are back, how many are looked at again.
-HOSTS_MAX, RECHECKED_MAX = 10_000, 20
+#: Of the hosts that are back, how many are looked at again.
+RECHECKED_MAX = 20
 #: Hosts that others took out: so many are listed.
 UNAVAILABLE_SHOWN_MAX = 20
 
@@ -42,9 +41,9 @@ def add_commands(commands: Any) -> None:
     out.add_argument(
         "hosts",
         nargs="+",
-        type=_hosts,
+        type=host_set_option,
         metavar="HOST",
-        help="for example gpu-007, or gpu-[001-016]",
+        help="for example gpu-007, or gpu-[001-016,020]",
     )
     out.add_argument("--reason", required=True, help="the reason, shown to others")
     out.add_argument(
@@ -57,7 +56,7 @@ def add_commands(commands: Any) -> None:
         "back",
         help="report that your hosts are back in service; for other hosts, end what a finished advisory set",
     )
-    back.add_argument("hosts", nargs="+", type=_hosts, metavar="HOST")
+    back.add_argument("hosts", nargs="+", type=host_set_option, metavar="HOST")
 
 
 def current_user() -> str:
@@ -140,19 +139,6 @@ def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     if unknown:
         lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")
     return "\n".join(lines)
-
-
-def _hosts(text: str) -> list[str]:
-    """Return the names that *text* is: one, or a range of them."""
-    try:
-        pattern = parse_host_pattern(text)
-        if pattern.has_wildcards:
-            raise ValueError("expected names, as gpu-007 or gpu-[001-016]")
-        if pattern.count > HOSTS_MAX:
-            raise ValueError(f"{pattern.count} hosts, at most {HOSTS_MAX} at once")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text[:60]!r}: {error}") from error
-    return list(pattern.names())
 
 
 def _hours(text: str) -> float:

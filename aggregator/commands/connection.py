@@ -38,6 +38,8 @@ ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
 #: A token itself, for where there is no file (a CI job's secret). Never an option: every process list shows those.
 TOKEN_VARIABLE = "GANGLINE_TOKEN"
 FILE_VARIABLE = "GANGLINE_CLIENT_CONFIG"
+#: Hosts that one argument of a command may name.
+HOSTS_OPTION_MAX = 10_000
 
 #: Option -> environment variable.
 VARIABLES = {
@@ -549,6 +551,19 @@ def _hours(text: str) -> float:
             f"{text[:32]!r}, expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
         )
     return hours
+
+
+def host_set_option(text: str) -> list[str]:
+    """Return the hosts that an argument names, as gpu[001-016,020],head. Raises argparse.ArgumentTypeError."""
+    from ..host_sets import (  # most commands name no set, and start sooner
+        HostSetError,
+        expand_hosts,
+    )
+
+    try:
+        return expand_hosts(text, HOSTS_OPTION_MAX)
+    except HostSetError as error:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}: {error}") from error
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:

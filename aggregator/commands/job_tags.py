@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ..mirror_format import hostlist
+from ..host_sets import fold_hosts
 from .connection import FAILED, CommandError
 from .job_queries import members_query, run_query, stragglers_query
 
@@ -108,7 +108,7 @@ def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
     for key, value in tags.items():
         match key:
             case "hosts":
-                text = hostlist(value)
+                text = fold_hosts(value)
             case "stragglers":
                 text = "; ".join(_straggler(one) for one in value[:STRAGGLERS_LISTED])
                 if more := len(value) - STRAGGLERS_LISTED:

@@ -18,6 +18,7 @@ from ...contract.wire import reservation_pb2, score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from ..host_sets import HostSetError, expand_hosts
 from .connection import (
     FAILED,
     OK,
@@ -25,6 +26,7 @@ from .connection import (
     add_options,
     command_error,
     guarded,
+    host_set_option,
     open_channel,
     read_connection_options,
 )
@@ -71,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
                 request = wire.EvaluatePlacementRequest(
                     gang=_planned_gang(options),
                     dictionary_version=dictionary.version,
-                    node_index=node_indexes(dictionary, options.evaluate.split(",")),
+                    node_index=node_indexes(dictionary, options.evaluate),
                     explain=options.explain,
                 )
                 if options.sizes is None:
@@ -195,11 +197,14 @@ def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.Placemen
 
 
 def read_host_names(path: Path) -> list[str]:
-    """Return the names in a file, split at white space. Raises CommandError."""
+    """Return the names in a file: host sets with white space between them. Raises CommandError."""
     try:
         if path.stat().st_size > HOSTS_FILE_BYTES_MAX:
             raise CommandError(f"{path}: expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB", FAILED)
-        return path.read_text().split()
+        sets = path.read_text().split()
+        return [name for one in sets for name in expand_hosts(one)]
+    except HostSetError as error:
+        raise CommandError(f"{path}: {error}", FAILED) from error
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: {error}; expected a file of host names", FAILED) from error
 
@@ -647,8 +652,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--evaluate",
-        metavar="HOST,HOST",
-        help="the price of these hosts, in this order, in place of a plan",
+        type=host_set_option,
+        metavar="HOSTS",
+        help="the price of these hosts, in this order, in place of a plan; as gpu[001-016,020],head",
     )
     add("--map", action="store_true", help="also draw the first plan on the topology")
     add("-o", "--output", type=_svg, metavar="FILE.svg", help="also write that as a picture")

@@ -23,6 +23,7 @@ from .connection import (
     add_options,
     command_error,
     guarded,
+    host_set_option,
     open_channel,
     read_connection_options,
 )
@@ -242,13 +243,6 @@ def _option_lines(option: wire.RecoveryOption, names: Sequence[str], *, explain:
 # Options.
 
 
-def _hosts(text: str) -> list[str]:
-    names = text.split(",")
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text[:100]!r}: expected HOST or HOST,HOST")
-    return names
-
-
 def _lender(text: str) -> tuple[str, str]:
     name, equals, file = text.partition("=")
     if not (name and equals and file):
@@ -273,16 +267,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="names of the gang's hosts in rank order; default: those on which --job is seen",
     )
-    add("--failed", type=_hosts, default=[], metavar="HOST,HOST",
+    add("--failed", type=host_set_option, default=[], metavar="HOSTS",
         help="failed members; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
     add(
         "--suspect",
-        type=_hosts,
+        type=host_set_option,
         default=[],
-        metavar="HOST,HOST",
+        metavar="HOSTS",
         help="place nothing on these hosts",
     )
-    add("--hot-spares", type=_hosts, default=[], metavar="HOST,HOST",
+    add("--hot-spares", type=host_set_option, default=[], metavar="HOSTS",
         help="reserved for this gang, with the program loaded")  # fmt: skip
     add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
         help="a job that may give up nodes, and a file of its hosts; may be repeated")  # fmt: skip

@@ -16,7 +16,8 @@ from ...contract.wire import placement_pb2 as wire
 from ...contract.wire import score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
-from ..mirror_format import MirrorError, hostlist
+from ..host_sets import fold_hosts
+from ..mirror_format import MirrorError
 from ..pending_job import (
     NodeFilter,
     PendingJob,
@@ -135,7 +136,7 @@ def _lines(
 ) -> list[str]:  # fmt: skip
     rows = [("LEFT", "AFTER", "WITHOUT", "WHY")]
     for step in steps:
-        without = hostlist(step.lost)
+        without = fold_hosts(step.lost)
         cut = without if len(without) <= NAMES_CHARACTERS else f"{without[:NAMES_CHARACTERS]}..."
         why = ", ".join(f"{count} {words}" for words, count in step.why.items())
         rows.append((str(step.left), step.name, cut, why))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from fnmatch import translate
@@ -15,97 +14,46 @@ from typing import Any, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ...contract.topology import NAME_CHARACTERS_MAX
+from ..host_sets import expand_hosts
 
 # ----------------------------------------------------------------------
-# Which hosts an entry is for: names, Slurm's ranges (`gpu-[001-016,020]`), `*` and `?`, or where
-# they stand.
+# Which hosts an entry is for: sets of names (`gpu-[001-016,020],head`), `*` and `?`, or where they stand.
 
-#: `*` and brackets of one pattern: more make it slow to match, and nobody reads them.
+#: `*` and brackets of one pattern with wildcards: more make it slow to match, and nobody reads them.
 PARTS_MAX = 4
-_DIGITS_MAX = 9
-_PARTS = re.compile(r"[*?]|[^*?]+")
+#: Hosts that one set names, and that all sets of all files name one by one; numbers in the brackets of a pattern with wildcards.
+SET_HOSTS_MAX, NAMED_HOSTS_MAX, PATTERN_NUMBERS_MAX = 50_000, 1_000_000, 10_000
 _WILD = re.compile(r"[*?]")
-_DIGITS = re.compile(r"[0-9]+")
-_TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
-_RANGE = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}})(?:-([0-9]{{1,{_DIGITS_MAX}}}))?")
+_PATTERN_TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
+_PATTERN_PARTS = re.compile(r"\[[^\]]*\]|[*?]|[^\[*?]+|\[")
 _EXPECTED = (
-    "expected a host name, with ranges as gpu-[001-016,020], or with * and ? "
+    "expected host names, as gpu-[001-016,020],head, or one name with * and ? "
     "(letters, digits, '.', '_', '-')"
 )
 
 
-#: How far a name may have been read.
-Ends = set[int] | range
-
-
-class NumberRange(NamedTuple):
-    """Numbers from *first* to *last*, written with *digits* digits at least."""
-
-    first: int
-    last: int
-    digits: int
-
-    def has(self, number: int, text: str) -> bool:
-        """Say whether *number*, written as *text*, is one of these as they are written."""
-        if not self.first <= number <= self.last:
-            return False
-        return len(text) == self.digits if text[0] == "0" else len(text) >= self.digits
-
-    def names(self) -> Iterator[str]:
-        """Yield the numbers as written."""
-        return (f"{number:0{self.digits}d}" for number in range(self.first, self.last + 1))
-
-
 @dataclass(frozen=True, slots=True)
 class HostPattern:
-    """One name or pattern: texts with brackets between them. `parse_host_pattern` makes it."""
+    """A set of host names, or a pattern with `*` or `?`. `parse_host_pattern` makes it."""
 
     text: str
-    texts: tuple[str, ...]
-    brackets: tuple[tuple[NumberRange, ...], ...]
-    prefix: str  # all that it means begin so
+    names: frozenset[str] = frozenset()
+    match_cost: int = 0  #: its wildcards and brackets; 0: a set of names, which is looked up
+    _regex: re.Pattern[str] = re.compile("(?!)")
 
     def matches(self, host: str) -> bool:
         """Say whether *host* is meant."""
-        if not host.startswith(self.prefix):
-            return False
-        ends: Ends = {0}  # how far what was looked at of the pattern may reach
-        for number, text in enumerate(self.texts):
-            for part in _parts(text):
-                ends = _ends_after(part, host, ends) if ends else ends
-            if number < len(self.brackets):
-                ends = _ends_after_number(self.brackets[number], host, ends)
-        return len(host) in ends
-
-    @property
-    def match_cost(self) -> int:
-        """What makes it long to match: its `*` and `?`, and its ranges."""
-        return len(_WILD.findall(self.text)) + sum(map(len, self.brackets))
+        return host in self.names or self._regex.fullmatch(host) is not None
 
     @property
     def is_name(self) -> bool:
         """Say whether it is one host's name."""
-        return not self.brackets and not self.has_wildcards
+        return self.names == {self.text}
 
     @property
     def has_wildcards(self) -> bool:
         """Say whether it has `*` or `?`: which hosts it means cannot be listed."""
-        return any("*" in text or "?" in text for text in self.texts)
-
-    @property
-    def count(self) -> int:
-        """How many names it stands for, if it is not open."""
-        total = 1
-        for ranges in self.brackets:
-            total *= sum(one.last - one.first + 1 for one in ranges)
-        return total
-
-    def names(self) -> Iterator[str]:
-        """Yield the names that it stands for, if it is not open."""
-        numbers = [[name for one in ranges for name in one.names()] for ranges in self.brackets]
-        for chosen in itertools.product(*numbers):
-            pairs = itertools.zip_longest(self.texts, chosen, fillvalue="")
-            yield "".join(itertools.chain.from_iterable(pairs))
+        return not self.names
 
 
 def parse_host_pattern(text: object) -> HostPattern:
@@ -114,94 +62,32 @@ def parse_host_pattern(text: object) -> HostPattern:
         raise ValueError(_EXPECTED)
     if len(text) > NAME_CHARACTERS_MAX:
         raise ValueError(f"{len(text)} characters, at most {NAME_CHARACTERS_MAX}")
-    texts, brackets = _split(text)
-    if sum(part.count("*") for part in texts) + len(brackets) > PARTS_MAX:
+    if _WILD.search(text):
+        return _wildcard_pattern(text)
+    names = frozenset(expand_hosts(text, SET_HOSTS_MAX))
+    if not names:
+        raise ValueError("names no host: what it takes away is all there is")
+    return HostPattern(text, names)
+
+
+def _wildcard_pattern(text: str) -> HostPattern:
+    """Return *text* as a regular expression: a bracket is one of its numbers, as they are written."""
+    parts: list[str] = _PATTERN_PARTS.findall(text)
+    brackets = [part for part in parts if part.startswith("[")]
+    if not all(part in brackets or _PATTERN_TEXT.fullmatch(part) for part in parts):
+        raise ValueError(_EXPECTED)
+    if parts.count("*") + len(brackets) > PARTS_MAX:
         raise ValueError(f"more than {PARTS_MAX} of * and [..] in one pattern: write several")
-    return HostPattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
-
-
-@lru_cache(maxsize=4_096)
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(_PARTS.findall(text))
-
-
-def _ends_after(part: str, host: str, ends: Ends) -> Ends:
-    """Return how far *host* may be read after *part*: a `*`, a `?`, or a text as it stands. *ends*: not empty."""
-    if part == "*":
-        return range(_first(ends), len(host) + 1)
-    if part == "?":
-        return {at + 1 for at in ends if at < len(host)}
-    found = set[int]()
-    at = host.find(part, _first(ends))
-    while at >= 0:
-        if at in ends:
-            found.add(at + len(part))
-        at = host.find(part, at + 1)
-    return found
-
-
-def _first(ends: Ends) -> int:
-    return ends.start if isinstance(ends, range) else min(ends)
-
-
-class _Number(NamedTuple):
-    """Digits of a name, from *at* to before *end*."""
-
-    at: int
-    end: int
-    number: int
-    text: str
-
-
-@lru_cache(maxsize=16)  # hosts are asked for one after another, each with all patterns
-def _numbers(host: str) -> tuple[_Number, ...]:
-    """Return all that a range may be about in *host*."""
-    return tuple(
-        _Number(at, end, int(host[at:end]), host[at:end])
-        for run in _DIGITS.finditer(host)
-        for at in range(run.start(), run.end())
-        for end in range(at + 1, min(at + _DIGITS_MAX, run.end()) + 1)
-    )
-
-
-def _ends_after_number(ranges: Sequence[NumberRange], host: str, ends: Ends) -> Ends:
-    """Return how far *host* may be read after a number of *ranges*."""
-    return {
-        one.end
-        for one in _numbers(host)
-        if one.at in ends and any(each.has(one.number, one.text) for each in ranges)
-    }
-
-
-def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[NumberRange, ...], ...]]:
-    texts: list[str] = []
-    brackets: list[tuple[NumberRange, ...]] = []
-    rest = text
-    while True:
-        before, opened, after = rest.partition("[")
-        if not _TEXT.fullmatch(before):
-            raise ValueError(_EXPECTED)
-        texts.append(before)
-        if not opened:
-            return tuple(texts), tuple(brackets)
-        inner, closed, rest = after.partition("]")
-        if not closed:
-            raise ValueError("a [ without its ]: expected a range as gpu-[001-016]")
-        brackets.append(tuple(map(_range, inner.split(","))))
-
-
-def _range(text: str) -> NumberRange:
-    found = _RANGE.fullmatch(text.strip())
-    if not found:
-        raise ValueError(f"[{text[:20]}] is no range: expected numbers as [001-016,020]")
-    first, last = found[1], found[2] or found[1]
-    padded = any(len(one) > 1 and one.startswith("0") for one in (first, last))
-    if int(last) < int(first) or (padded and len(first) != len(last)):
-        raise ValueError(
-            f"[{text}]: expected the lower number first, both with as many digits where there are "
-            "leading zeros, as [001-016]"
-        )
-    return NumberRange(int(first), int(last), len(first) if padded else 1)
+    numbers = {one: expand_hosts(one, PATTERN_NUMBERS_MAX) for one in brackets}
+    regex = "".join(
+        f"(?:{'|'.join(numbers[part])})" if part in numbers
+        else {"*": ".*", "?": "."}.get(part) or re.escape(part)
+        for part in parts
+    )  # fmt: skip
+    return HostPattern(
+        text, match_cost=len(_WILD.findall(text)) + sum(one.count(",") + 1 for one in brackets),
+        _regex=re.compile(regex, re.DOTALL),
+    )  # fmt: skip
 
 
 #: Where hosts stand -> the key that selects by it.
@@ -348,6 +234,8 @@ class Problems:
     omitted: int = 0
     #: A file was not read to its end.
     is_truncated: bool = False
+    #: How many hosts the sets of all entries name so far.
+    named_hosts: int = 0
 
     def add(self, where: SourceLocation, message: str | Callable[[], str]) -> None:
         """Take a problem down. *message*: or what makes them, where that takes long and many may be left out."""
@@ -538,8 +426,17 @@ class TomlEntry:
     def patterns(self, key: str = "hosts") -> tuple[HostPattern, ...]:
         """Return the patterns of hosts."""
         return self.take(
-            key, lambda value: tuple(map(parse_host_pattern, non_empty_list(value, NAMES_MAX))), ()
+            key, lambda value: tuple(map(self._pattern, non_empty_list(value, NAMES_MAX))), ()
         )
+
+    def _pattern(self, text: object) -> HostPattern:
+        pattern = parse_host_pattern(text)
+        self._problems.named_hosts += len(pattern.names)
+        if self._problems.named_hosts > NAMED_HOSTS_MAX:
+            raise ValueError(
+                f"with these the files name more than {NAMED_HOSTS_MAX:,} hosts one by one: select them by place, or with *"
+            )
+        return pattern
 
     def selection(self, *, required: bool = True) -> Selection | None:
         """Return who is meant; None where nobody is named."""

@@ -171,9 +171,6 @@ class ExpectationIndex:
 # Which of many entries mean a host, by its name and its place: thousands of them, asked of ten
 # thousand hosts at once.
 
-#: Names that all ranges together are written out to; what is beyond is matched, one after another (`limits.PIECES_MAX`).
-NAMES_MAX = 200_000
-
 
 class SelectionIndex:
     """Looks up what `Selection.matches` would say of each. Never changed once it is made."""
@@ -186,16 +183,14 @@ class SelectionIndex:
         #: Host -> who means it by its name: matched once for as long as we are.
         self._by_name: dict[str, tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        closed: list[tuple[int, int, HostPattern]] = []
         for number, selection in enumerate(selections):
             for pattern in selection.patterns if selection is not None else ():
                 if pattern.has_wildcards:
                     self._matched_patterns.append((number, pattern))
-                else:
-                    closed.append((pattern.count, number, pattern))
+                for name in pattern.names:
+                    self._names[name].append(number)
             if selection is not None:
                 self._place(number, selection)
-        self._write_out(closed)
         #: Of all that are matched.
         self.match_cost = sum(pattern.match_cost for _, pattern in self._matched_patterns)
 
@@ -203,17 +198,6 @@ class SelectionIndex:
         for column, chosen in selection.places.items():
             for value in chosen:
                 self._places[column, value].append(number)
-
-    def _write_out(self, closed: list[tuple[int, int, HostPattern]]) -> None:
-        """Write out the names of patterns, those of the fewest first, as far as there is room."""
-        left = NAMES_MAX
-        for count, number, pattern in sorted(closed, key=lambda one: one[0]):
-            if count > left:
-                self._matched_patterns.append((number, pattern))
-                continue
-            left -= count
-            for name in pattern.names():
-                self._names[name].append(number)
 
     def by_name(self, host: str) -> tuple[int, ...]:
         """Return which entries mean *host* by its name."""

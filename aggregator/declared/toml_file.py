@@ -208,12 +208,12 @@ class _TomlReader:
                 "hosts",
                 f"{quote_value(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
             )
-        elif len(self.content.places) + sum(one.count for one in patterns) > PLACES_MAX:
+        elif len(self.content.places) + sum(len(one.names) for one in patterns) > PLACES_MAX:
             entry.add_problem(
                 "hosts", f"with these there are more than {PLACES_MAX} places of hosts"
             )
         else:
-            names = (name for pattern in patterns for name in pattern.names())
+            names = (name for pattern in patterns for name in sorted(pattern.names))
             self.content.places += [(name, place, entry.where) for name in names]
 
     def _expected(self, entry: TomlEntry) -> None:

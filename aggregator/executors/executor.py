@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
-from ..mirror_format import hostlist
+from ..host_sets import fold_hosts
 from . import core, reports, weights
 from .client import AggregatorClient, ClientError
 from .launchers import Launchers
@@ -471,7 +471,7 @@ def describe(step: Step) -> str:
     fields = [
         f"{name}={value:.0f}"
         if isinstance(value, float)
-        else f"{name}={hostlist(value) if isinstance(value, tuple) else value}"
+        else f"{name}={fold_hosts(value) if isinstance(value, tuple) else value}"
         for name in type(step).__dataclass_fields__
         if name not in ("advisory", "why", "parts")
         and (value := getattr(step, name)) not in ("", False, ())

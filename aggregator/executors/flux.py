@@ -26,7 +26,7 @@ from .model import (
     Step,
     apply_each,
 )
-from .slurm import Run, expand_hostlist, run_command
+from .slurm import Run, host_names, run_command
 
 #: Fields that flux-resource(1) and flux-jobs(1) document; the reason comes last, for it may hold anything.
 NODE_FORMAT = "{statex}|{status}|{nodelist}|{reason}"
@@ -60,7 +60,7 @@ class Flux(Scheduler):
         nodes: dict[str, Node] = {}
         for line in self._run(command).splitlines():
             state, status, listed, reason = [*line.split("|", 3), "", "", ""][:4]
-            for name in self._hosts(listed):
+            for name in filter(NODE_NAME.fullmatch, host_names(listed)):
                 nodes[name] = node_of(name, state.strip(), status.strip(), reason.strip())
         return nodes if names is None else {name: nodes[name] for name in names if name in nodes}
 
@@ -76,17 +76,17 @@ class Flux(Scheduler):
                 continue
             name, state = fields[0], JOB_STATES[fields[1]]
             is_running = state == "RUNNING"
-            nodes = frozenset(self._hosts(fields[2])) if is_running else frozenset()
+            nodes = (
+                frozenset(filter(NODE_NAME.fullmatch, host_names(fields[2])))
+                if is_running
+                else frozenset()
+            )
             submitted, started, ended = map(_seconds, fields[3:])
             jobs[name] = ScheduledJob(
                 name, state, nodes, submitted=submitted, started=started if is_running else 0.0,
                 ended=ended if state not in ("PENDING", "RUNNING") else 0.0,
             )  # fmt: skip
         return jobs
-
-    def _hosts(self, listed: str) -> list[str]:
-        hosts = expand_hostlist(listed, lambda text: self._run(["flux", "hostlist", "-e", text]))
-        return [name for name in hosts if NODE_NAME.fullmatch(name)]
 
     def read_holds(self) -> dict[str, NodeHold]:
         """Return nothing: a drain is the only mark."""

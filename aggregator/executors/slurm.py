@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..mirror_format import hostlist
+from ..host_sets import HostSetError, expand_hosts, fold_hosts
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
@@ -164,7 +164,7 @@ class Slurm(Scheduler):
         listing = ["squeue", "--noheader", "--all", "--array", "--states=all"]
         identity = self._run([*listing, f"--format={IDENTITY_FORMAT}"])
         counts = self._run([*listing, f"--Format={COUNT_FORMAT}"])
-        jobs = parse_jobs(identity, counts, self._hostnames, time.time())
+        jobs = parse_jobs(identity, counts, time.time())
         return {name: self._with_comment(job) for name, job in jobs.items()}
 
     def _with_comment(self, job: ScheduledJob) -> ScheduledJob:
@@ -182,15 +182,10 @@ class Slurm(Scheduler):
             self._comments[key] = comment
         return apply_comment(job, comment)
 
-    def _hostnames(self, listed: str) -> list[str]:
-        return expand_hostlist(
-            listed, lambda text: self._run(["scontrol", "show", "hostnames", text])
-        )
-
     def read_holds(self) -> dict[str, NodeHold]:
         """Return the reservations that stand now."""
         text = self._run(["scontrol", "-o", "show", "reservation"])
-        return parse_reservations(text, self._hostnames)
+        return parse_reservations(text)
 
     def started(self) -> float:
         """Return when slurmctld started."""
@@ -267,7 +262,9 @@ class Slurm(Scheduler):
                     ["scontrol", "reboot", "asap", "nextstate=resume", f"reason={reason}", node]
                 )
             case SetWeight(nodes=nodes, weight=weight):
-                self._run(["scontrol", "update", f"nodename={hostlist(nodes)}", f"weight={weight}"])
+                self._run(
+                    ["scontrol", "update", f"nodename={fold_hosts(nodes)}", f"weight={weight}"]
+                )
             case ResetGpus(node=node):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
@@ -322,7 +319,7 @@ class Slurm(Scheduler):
         found = (
             re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()
         )
-        steps = [one[1] for one in found if one is not None and node in self._hostnames(one[2])]
+        steps = [one[1] for one in found if one is not None and node in host_names(one[2])]
         if steps:
             self._run(["scancel", *steps])
 
@@ -389,9 +386,7 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
     return Node(name, state, reason, is_responding, out, down, is_managed)
 
 
-def parse_jobs(
-    identity: str, counts: str, hostnames: Callable[[str], list[str]], now: float
-) -> dict[str, ScheduledJob]:
+def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob]:
     """Return jobs of two listings of `squeue`: IDENTITY_FORMAT and COUNT_FORMAT. Those in only one of the two began or ended between."""
     counted: dict[str, tuple[int, bool, float]] = {}
     for line in counts.splitlines():
@@ -411,7 +406,7 @@ def parse_jobs(
         name = shown if suffix and suffix.startswith("+") else number
         restarts, may_requeue, eligible = counted[number]
         if listed not in expanded:
-            expanded[listed] = hostnames(listed)
+            expanded[listed] = host_names(listed)
         part = ScheduledJob(
             name, state, frozenset(expanded[listed]), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
@@ -475,7 +470,7 @@ def _seconds(text: str) -> float:
         return 0.0
 
 
-def parse_reservations(text: str, hostnames: Callable[[str], list[str]]) -> dict[str, NodeHold]:
+def parse_reservations(text: str) -> dict[str, NodeHold]:
     """Return the reservations of `scontrol -o show reservation` that are active."""
     holds: dict[str, NodeHold] = {}
     for line in text.splitlines():
@@ -484,31 +479,19 @@ def parse_reservations(text: str, hostnames: Callable[[str], list[str]]) -> dict
         end = re.search(r" EndTime=(\S+)", line)
         if head is None or nodes is None or " State=ACTIVE" not in line:
             continue
-        names = frozenset() if nodes.group(1) == "(null)" else frozenset(hostnames(nodes.group(1)))
+        names = frozenset(host_names(nodes.group(1)))
         holds[head.group(1)] = NodeHold(
             head.group(1), names, _seconds(end.group(1)) if end else 0.0
         )
     return holds
 
 
-def expand_hostlist(listed: str, expand: Callable[[str], str]) -> list[str]:
-    """Return the names of a Slurm host list. Lists with one level of brackets are expanded here, others by *expand*."""
+def host_names(listed: str) -> list[str]:
+    """Return the names of a host list of Slurm or Flux, none where it says so. Raises SchedulerError."""
     listed = listed.strip()
     if not listed or listed in NO_TIMES or listed.startswith("(None"):
         return []
-    names: list[str] = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*|\[[^\]]*\]", listed):
-        if "[" not in part:
-            names.append(part)
-            continue
-        match = re.fullmatch(r"([^\[\]]*)\[([0-9,-]+)\]", part)
-        if match is None:
-            return expand(listed).split()
-        prefix, ranges = match.groups()
-        for one in ranges.split(","):
-            low, _, high = one.partition("-")
-            high = high or low
-            if int(high) - int(low) > 200_000:
-                raise SchedulerError(f"host list {listed[:80]!r} names too many hosts")
-            names += [f"{prefix}{at:0{len(low)}d}" for at in range(int(low), int(high) + 1)]
-    return names
+    try:
+        return expand_hosts(listed)
+    except HostSetError as error:
+        raise SchedulerError(f"host list {listed[:80]!r}: {error}") from error

@@ -28,6 +28,7 @@ LICENCES = frozenset(
         "BSD-3-Clause",
         "CC0-1.0",
         "ISC",
+        "LGPL-2.1-or-later",  # ClusterShell: a library of its own in site-packages, which anybody may replace
         "MIT",
         "MIT-0",
         "PSF-2.0",
@@ -39,6 +40,7 @@ LICENCES = frozenset(
 ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",
+    "LGPLv2+": "LGPL-2.1-or-later",  # ClusterShell, which has the text of 2.1
     "License :: OSI Approved :: BSD License": "BSD-3-Clause",
     "License :: OSI Approved :: MIT License": "MIT",
     "MIT License": "MIT",

@@ -20,8 +20,6 @@ from gangline.aggregator.mirror_format import (
     MirrorNode,
     SlurmNodes,
     excludable,
-    expand_hostlist,
-    hostlist,
     parse,
     parse_slurm_nodes,
     preferable,
@@ -31,41 +29,6 @@ from gangline.aggregator.mirror_format import (
 
 NOW = 1_800_000_000
 NONE = frozenset[str]()
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ([], ""),
-        (["gpu1"], "gpu1"),
-        (["gpu1", "gpu2", "gpu3"], "gpu[1-3]"),
-        (["gpu9", "gpu10", "gpu11", "gpu8"], "gpu[8-11]"),
-        (["gpu09", "gpu10", "gpu11"], "gpu[09-11]"),
-        (["gpu1", "gpu01", "gpu2", "gpu10"], "gpu[01,10],gpu[1-2]"),
-        (["a01", "a02", "a100", "a99"], "a100,a[01-02,99]"),
-        (["rack1-gpu1", "rack1-gpu2", "rack2-gpu1"], "rack1-gpu[1-2],rack2-gpu1"),
-        (["head", "7", "gpu-1.site", "x1234567890"], "7,gpu-1.site,head,x1234567890"),
-    ],
-)  # fmt: skip
-def test_names_are_folded_as_slurm_does(names: list[str], text: str) -> None:
-    """Padding is a name's own: gpu1 is another node than gpu01."""
-    assert hostlist(names) == text
-
-
-@given(st.sets(st.from_regex(r"[a-c][a-c0-9.-]{0,3}[0-9]{0,4}", fullmatch=True), max_size=20))
-def test_a_host_list_names_each_node_once(names: set[str]) -> None:
-    """None is lost, none is made up."""
-    assert sorted(expand_hostlist(hostlist(names))) == sorted(names)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["gpu[1-99999999]", "gpu[1-2", "gpu[a-b]", "gpu[1--2]", "gpu[1234567890]", "a b", "[1-2]]"],
-)
-def test_a_host_list_that_is_none_is_rejected(text: str) -> None:
-    """With words, before it is expanded."""
-    with pytest.raises(MirrorError):
-        expand_hostlist(text)
 
 
 def node(name: str, state: str = "HEALTHY", **changes: Any) -> MirrorNode:

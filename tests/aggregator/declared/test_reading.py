@@ -211,7 +211,7 @@ def test_two_files_that_disagree_are_both_wrong() -> None:
             "host,rack\ngpu-[1-2],r1\n",
             "a.csv:2: host: 'gpu-[1-2]': expected one host's name a line",
         ),
-        ("host,rack\n,r1\n", "a.csv:2: host: '': expected a host name"),
+        ("host,rack\n,r1\n", "a.csv:2: host: '': expected host names"),
         (
             'host,rack\ngpu-001,"r1\ngpu-002,r2\ngpu-003,r3\n',
             "a.csv:2: not CSV: a quote begins here and does not end",
@@ -266,7 +266,7 @@ def test_topograph_nvl72() -> None:
         ("[]", "a.json: expected Topograph's graph, as "),
         ('{"instances": [{}]}', "a.json: instances[0]: id None: id: expected a text"),
         ('{"instances": [1]}', "instances[0]: id None: expected an object"),
-        ('{"instances": [{"id": "a b"}]}', "instances[0]: id 'a b': expected a host name"),
+        ('{"instances": [{"id": "a b"}]}', "instances[0]: id 'a b': expected host names"),
         ('{"instances": [{"id": "a", "network_layers": "leaf"}]}', "id 'a': network_layers: expected a list"),
         ('{"instances": [{"id": "a", "network_layers": ["leaf", ""]}]}', "id 'a': network_layers: expected one line"),
         ('{"instances": [{"id": "a", "labels": []}, {"id": "b", "labels": [1]}]}', "instances[1]: id 'b': labels: expected an object"),
@@ -361,10 +361,10 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
     )
     names = [f"gpu-{n}" for n in range(most + 1)]
     assert not declared(a_toml=window(names)).match_cost, "names are looked up"
-    monkeypatch.setattr(model, "NAMES_MAX", most + 1)
-    assert declared(a_toml=window(["x-[1-99999]", *names])).match_cost == 1, (
-        "the fewest names first"
-    )
+    monkeypatch.setattr(problems_of, "NAMED_HOSTS_MAX", 3_000)
+    assert not declared(a_toml=window(["x-[1-3000]"])).match_cost, "so is a set of them"
+    (told,) = problems(a_toml=window(["x-[1-2000]", "y-[1-1001]"]))
+    assert "more than 3,000 hosts one by one: select them by place" in told
     allowed = json.dumps([f"{n}.*" for n in range(most)])
     expected = '[[expected]]\nmodel = "NVIDIA *"\nkernels = '
     assert problems(a_toml=f"{expected}{allowed}\n")[0].startswith("all files: ")

@@ -99,11 +99,11 @@ def test_a_file_is_read_as_its_launcher_writes_it() -> None:
         (described(cycle_number=-1), "cycle_number is not an integer from 0 to 999999999"),
         (described(cycle_number=True), "cycle_number is not an integer"),
         (described(cycle_start_time="yesterday"), "cycle_start_time is not a time of ISO 8601"),
-        (described(active_nodes="n[1-[2]]"), "active_nodes is not a list of hosts"),
-        (described(active_nodes="n[1-999999999]"), "active_nodes names more than 10000 hosts"),
-        (described(active_nodes="n[1-9000]," * 90), "active_nodes names more than 10000 hosts"),
-        (described(standby_nodes="n[1-" + "9" * 5000 + "]"), "a number of more than 18 digits"),
-        (described(active_nodes="n[2-1]" + ",n" * 10_001), "names more than 10000 hosts"),
+        (described(active_nodes="n[1-[2]]"), "active_nodes is not a list of at most 10000 hosts"),
+        (described(active_nodes="n[1-999999999]"), "active_nodes is not a list of at most 10000 hosts"),
+        (described(active_nodes="n[1-9000]," * 90), "active_nodes is not a list of at most 10000 hosts"),
+        (described(standby_nodes="n[1-" + "9" * 5000 + "]"), "is not a list of at most 10000 hosts"),
+        (described(active_nodes="n[2-1]" + ",n" * 10_001), "is not a list of at most 10000 hosts"),
     ],
 )  # fmt: skip
 def test_what_is_no_cycle_info_is_refused(text: str, why: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.aggregator.hazard import metrics
 from gangline.aggregator.hazard.metrics import CalibrationBins, Ranking, bootstrap, fit_isotonic
 
 UNITS = st.lists(
@@ -96,3 +97,21 @@ def test_isotonic_rises_and_keeps_the_mean(pairs: list[tuple[int, bool]]) -> Non
     told = curve(np.arange(-1.0, 8.0))
     assert (np.diff(told) >= 0).all()
     assert outcome.min() <= told.min() <= told.max() <= outcome.max()
+
+
+@pytest.mark.slow
+def test_auc_and_isotonic_steps_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours sort once for all draws of the bootstrap, which is 20 times quicker; they must not be another definition."""
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.metrics import roc_auc_score
+
+    monkeypatch.setattr(metrics, "SHRINK_UNITS", 0.0)  # the steps themselves, not drawn to the mean
+    source = np.random.default_rng(1)
+    for _ in range(20):
+        rank = np.round(source.random(500), int(source.integers(1, 4)))
+        outcome = (source.random(500) < 0.1 + 0.3 * rank).astype(np.float64)
+        weight = source.integers(0, 4, 500).astype(np.float64)
+        auc = roc_auc_score(outcome, rank, sample_weight=weight)
+        assert Ranking(rank, outcome).auc(weight) == pytest.approx(auc, abs=1e-9)
+        fitted = IsotonicRegression().fit(rank, outcome).predict(rank)
+        assert fit_isotonic(rank, outcome)(rank) == pytest.approx(fitted, abs=1e-9)
