@@ -23,6 +23,7 @@ from bench.quality.head import (
 from bench.quality.kept import Pieces, ScoreCache
 from bench.quality.progress import Bar
 from bench.quality.simulated import RunPlan
+from bench.quality.summary import with_summary
 from gangline.simulator.scenario import ScenarioError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="take what was made before, by the same settings from the same commit: sections, episodes of the simulated one",
     )
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="write only the first section of the page again, from the sections that the page has",
+    )
     options = parser.parse_args(arguments)
+    if options.summary:
+        PAGE.write_text(with_summary(PAGE.read_text()))
+        return 0
     plan = RunPlan(options.scenario, options.per_class, options.hours)
     made = ReportHead.now(
         options.seed, _command(options.seed, plan), ROOT
@@ -113,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(texts[0])
     else:
         first = head(made, parts, tree.later)
-        PAGE.write_text("\n".join([first, *(f"{one.strip()}\n" for one in texts)]))
+        PAGE.write_text(with_summary("\n".join([first, *(f"{one.strip()}\n" for one in texts)])))
         print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

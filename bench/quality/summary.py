@@ -1,0 +1,121 @@
+"""The page's first section, for users: what the figures below say, taken from the text of the sections themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+TITLE = "## In brief"
+_ABSENT = "not on this page"
+_COUNTED = re.compile(r"(\d+) of (\d+)")
+
+
+def with_summary(page: str) -> str:
+    """Return *page* with the summary of its sections before the first of them, in place of one that is there."""
+    head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    sections = [one for one in sections if not one.startswith(TITLE)]
+    return "".join([head, summary({_title(one): one for one in sections}), *sections])
+
+
+def summary(sections: dict[str, str]) -> str:
+    """Return the section that answers a user's questions. *sections*: title -> text; one that is absent is named so."""
+    injected, simulated = sections.get("Injected", ""), sections.get("Simulated", "")
+    rows = [
+        ("Is a fault named, with the right device and reason?", "injected into real processes", _named(injected, "injected")),
+        ("How soon?", "injected", _delays(injected)),
+        ("Is a healthy host named?", "injected", _named(injected, "control")),
+        ("Which share of faults is found?", "simulated", _bullet(simulated, "Found")),
+        ("How often would a healthy host be drained?", "simulated", _drains(_bullet(simulated, "False drains"))),
+        ("Is a host blamed that only waits for another?", "simulated", _bullet(simulated, "Victims blamed")),
+        ("Does a shared cause become one advisory?", "simulated", _bullet(simulated, "Shared causes").partition(";")[0]),
+        ("What is found in recordings of healthy hosts?", "real", _captures(sections.get("Real: logs, sysfs, captures", ""))),
+        ("Does the hazard predict which host fails next?", "real", _hazard(sections.get("Real: hazard", ""))),
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            TITLE,
+            "",
+            "Simulated figures show that rules read the signatures of our own model of a fleet, and no more. The tables with their",
+            "intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement and",
+            "recovery in [placement](quality_placement.md).",
+            "",
+            "| question | data | answer |",
+            "|---|---|---|",
+            *(f"| {question} | {data} | {answer or _ABSENT} |" for question, data, answer in rows),
+            "",
+            "",
+        ]
+    )
+
+
+def _title(section: str) -> str:
+    return section.partition("\n")[0].removeprefix("## ").strip()
+
+
+def _rows(section: str, first_column: str) -> Iterator[Sequence[str]]:
+    """Yield the cells of each row of the table whose first column has that heading."""
+    lines = iter(section.splitlines())
+    for line in lines:
+        if line.startswith("|") and line.split("|")[1].strip() == first_column:
+            next(lines, "")
+            for row in lines:
+                if not row.startswith("|"):
+                    return
+                yield [cell.strip() for cell in row.split("|")[1:-1]]
+
+
+def _named(section: str, first_column: str) -> str:
+    """Return how many of all rounds were named, and of how many kinds."""
+    counts = [
+        (int(found[1]), int(found[2]))
+        for cells in _rows(section, first_column)
+        if (found := _COUNTED.match(cells[2]))
+    ]
+    if not counts:
+        return ""
+    named, total = (sum(column) for column in zip(*counts, strict=True))
+    return f"{named} of {total} rounds of {len(counts)} kinds"
+
+
+def _delays(section: str) -> str:
+    seconds = {cells[0]: float(cells[4]) for cells in _rows(section, "injected") if len(cells) > 5}
+    if not seconds:
+        return ""
+    slowest = max(seconds, key=lambda kind: seconds[kind])
+    return (
+        f"median over the kinds {median(seconds.values()):.1f} s from the fault to the API's answer; slowest {seconds[slowest]:.0f} s "
+        f"({slowest})"
+    )
+
+
+def _bullet(section: str, name: str) -> str:
+    """Return what the simulated section says of *name* in short, without its name."""
+    found = re.search(rf"^- \*\*{name}\*\*:? ?(.*(?:\n  .*)*)", section, flags=re.MULTILINE)
+    return " ".join(found[1].split()).removeprefix("in ") if found else ""
+
+
+def _drains(text: str) -> str:
+    """Return the counted rate, the budget, and whether it is shown to be met."""
+    found = re.search(
+        r"(\d+) seen in ([\d,]+) node-days, (\S+ \[.+?\]) a 1,000; the budget is (\S+)\. \*\*(.+?)\*\*",
+        text,
+    )
+    if not found:
+        return ""
+    count, days, rate, budget, verdict = found.groups()
+    return f"{count} in {days} node-days, {rate} per 1,000; budget {budget}: {verdict[0].lower()}{verdict[1:]}"
+
+
+def _captures(section: str) -> str:
+    found = re.search(r"\*\*(.+? false findings?)\*\* in ([\d.]+ host-hours)", section)
+    return f"{found[1]} in {found[2]}: too few hours to show how rare they are" if found else ""
+
+
+def _hazard(section: str) -> str:
+    """Return the AUC of the model, of its negative control, and whether a host that is held back pays."""
+    model = next((cells for cells in _rows(section, "ranking") if cells[0] == "model"), None)
+    control = re.search(r"AUC ([\d.]+ \[[\d., ]+\]), recall", section)
+    if model is None or control is None:
+        return ""
+    return f"weakly: AUC {model[1]}, where faults given to random hosts have {control[1]}; holding back the worst 2 % saves {model[7]} node-hours a week"
