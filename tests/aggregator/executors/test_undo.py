@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from gangline.aggregator.commands import executor
 from gangline.aggregator.commands.executor import LEDGER_FILE, SlurmSite, _undo
+from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.launchers import Launchers
 from gangline.aggregator.executors.ledger import ExecutorLedger, WeightChange, locked
 from gangline.aggregator.executors.model import NodeHold
-from gangline.aggregator.executors.settings import ExecutorConfig
+from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
 from tests.aggregator.executors.model_scheduler import ModelScheduler
 
 
@@ -74,18 +77,18 @@ def test_what_runs_beside_the_loop_ends_when_it_fails(
     """A bug in the loop: the threads of the launchers held the process, which held the ledger's lock."""
     closed = list[str]()
 
-    class Launchers(executor.Launchers):
+    class ClosingLaunchers(Launchers):
         def close(self) -> None:
             super().close()
             closed.append("launchers")
 
-    def fail(_: executor.Executor) -> None:
+    def fail(_: Executor) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(executor, "Launchers", Launchers)
-    monkeypatch.setattr(executor.Executor, "run", fail)
-    monkeypatch.setattr(executor.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(executor, "Launchers", ClosingLaunchers)
+    monkeypatch.setattr(Executor, "run", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     options = executor._parser().parse_args(["slurm", "--aggregator", "127.0.0.1:1"])
     with pytest.raises(RuntimeError, match="a bug"):
-        executor._serve(options, site, executor.NodeNames())
+        executor._serve(options, site, NodeNames())
     assert closed == ["launchers"]
