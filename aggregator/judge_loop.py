@@ -13,6 +13,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
+from ..contract.token_bucket import TokenBucket
 from .advisories.engine import AdvisoryEngine, Publisher
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
@@ -81,22 +82,19 @@ class EarlyTurns:
     """When a turn may begin before its time. Pure: times are seconds of one clock, handed in."""
 
     def __init__(self) -> None:
-        self._balance_seconds, self._balance_at = EARLY_BURST_SECONDS, 0.0
+        self._bucket = TokenBucket(EARLY_SHARE_MAX, EARLY_BURST_SECONDS, 0.0)
 
     def begins_at(self, requested_at: float, turn_ended_at: float, turn_seconds: float) -> float:
         """Return when the turn may begin that an event asked for at *requested_at*.
 
         Half of the time is left to others, as after each turn.
         """
-        paid_at = self._balance_at + max(0.0, -self._balance_seconds) / EARLY_SHARE_MAX
         rested_at = turn_ended_at + min(turn_seconds, REST_SECONDS_MAX)
-        return max(requested_at + EARLY_DELAY_SECONDS, rested_at, paid_at)
+        return max(requested_at + EARLY_DELAY_SECONDS, rested_at, self._bucket.paid_at)
 
     def spend(self, seconds: float, now: float) -> None:
         """Note that an early turn took *seconds* until *now*."""
-        earned = max(0.0, now - self._balance_at) * EARLY_SHARE_MAX
-        saved = min(EARLY_BURST_SECONDS, self._balance_seconds + earned)
-        self._balance_seconds, self._balance_at = saved - seconds, now
+        self._bucket.take(seconds, now)
 
 
 @dataclass(slots=True)

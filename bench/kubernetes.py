@@ -7,7 +7,6 @@ that knows the node beforehand and keeps no ledger, which is the floor.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,19 +27,7 @@ from gangline.aggregator.executors.model import PlaceHold, RemoveHold
 from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
 from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
-from tests.kubernetes_cluster import (
-    ADMIN_TOKEN,
-    EXECUTOR_TOKEN,
-    MANIFESTS,
-    MISSING,
-    JobController,
-    Kubelets,
-    UsedCluster,
-    has_kubernetes,
-    path_of,
-    running_kubernetes,
-    used_cluster,
-)
+from tests.kubernetes_cluster import MISSING, UsedCluster, executor_cluster, has_kubernetes
 from tests.processes import GUARD_SECONDS
 
 RUNS = 20
@@ -54,17 +41,8 @@ def run(seed: int) -> list[Result]:
         return []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
-        real = stack.enter_context(running_kubernetes(folder))
-        kubectl = path_of("kubectl")
-        assert kubectl
-        subprocess.run(
-            [kubectl, f"--kubeconfig={real.kubeconfig(ADMIN_TOKEN)}", "apply", "-f", str(MANIFESTS / "executor-rights.yaml")],
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-        loops = [Kubelets] if real.has_controller_manager else [Kubelets, JobController]
-        people = stack.enter_context(used_cluster(real.access(ADMIN_TOKEN), *loops))
+        cluster = stack.enter_context(executor_cluster(folder))
         advice = stack.enter_context(serving_advice())
-        cluster = UsedCluster(real.access(EXECUTOR_TOKEN), people, real)
         site = KubernetesSite(cluster)
         floor = [_by_hand(site) for _ in range(RUNS)]
         _start_executor(cluster, site, advice, stack)

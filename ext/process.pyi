@@ -3,8 +3,11 @@
 def name(words: bytes) -> None:
     """Show as *words* in `ps -o comm` and `top`; Linux keeps 15 bytes."""
 
-def die_with_parent() -> None:
-    """Have this process killed when the thread that forked it ends. Ask getppid() after it: it may have ended."""
+def die_with_parent(signal_number: int = ...) -> None:
+    """Have the kernel send this process a signal when the thread that forked it ends: SIGKILL, unless another is given.
+
+    Ask getppid() after it: the parent may have ended.
+    """
 
 def trim() -> None:
     """Give memory that was freed back to the kernel, where the C library keeps it (malloc_trim(3))."""

@@ -49,9 +49,9 @@ def name(bytes words not None):
     prctl(PR_SET_NAME, text, 0, 0, 0)
 
 
-def die_with_parent():
-    """Have this process killed when the thread that forked it ends. Ask getppid() after it: it may have ended."""
-    prctl(PR_SET_PDEATHSIG, <unsigned long>SIGKILL, 0, 0, 0)
+def die_with_parent(int signal_number=SIGKILL):
+    """Have the kernel send this process a signal when the thread that forked it ends. Ask getppid() after it: it may have ended."""
+    prctl(PR_SET_PDEATHSIG, <unsigned long>signal_number, 0, 0, 0)
 
 
 def trim():

@@ -427,6 +427,21 @@ def used_cluster(access: ApiAccess, *loops: type[Background]) -> Iterator[People
         yield people
 
 
+@contextmanager
+def executor_cluster(folder: Path) -> Iterator[UsedCluster]:
+    """Have the real parts and the loops that they lack, and an executor's rights as its manifest gives them."""
+    kubectl = path_of("kubectl")
+    assert kubectl
+    with running_kubernetes(folder) as real:
+        subprocess.run(
+            [kubectl, f"--kubeconfig={real.kubeconfig(ADMIN_TOKEN)}", "apply", "-f", str(MANIFESTS / "executor-rights.yaml")],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        loops = [Kubelets] if real.has_controller_manager else [Kubelets, JobController]
+        with used_cluster(real.access(ADMIN_TOKEN), *loops) as people:
+            yield UsedCluster(real.access(EXECUTOR_TOKEN), people, real)
+
+
 def _succeeds(act: Callable[[], object]) -> bool:
     try:
         act()

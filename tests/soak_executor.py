@@ -9,7 +9,6 @@ after the return of its node, somebody else's drain that was touched.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from gangline.aggregator.executors.slurm import Slurm, run_command
 from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
 from tests.processes import GUARD_SECONDS
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
+from tests.soak_rounds import RoundsReport, play_rounds, run_soak
 
 NODES = 8
 HOLD_SECONDS = 30.0
@@ -36,18 +36,15 @@ ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_
 PURGED_SECONDS = 5.0
 #: slurmctld has saved its jobs and nodes after so long. A change that it had not saved is lost when it is killed, whatever an executor does.
 SAVED_SECONDS = 6.0
-BAR_CHARACTERS = 40
 FOREIGN_REASON = "bad fan"
 
 
 @dataclass
-class SoakReport:
+class SlurmReport(RoundsReport):
     """What came of it."""
 
-    rounds: int = 0
     executor_kills: int = 0
     controller_kills: int = 0
-    violations: list[str] = field(default_factory=list)
 
 
 class SoakGround:
@@ -58,7 +55,7 @@ class SoakGround:
     ) -> None:
         self.cluster, self.advice, self.folder, self.source = cluster, advice, folder, source
         self.slurm = Slurm(partial(run_command, environment=cluster.environment))
-        self.report = SoakReport()
+        self.report = SlurmReport()
         self._process: subprocess.Popen[bytes] | None = None
         self._was_killed = False
         self.log = folder / "executor.log"
@@ -102,7 +99,7 @@ class SoakGround:
             one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}"
             for one in self.advice.advisories().values()
         }
-        self.report.violations.append(f"round {self.report.rounds}: never: {what}; {state}")
+        self.report.violate(f"never: {what}; {state}")
         return False
 
     def marks(self) -> set[str]:
@@ -165,7 +162,7 @@ class SoakGround:
         (hold,) = (hold for hold in self.slurm.read_holds().values() if hold.is_managed)
         time.sleep(max(0.0, hold.ends + PURGED_SECONDS - time.time()))
         if self.marks():
-            self.report.violations.append(f"round {self.report.rounds}: {hold} is past its expiry")
+            self.report.violate(f"{hold} is past its expiry")
         self.start()
         self.advice.heal(node)
         self.until(lambda: not self.marks(), f"{node} is back")
@@ -188,7 +185,8 @@ class SoakGround:
             problems.append(f"the drain of {foreign} is gone")
         if extra := self.marks() - {node}:
             problems.append(f"marks on {extra}")
-        self.report.violations += [f"round {self.report.rounds}: {one}" for one in problems]
+        for one in problems:
+            self.report.violate(one)
 
     def _runs(self, job: str) -> bool:
         found = self.slurm.read_jobs().get(job)
@@ -215,7 +213,7 @@ class SoakGround:
         self._was_killed = True
 
 
-def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
+def soak(rounds: int, seed: int, *, show: bool = True) -> SlurmReport:
     """Play *rounds* rounds and return what came of them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
@@ -225,22 +223,12 @@ def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
             ground = SoakGround(cluster, advice, folder, random.Random(seed))
             ground.start()
             try:
-                for at in range(rounds):
-                    if at % 25 == 24:
-                        ground.play_dead()
-                    else:
-                        ground.play()
-                    if show:
-                        done = BAR_CHARACTERS * (at + 1) // rounds
-                        bar = "#" * done + "." * (BAR_CHARACTERS - done)
-                        wrong = len(ground.report.violations)
-                        print(
-                            f"\r[{bar}] {at + 1} of {rounds}, {wrong} violations",
-                            end="",
-                            file=sys.stderr,
-                        )
-                    if len(ground.report.violations) > 3:
-                        break
+                play_rounds(
+                    rounds,
+                    lambda at: ground.play_dead() if at % 25 == 24 else ground.play(),
+                    ground.report,
+                    show=show,
+                )
             finally:
                 ground.close()
                 if ground.report.violations and show:
@@ -250,21 +238,10 @@ def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
 
 def main() -> int:
     """Return 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if not has_slurm():
-        print(MISSING, file=sys.stderr)
-        return 1
-    report = soak(options.rounds, options.seed)
-    print(
-        f"\n{report.rounds} rounds, {report.executor_kills} kills of the executor, {report.controller_kills} of slurmctld: "
-        f"{len(report.violations)} violations (seed {options.seed})"
-    )
-    for violation in report.violations:
-        print(violation)
-    return int(bool(report.violations))
+    return run_soak(
+        __doc__ or "", "" if has_slurm() else MISSING, soak,
+        lambda one: f"{one.executor_kills} kills of the executor, {one.controller_kills} of slurmctld",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

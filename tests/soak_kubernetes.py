@@ -10,16 +10,14 @@ that was evicted twice, in half, or against its disruption budget.
 
 from __future__ import annotations
 
-import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +32,9 @@ from gangline.aggregator.executors.kubernetes_state import ConfigMapLedger
 from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
 from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
-from tests.kubernetes_cluster import (
-    ADMIN_TOKEN,
-    EXECUTOR_TOKEN,
-    MANIFESTS,
-    MISSING,
-    JobController,
-    Kubelets,
-    UsedCluster,
-    has_kubernetes,
-    path_of,
-    running_kubernetes,
-    used_cluster,
-)
+from tests.kubernetes_cluster import MISSING, UsedCluster, executor_cluster, has_kubernetes
 from tests.processes import GUARD_SECONDS
+from tests.soak_rounds import RoundsReport, play_rounds, run_soak
 
 ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
 FOREIGN_KEY = "repair.example/fan"
@@ -60,15 +47,13 @@ class Killed(BaseException):
 
 
 @dataclass
-class SoakReport:
+class KubernetesReport(RoundsReport):
     """What came of it."""
 
-    rounds: int = 0
     kills: int = 0
     evictions: int = 0
     refused: int = 0
     foreign_writes: int = 0
-    violations: list[str] = field(default_factory=list)
 
 
 class KubernetesSoak:
@@ -78,7 +63,7 @@ class KubernetesSoak:
         self, cluster: UsedCluster, advice: AdviceServer, source: random.Random, stack: ExitStack
     ) -> None:
         self.cluster, self.advice, self.source = cluster, advice, source
-        self.report = SoakReport()
+        self.report = KubernetesReport()
         self._stack = stack
         self.site = KubernetesSite(cluster)
         self._left = 0
@@ -142,7 +127,7 @@ class KubernetesSoak:
                 self.start()
             time.sleep(0.01)
         states = {one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}" for one in self.advice.advisories().values()}  # fmt: skip
-        self.report.violations.append(f"round {self.report.rounds}: never: {what}; {states}")
+        self.report.violate(f"never: {what}; {states}")
         return False
 
     def play(self) -> None:
@@ -198,7 +183,7 @@ class KubernetesSoak:
             people.taint(node, FOREIGN_KEY, str(number), "PreferNoSchedule")
             self.report.foreign_writes += 1
             if f"{FOREIGN_KEY}={number}:PreferNoSchedule" not in people.taints(node):
-                self.report.violations.append(f"round {self.report.rounds}: a taint of another was lost")  # fmt: skip
+                self.report.violate("a taint of another was lost")
 
     def _outlive(self, node: str) -> None:
         """The executor is gone for good: another party takes away what is past its end."""
@@ -207,7 +192,7 @@ class KubernetesSoak:
         later.remove_expired()
         later.close()
         if any("gangline" in taint for taint in self.cluster.people.taints(node)):
-            self.report.violations.append(f"round {self.report.rounds}: a mark on {node} is past its end")  # fmt: skip
+            self.report.violate(f"a mark on {node} is past its end")
 
     def _pods(self, app: str) -> set[str]:
         return {
@@ -238,52 +223,29 @@ class KubernetesSoak:
         marked = {f"n{at}" for at in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{at}"))}  # fmt: skip
         if marked - {node}:
             problems.append(f"marks on {marked - {node}}")
-        self.report.violations += [f"round {self.report.rounds} {action.name}: {one}" for one in problems]  # fmt: skip
+        for one in problems:
+            self.report.violate(f"{action.name}: {one}")
 
 
-def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
+def soak(rounds: int, seed: int, *, show: bool = True) -> KubernetesReport:
     """Play *rounds* rounds and return what came of them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
-        real = stack.enter_context(running_kubernetes(folder))
-        kubectl = path_of("kubectl")
-        assert kubectl
-        subprocess.run(
-            [kubectl, f"--kubeconfig={real.kubeconfig(ADMIN_TOKEN)}", "apply", "-f", str(MANIFESTS / "executor-rights.yaml")],
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-        loops = [Kubelets] if real.has_controller_manager else [Kubelets, JobController]
-        people = stack.enter_context(used_cluster(real.access(ADMIN_TOKEN), *loops))
+        cluster = stack.enter_context(executor_cluster(folder))
         advice = stack.enter_context(serving_advice())
-        cluster = UsedCluster(real.access(EXECUTOR_TOKEN), people, real)
         ground = KubernetesSoak(cluster, advice, random.Random(seed), stack)
-        for at in range(rounds):
-            ground.play()
-            if show:
-                print(f"\r{at + 1} of {rounds}, {len(ground.report.violations)} violations", end="", file=sys.stderr)  # fmt: skip
-            if len(ground.report.violations) > 3:
-                break
+        play_rounds(rounds, lambda _: ground.play(), ground.report, show=show)
         ground.site.clean()
         return ground.report
 
 
 def main() -> int:
     """Return 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if not has_kubernetes():
-        print(MISSING, file=sys.stderr)
-        return 1
-    report = soak(options.rounds, options.seed)
-    print(
-        f"\nseed {options.seed}: {report.rounds} rounds, {report.kills} kills, {report.evictions} gangs evicted, {report.refused} kept by a budget, "
-        f"{report.foreign_writes} changes by another writer: {len(report.violations)} promises broken"
+    return run_soak(
+        __doc__ or "", "" if has_kubernetes() else MISSING, soak,
+        lambda one: f"{one.kills} kills, {one.evictions} gangs evicted, {one.refused} kept by a budget, "
+        f"{one.foreign_writes} changes by another writer",
     )  # fmt: skip
-    for violation in report.violations:
-        print(f"  {violation}")
-    return 1 if report.violations else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...contract.token_bucket import TokenBucket
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
@@ -22,7 +23,7 @@ _BOOT = re.compile("[0-9a-f]{32}")
 #: Thousands of short processes must not fill the aggregator. So many at once (a job that starts on every instance of a
 #: large host), and one more every so often.
 AT_ONCE_MAX = 512
-REFILL_NS = 5_000_000_000
+REFILL_SECONDS = 5.0
 
 
 def revision_at(now_ns: int) -> int:
@@ -53,24 +54,6 @@ def resync_event(
     )
 
 
-class EventRateLimit:
-    """How many events may be told: a bucket that fills with time. Time is handed in."""
-
-    def __init__(self) -> None:
-        self._left = AT_ONCE_MAX
-        self._filled_ns: int | None = None
-
-    def refill(self, now_ns: int) -> None:
-        """Let time pass."""
-        if self._filled_ns is None:
-            self._filled_ns = now_ns
-        new = max(0, (now_ns - self._filled_ns) // REFILL_NS)
-        self._filled_ns += new * REFILL_NS
-        self._left = min(AT_ONCE_MAX, self._left + new)
-
-    def take(self) -> bool:
-        """Say whether one more may be told, and count it."""
-        if not self._left:
-            return False
-        self._left -= 1
-        return True
+def event_bucket() -> TokenBucket:
+    """Return what limits how many events a collector reports."""
+    return TokenBucket(1 / REFILL_SECONDS, AT_ONCE_MAX, 0.0)

@@ -30,7 +30,7 @@ from ..hardware.process_owner import (
 )
 from ..hardware.processes import read_tasks
 from .block_writer import block_of
-from .change_events import REPEAT_NS, EventRateLimit, boot_of, resync_event, revision_at
+from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 from .gpu_parts import GpuPartsCollector, cleared_block
 from .tasks import HIDEPID
 
@@ -504,7 +504,7 @@ class GpuJobs(Collector):
         self._boot = boot_of(roots.proc)
         self._is_foreign = not process_owner.in_host_pid_namespace(roots.proc)
         self._shows_all = process_owner.shows_all(roots.proc)
-        self._rate_limit = EventRateLimit()
+        self._rate_limit = event_bucket()
         self._is_behind = False  # there was no room for all that was to be told
         self._since: dict[str, int] = {}  # when each GPU was listed first, until all on it was told
         self._publisher: EventPublisher | None = None
@@ -595,7 +595,6 @@ class GpuJobs(Collector):
 
     def _publish_all(self, publisher: EventPublisher, now_ns: int) -> bool:
         """Tell what is new. False: the way was full, and the rest is for the next turn."""
-        self._rate_limit.refill(now_ns)
         return (
             self._publish_ended(publisher, now_ns)
             and all(
@@ -623,7 +622,9 @@ class GpuJobs(Collector):
         if is_old:
             self._processes.refresh(tracked)
         attributes = self._attributes(tracked, now_ns)
-        if (is_old or attributes != tracked.reported) and self._rate_limit.take():
+        if (is_old or attributes != tracked.reported) and not self._rate_limit.try_take(
+            now_ns / 1e9
+        ):
             return self._publish(publisher, tracked, attributes, now_ns)
         return True
 

@@ -19,7 +19,7 @@ from ..events import EventPublisher
 from ..hardware import process_owner
 from ..hardware.files import Roots
 from ..hardware.process_owner import Allocation, KubeletError
-from .change_events import REPEAT_NS, EventRateLimit, boot_of, resync_event, revision_at
+from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 
 EVENT = "gpu.allocation"
 #: The name under which a sampler that may not ask is told so.
@@ -48,7 +48,7 @@ class KubeletAllocations(Collector):
         self._boot = boot_of(roots.proc)
         self._block = Block("kubelet_10s_changes", ("host",))
         self._publisher: EventPublisher | None = None
-        self._rate_limit = EventRateLimit()
+        self._rate_limit = event_bucket()
         #: What was told -> since when it was held, and when it was told last; boot time.
         self._reported: dict[Allocation, tuple[int, int]] = {}
         self._since_ns: int | None = None  # from when on all was told; 0: that is said
@@ -95,7 +95,6 @@ class KubeletAllocations(Collector):
         return found
 
     def _publish_all(self, publisher: EventPublisher, held: set[Allocation], now_ns: int) -> None:
-        self._rate_limit.refill(now_ns)
         if self._since_ns is None:
             self._since_ns = now_ns
         for one in [one for one in self._reported if one not in held]:
@@ -104,7 +103,7 @@ class KubeletAllocations(Collector):
             del self._reported[one]
         for one in sorted(held):
             since_ns, reported_ns = self._reported.get(one, (now_ns, -REPEAT_NS))
-            if now_ns - reported_ns >= REPEAT_NS and self._rate_limit.take():
+            if now_ns - reported_ns >= REPEAT_NS and not self._rate_limit.try_take(now_ns / 1e9):
                 if not publisher.publish(self._event(one, "held", since_ns, now_ns)):
                     return
                 self._reported[one] = since_ns, now_ns

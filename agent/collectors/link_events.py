@@ -12,6 +12,7 @@ from enum import IntEnum
 from ...contract.block import Block
 from ...contract.counters import CounterSpec, counter_delta
 from ...contract.signal import Pace
+from ...contract.token_bucket import TokenBucket
 from ...contract.wire import telemetry_pb2
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
@@ -80,11 +81,10 @@ class _Interface:
 
 
 @dataclass(slots=True)
-class _EventBucket:
-    """A token bucket of one name: it outlives the interface, which may come and go all the time."""
+class _LinkRate:
+    """How fast one name may have events: it outlives the interface, which may come and go all the time."""
 
-    tokens: float
-    refilled_ns: int
+    bucket: TokenBucket
     suppressed: dict[LinkEventCode, LinkEvent] = field(
         default_factory=dict[LinkEventCode, LinkEvent]
     )
@@ -99,7 +99,7 @@ class LinkFlapFilter:
         self.suppressed = 0  # of them, those that had no event of their own
         self._is_watched = is_watched
         self._interfaces: dict[int, _Interface] = {}
-        self._buckets: dict[str, _EventBucket] = {}
+        self._rates: dict[str, _LinkRate] = {}
         self._is_synced = False  # whether all links were seen once: before that nothing is news
 
     @property
@@ -126,14 +126,13 @@ class LinkFlapFilter:
     def release_due(self, now_ns: int) -> list[LinkEvent]:
         """Return what was withheld and may be told now. To be called about every second."""
         events: list[LinkEvent] = []
-        for name, bucket in list(self._buckets.items()):
-            self._refill(bucket, now_ns)
-            for code in sorted(bucket.suppressed, key=lambda c: bucket.suppressed[c].last_ns):
-                if bucket.tokens >= 1:
-                    bucket.tokens -= 1
-                    events.append(bucket.suppressed.pop(code))
-            if not bucket.suppressed and bucket.tokens >= BURST_EVENTS_MAX:
-                del self._buckets[name]
+        now = now_ns / _SECOND_NS
+        for name, rate in list(self._rates.items()):
+            for code in sorted(rate.suppressed, key=lambda c: rate.suppressed[c].last_ns):
+                if not rate.bucket.try_take(now):
+                    events.append(rate.suppressed.pop(code))
+            if not rate.suppressed and rate.bucket.level(now) >= BURST_EVENTS_MAX:
+                del self._rates[name]
         return events
 
     def _appear(self, link: LinkInfo, now_ns: int) -> list[LinkEvent]:
@@ -171,23 +170,17 @@ class LinkFlapFilter:
             return []
         self.transitions += count
         event = LinkEvent(name, code, count, now_ns, now_ns, attributes)
-        bucket = self._buckets.setdefault(name, _EventBucket(BURST_EVENTS_MAX, now_ns))
-        self._refill(bucket, now_ns)
-        if bucket.tokens >= 1 and not bucket.suppressed:
-            bucket.tokens -= 1
+        now = now_ns / _SECOND_NS
+        new = _LinkRate(TokenBucket(1 / EVENT_SECONDS, BURST_EVENTS_MAX, now))
+        rate = self._rates.setdefault(name, new)
+        if not rate.suppressed and not rate.bucket.try_take(now):
             return [event]
         self.suppressed += count
-        before = bucket.suppressed.get(code)
+        before = rate.suppressed.get(code)
         if before:
             event = replace(event, count=before.count + count, first_ns=before.first_ns)
-        bucket.suppressed[code] = event
+        rate.suppressed[code] = event
         return []
-
-    @staticmethod
-    def _refill(bucket: _EventBucket, now_ns: int) -> None:
-        earned = max(0, now_ns - bucket.refilled_ns) / _SECOND_NS / EVENT_SECONDS
-        bucket.tokens = min(BURST_EVENTS_MAX, bucket.tokens + earned)
-        bucket.refilled_ns = now_ns
 
 
 def transitions(before: LinkInfo, after: LinkInfo) -> tuple[int, int]:

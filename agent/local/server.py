@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract.token_bucket import TokenBucket
 from .grpc_session import (
     CALLS_MAX,
     UNSENT_BYTES_MAX,
@@ -212,23 +213,24 @@ class CpuBudget:
     """Seconds that each user has left."""
 
     def __init__(self) -> None:
-        self._balances: dict[int, tuple[float, float]] = {}  # user -> (seconds left, as of)
+        self._buckets: dict[int, TokenBucket] = {}  # by user
 
     def left_seconds(self, user: int, now: float) -> float:
         """Return what a user may use now; at 0 or less nothing more is read from it."""
-        left, since = self._balances.get(user, (BURST_SECONDS, now))
-        return min(BURST_SECONDS, left + max(0.0, now - since) * CPU_SHARE_MAX)
+        bucket = self._buckets.get(user)
+        return bucket.level(now) if bucket else BURST_SECONDS
 
     def spend(self, user: int, seconds: float, now: float) -> None:
         """Note what a user has cost."""
-        self._balances[user] = self.left_seconds(user, now) - seconds, now
-        if len(self._balances) > USERS_MAX:
-            del self._balances[max(self._balances, key=lambda one: self.left_seconds(one, now))]
+        bucket = self._buckets.setdefault(user, TokenBucket(CPU_SHARE_MAX, BURST_SECONDS, now))
+        bucket.take(seconds, now)
+        if len(self._buckets) > USERS_MAX:
+            del self._buckets[max(self._buckets, key=lambda one: self.left_seconds(one, now))]
 
     def available_at(self, user: int, now: float) -> float:
         """Return when there is something left again; 0 if there is."""
-        left = self.left_seconds(user, now)
-        return now - left / CPU_SHARE_MAX if left < 0 else 0.0
+        bucket = self._buckets.get(user)
+        return bucket.paid_at if bucket and bucket.level(now) < 0 else 0.0
 
 
 RECEIVE_BYTES_MAX = 1 << 16

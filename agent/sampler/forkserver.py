@@ -9,17 +9,25 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import select
 import signal
 import socket
-import struct
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from ...contract.workers import (
+    PACKET_BYTES_MAX,
+    ChildEvent,
+    ChildReport,
+    ForkLoop,
+    end_with_parent,
+    kill_child,
+    packet_sockets,
+    request_child,
+    run_and_exit,
+)
 from ...ext import place, process
 from ..clock import Clock
 from ..hardware.files import parse_unsigned
@@ -85,14 +93,6 @@ def _stat(pid: int) -> bytes:
         return file.read(STAT_BYTES_MAX)
 
 
-_COMMAND = struct.Struct("<BIH")
-_REPORT = struct.Struct("<BIi")
-_FORK, _KILL = 1, 2
-_STARTED, _EXITED, _START_FAILED = 1, 2, 3
-#: The daemon's orders and the fork server's reports are shorter.
-MESSAGE_BYTES_MAX = 64
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
     """What became of a sampler; *message* is empty while it lives."""
@@ -131,7 +131,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Fork it. OSError when the host has no process to give."""
-        local_end, remote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        local_end, remote_end = packet_sockets()
         local_end.setblocking(False)
         gc.collect()
         process.be_small()
@@ -148,11 +148,7 @@ class ForkServer:
             os.close(wakeup_fd)
             raise
         if not self.pid:
-            _run_and_exit(
-                lambda: ForkServerLoop(
-                    remote_end, self._groups, self._clock, self.slot, wakeup_fd
-                ).run(parent)
-            )
+            run_and_exit(lambda: self._serve(remote_end, wakeup_fd, parent))
         remote_end.close()
         self._control, self._wakeup_fd = local_end, wakeup_fd
 
@@ -160,24 +156,14 @@ class ForkServer:
         """Have a sampler forked, and return the way to it. OSError when the fork server is not there."""
         if self._control is None:
             raise OSError("no fork server")
-        local_end, remote_end = socket.socketpair()
-        local_end.setblocking(False)
-        try:
-            socket.send_fds(
-                self._control, [_COMMAND.pack(_FORK, serial, slot)], [remote_end.fileno()]
-            )
-        except OSError:
-            local_end.close()
-            raise
-        finally:
-            remote_end.close()
-        return local_end
+        connection = request_child(self._control, serial, slot)
+        connection.setblocking(False)
+        return connection
 
     def kill(self, serial: int) -> None:
         """Send SIGKILL to a sampler; one that is gone is nobody."""
         if self._control is not None:
-            with suppress(OSError):
-                self._control.send(_COMMAND.pack(_KILL, serial, 0))
+            kill_child(self._control, serial)
 
     def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None:
         """Say why a sampler makes no progress, if not for its driver. *cpu_seconds*: used until it last spoke."""
@@ -193,7 +179,7 @@ class ForkServer:
         found: list[ProcessReport] = []
         while self._control is not None:
             try:
-                data = self._control.recv(MESSAGE_BYTES_MAX)
+                data = self._control.recv(PACKET_BYTES_MAX)
             except BlockingIOError:
                 return found
             except OSError:
@@ -201,11 +187,7 @@ class ForkServer:
             if not data:
                 self._reap()
                 break
-            kind, serial, number = _REPORT.unpack(data)
-            message = "" if kind == _STARTED else exit_message(number)
-            if kind == _START_FAILED:
-                message = f"could not be forked: {os.strerror(number)}"
-            found.append(ProcessReport(serial, number if kind == _STARTED else 0, message))
+            found.append(_process_report(ChildReport.from_bytes(data)))
         return None
 
     def clear_wakeup(self) -> None:
@@ -237,123 +219,36 @@ class ForkServer:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
+    def _serve(self, control: socket.socket, wakeup_fd: int, parent: int) -> int:
+        """Be the fork server: fork and reap until the daemon, process *parent*, is gone; return 0."""
+
+        def run_worker(slot: int, connection: socket.socket) -> int:
+            place.use(self.slot(slot))
+            restart_required = serve(self._groups, connection, self._clock, wakeup_fd)
+            return RESTART_EXIT_CODE if restart_required else 0
+
+        process.name(b"gangline-nurse")
+        if end_with_parent(parent):
+            _close_descriptors({0, 1, 2, control.fileno(), wakeup_fd})
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # they are the daemon's: it says when to end
+            ForkLoop(control, b"gangline-spare", run_worker).serve()
+        return 0
+
+
+def _process_report(report: ChildReport) -> ProcessReport:
+    if report.event is ChildEvent.STARTED:
+        return ProcessReport(report.number, report.value, "")
+    if report.event is ChildEvent.FAILED:
+        return ProcessReport(report.number, 0, f"could not be forked: {os.strerror(report.value)}")
+    return ProcessReport(report.number, 0, exit_message(report.value))
+
 
 def _fork() -> int:
     """Fork. Of another thread of ours the child keeps nothing but its locks, and it takes none of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
         return os.fork()
-
-
-def _run_and_exit(run: Callable[[], int]) -> None:
-    """Run and end this process with what that returns; nothing of the parent's is unwound in it."""
-    code = 70
-    try:
-        code = run()
-    finally:
-        os._exit(code)
-
-
-class ForkServerLoop:
-    """The fork server's side, in its own process."""
-
-    def __init__(
-        self,
-        control: socket.socket,
-        groups: CollectorGroups,
-        clock: Clock,
-        slot: Callable[[int], memoryview],
-        wakeup_fd: int,
-    ) -> None:
-        self._control, self._groups, self._clock, self._slot = control, groups, clock, slot
-        self._wakeup_fd = wakeup_fd
-        self._serials: dict[int, int] = {}  # by process id
-
-    def run(self, parent: int) -> int:
-        """Fork and reap until the daemon, process *parent*, is gone; return 0."""
-        process.name(b"gangline-nurse")
-        process.die_with_parent()
-        if os.getppid() != parent:
-            return 0
-        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _close_descriptors({0, 1, 2, self._control.fileno(), self._wakeup_fd, wake, waker})
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # they are the daemon's: it says when to end
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(wake, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
-            if wake in ready:
-                os.read(wake, 512)
-                self._reap()
-            if self._control.fileno() in ready and not self._handle_command(wake, waker):
-                break
-        for pid in self._serials:
-            os.kill(pid, signal.SIGKILL)
-        return 0
-
-    def _reap(self) -> None:
-        while self._serials:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            self._report(_EXITED, self._serials.pop(pid), status)
-
-    def _report(self, kind: int, serial: int, number: int) -> None:
-        with suppress(OSError):
-            self._control.send(_REPORT.pack(kind, serial, number))
-
-    def _handle_command(self, wake: int, waker: int) -> bool:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 1)
-        except OSError:
-            return False
-        if not data:
-            return False
-        kind, serial, slot = _COMMAND.unpack(data)
-        if kind == _KILL:
-            for pid in [pid for pid, known in self._serials.items() if known == serial]:
-                os.kill(pid, signal.SIGKILL)
-        else:
-            self._fork(serial, slot, descriptors[0], (wake, waker))
-            os.close(descriptors[0])
-        return True
-
-    def _fork(self, serial: int, slot: int, connection: int, wakeup_pipe: tuple[int, int]) -> None:
-        parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self._report(_START_FAILED, serial, error.errno or 0)
-            return
-        if not pid:
-            _run_and_exit(lambda: self._run_worker(parent, slot, connection, wakeup_pipe))
-        self._serials[pid] = serial
-        self._report(_STARTED, serial, pid)
-
-    def _run_worker(
-        self, parent: int, slot: int, connection: int, wakeup_pipe: tuple[int, int]
-    ) -> int:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        process.name(b"gangline-spare")
-        process.die_with_parent()
-        if os.getppid() != parent:
-            return 0
-        self._control.close()
-        for descriptor in wakeup_pipe:
-            os.close(descriptor)
-        place.use(self._slot(slot))
-        restart_required = serve(
-            self._groups, socket.socket(fileno=connection), self._clock, self._wakeup_fd
-        )
-        return RESTART_EXIT_CODE if restart_required else 0
 
 
 def _close_descriptors(retained: set[int]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ...contract.settings import SettingsError
+from ...contract.token_bucket import TokenBucket
 from ..errors import PermissionDenied, ResourceExhausted, ServiceError, Unauthenticated
 from ..principal import (
     GRANTABLE_ROLES,
@@ -24,7 +25,13 @@ from ..principal import (
     set_principal,
 )
 from .authenticator import Authenticator
-from .limits import ConnectionLimits, Connections, KeyedTokenBuckets, TokenBucket, peer_address
+from .limits import (
+    BURST_SECONDS,
+    ConnectionLimits,
+    Connections,
+    KeyedTokenBuckets,
+    peer_address,
+)
 from .tokens import FILE_NAME, Tokens, TokensError
 
 if TYPE_CHECKING:
@@ -380,9 +387,14 @@ class AgentRateLimit:
     def __init__(self, config: AggregatorConfig, steady: Callable[[], float]) -> None:
         now = steady()
         self._steady = steady
-        self._frames = TokenBucket(config.agent_frames_per_second_max, now)
-        self._bytes = TokenBucket(config.agent_bytes_per_second_max, now)
-        self._rows = TokenBucket(config.agent_rows_per_second_max, now)
+        self._frames, self._bytes, self._rows = (
+            TokenBucket(rate, rate * BURST_SECONDS, now)
+            for rate in (
+                config.agent_frames_per_second_max,
+                config.agent_bytes_per_second_max,
+                config.agent_rows_per_second_max,
+            )
+        )
 
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
         """Count what came; return for how many seconds nothing more is to be read, 0 for none."""

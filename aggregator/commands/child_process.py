@@ -1,4 +1,8 @@
-"""Other `gangline` commands as child processes: started, watched, ended in order, none left behind."""
+"""Other `gangline` commands as child processes: started, watched, ended in order, none left behind.
+
+`python -m` this, with a process id before the command, is such a child. Whatever kills `gangline run` (kill -9, out of
+memory), nothing of it may go on holding the port, the store and the spools.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
+
+from ...cli import main
+from ...contract.workers import end_with_parent
 
 #: So much of a log is shown when its process ended by itself.
 LAST_LINES = 3
@@ -78,7 +85,7 @@ class Children:
         log = self._log(child)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", f"{__package__}.child_process_main", str(os.getpid())),
+                *(sys.executable, "-m", __name__, str(os.getpid())),
                 *(child.command, *child.arguments),
             ],
             stdin=subprocess.DEVNULL,
@@ -128,3 +135,9 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+if __name__ == "__main__":
+    if not end_with_parent(int(sys.argv[1]), signal.SIGTERM):
+        sys.exit(f"process {sys.argv[1]}, which started this, has ended")
+    sys.exit(main(sys.argv[2:]))

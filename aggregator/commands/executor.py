@@ -285,7 +285,7 @@ SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
 def main(arguments: list[str]) -> int:
     """Run (without a word), doctor, undo, status. 1: failed, with a message; 2: wrong usage; 3: no aggregator answers."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     site_kind, config_kind = SITES[options.scheduler]
     if options.help_settings:
         print(describe(config_kind))
@@ -367,10 +367,9 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
             "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
-        with running(() if options.shadow else site.companions(channel, names)):
+        companions = () if options.shadow else site.companions(channel, names)
+        with closing(client), closing(launchers), running(companions):
             executor.run()
-        launchers.close()
-        client.close()
     return OK if signaled.is_set() else FAILED
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
@@ -116,6 +117,14 @@ def _check_object_name(name: str) -> None:
         raise ValueError("1 to 63 lower-case letters, digits and -")
 
 
+def _cluster(name: str, noun: str = "cluster") -> Any:
+    return setting(
+        name,
+        check=_check_actor,
+        description=f"how answers, outcomes and reports name this {noun}",
+    )
+
+
 @dataclass(frozen=True)
 class ExecutorConfig:
     """One executor of one scheduler."""
@@ -124,11 +133,7 @@ class ExecutorConfig:
         "/var/lib/gangline-executor",
         description="folder of the ledger: what was set, written before each command",
     )
-    cluster: str = setting(
-        "slurm",
-        check=_check_actor,
-        description="how answers, outcomes and reports name this cluster",
-    )
+    cluster: str = _cluster("slurm")
     actions: tuple[str, ...] = setting(
         (*HOLDING_ACTIONS, RETURN),
         check=_check_actions,
@@ -250,11 +255,7 @@ class KubernetesConfig(UnweightedConfig):
         description="folder of the ledger, for one executor outside the cluster; without one it is a ConfigMap, "
         "and of several executors the one that holds a Lease acts",
     )
-    cluster: str = setting(
-        "kubernetes",
-        check=_check_actor,
-        description="how answers, outcomes and reports name this cluster",
-    )
+    cluster: str = _cluster("kubernetes")
     mark: str = setting(
         "hold",
         check=_check_hold,
@@ -330,29 +331,31 @@ class KubernetesConfig(UnweightedConfig):
         return super().actor if self.ledger else f"executor {self.cluster}"
 
 
-@dataclass(frozen=True)
-class HTCondorConfig(UnweightedConfig):
-    """One executor of one pool of HTCondor."""
-
-    ledger: str = setting(
-        "/var/lib/gangline-executor",
-        description="folder of the ledger: what was set, written before each command",
-    )
-    cluster: str = setting(
-        "htcondor",
-        check=_check_actor,
-        description="how answers, outcomes and reports name this pool",
-    )
-    mark: str = setting(
+def _drain_mark(how: str) -> Any:
+    return setting(
         "drain",
         check=_check_drain,
-        description="what keeps new work off a machine: `drain`, by condor_drain -graceful",
+        description=f"what keeps new work off a node: `drain`, {how}",
     )
+
+
+@dataclass(frozen=True)
+class DrainingConfig(UnweightedConfig):
+    """An executor of a scheduler whose nodes are drained: all else is left to people."""
+
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
         check=_check_drain_actions,
-        description="advisories that are carried out; EVICT_NOW drains the machine, and its jobs go on",
+        description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
     )
+
+
+@dataclass(frozen=True)
+class HTCondorConfig(DrainingConfig):
+    """One executor of one pool of HTCondor."""
+
+    cluster: str = _cluster("htcondor", "pool")
+    mark: str = _drain_mark("by condor_drain -graceful")
 
 
 def _check_ray_actions(actions: tuple[str, ...]) -> None:
@@ -371,20 +374,8 @@ def _check_helper(helper: tuple[str, ...]) -> None:
 class RayConfig(UnweightedConfig):
     """One executor of one cluster of Ray."""
 
-    ledger: str = setting(
-        "/var/lib/gangline-executor",
-        description="folder of the ledger: what was set, written before each command",
-    )
-    cluster: str = setting(
-        "ray",
-        check=_check_actor,
-        description="how answers, outcomes and reports name this cluster",
-    )
-    mark: str = setting(
-        "drain",
-        check=_check_drain,
-        description="what keeps new work off a node: `drain`, which cannot be taken back",
-    )
+    cluster: str = _cluster("ray")
+    mark: str = _drain_mark("which cannot be taken back")
     actions: tuple[str, ...] = setting(
         (),
         check=_check_ray_actions,
@@ -408,28 +399,11 @@ class RayConfig(UnweightedConfig):
 
 
 @dataclass(frozen=True)
-class FluxConfig(UnweightedConfig):
+class FluxConfig(DrainingConfig):
     """One executor of one instance of Flux."""
 
-    ledger: str = setting(
-        "/var/lib/gangline-executor",
-        description="folder of the ledger: what was set, written before each command",
-    )
-    cluster: str = setting(
-        "flux",
-        check=_check_actor,
-        description="how answers, outcomes and reports name this instance",
-    )
-    mark: str = setting(
-        "drain",
-        check=_check_drain,
-        description="what keeps new work off a node: `drain`, by flux resource drain",
-    )
-    actions: tuple[str, ...] = setting(
-        (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
-        check=_check_drain_actions,
-        description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
-    )
+    cluster: str = _cluster("flux", "instance")
+    mark: str = _drain_mark("by flux resource drain")
 
 
 class NodeNames:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ...contract.stream import LATE_FRAMES_MAX
+from ...contract.token_bucket import TokenBucket
 from ...contract.wire.telemetry_pb2 import TelemetryBatch
 
 #: Late frames of a host are taken at no more than this many times its live rate.
@@ -270,41 +271,35 @@ class ReconnectSpread:
 class RegistrationQueue:
     """Who may register now, so that a fleet that comes at once is served in turn and live frames go on.
 
-    A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line,
-    and whoever comes while there is a line gets a place behind it.
+    A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line: its debt.
+    Whoever comes while there is a line gets a place behind it.
     """
 
     def __init__(self, reconnects_per_second: int, now: float) -> None:
         self._hertz = float(reconnects_per_second)
-        self._tokens, self._at = self._hertz, now
-        self._queue_end = now
+        self._bucket = TokenBucket(self._hertz, self._hertz, now)
         self._due_times: OrderedDict[str, float] = OrderedDict()
         #: Registrations that were told to come later.
         self.deferred = 0
 
     def wait_seconds(self, host: str, now: float) -> float:
         """Return how long *host* is to wait before it registers; 0: it may now, which is counted."""
-        self._refill(now)
+        self._forget_passed(now)
         due = self._due_times.get(host)
-        if due is None and self._queue_end <= now and self._tokens >= 1:
-            self._tokens -= 1
+        if due is None and not self._bucket.try_take(now):
             return 0.0
         if due is not None and due <= now:
             del self._due_times[host]
             return 0.0
-        if due is None and self._queue_end - now >= RECONNECT_SECONDS_MAX:
+        if due is None and self._bucket.paid_at - now >= RECONNECT_SECONDS_MAX:
             self.deferred += 1  # the line is long enough: ask again, with luck it is shorter then
             return RECONNECT_SECONDS_MAX * (0.5 + host_fraction(host) / 2)
         if due is None:
-            self._queue_end = due = max(self._queue_end, now) + 1 / self._hertz
-            self._due_times[host] = due
+            due = self._due_times[host] = now + self._bucket.take(1.0, now)
         self.deferred += 1
         return max(due - now, 1 / self._hertz)
 
-    def _refill(self, now: float) -> None:
-        seconds, self._at = max(0.0, now - self._at), now
-        if self._queue_end <= now:
-            self._tokens = min(self._tokens + seconds * self._hertz, self._hertz)
+    def _forget_passed(self, now: float) -> None:
         while self._due_times:
             host, due = next(iter(self._due_times.items()))
             if due + SLOT_SECONDS > now:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import struct
@@ -10,6 +11,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
+
+from ...contract.workers import ChildEvent, ChildReport, KillReason
 
 #: A longer statement is refused: nobody types it, and a parser's stack is finite.
 SQL_BYTES_MAX = 256 << 10
@@ -26,8 +29,6 @@ QUESTION, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
 REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
 #: What a process ends with that has no memory left to say so.
 NO_MEMORY_STATUS = 77
-#: A packet between a fork server and its owner is shorter than this.
-PACKET_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +155,21 @@ def query_error(kind: str, words: str) -> QueryError:
 
 
 def exit_error(
-    exit_report: dict[str, Any], settings: QuerySettings, question: Question
+    report: ChildReport | None, settings: QuerySettings, question: Question
 ) -> QueryError:
-    """Return why a process ended that said nothing; *exit_report* as `fork server` writes it."""
-    status, why = exit_report.get("status"), exit_report.get("why", "")
-    if why == TIME or status == -signal.SIGXCPU:
+    """Return why a process ended that said nothing; None: its fork server is gone, too."""
+    if report is None or report.event is ChildEvent.FAILED:
+        return QueryFailed("the process that runs queries ended; ask again")
+    status = os.waitstatus_to_exitcode(report.value)
+    if report.kill_reason is KillReason.OVERDUE or status == -signal.SIGXCPU:
         return QueryCutOff(timeout_message(question.seconds), of_time=True)
     if status in (NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
         return QueryCutOff(memory_message(settings.memory_bytes_max), of_time=False)
-    if status == -signal.SIGKILL and not why:
+    if status == -signal.SIGKILL and not report.kill_reason:
         reason = (
             "was ended by the kernel, most likely for want of memory on this machine (`dmesg` says)"
         )
         return QueryCutOff(reason, of_time=False)
-    if status is None:
-        return QueryFailed("the process that runs queries ended; ask again")
     return QueryFailed(
         f"the query's process ended with status {status}; the aggregator's log says why"
     )

@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from ..workers import environment
+from ...contract.workers import (
+    PACKET_BYTES_MAX,
+    ChildEvent,
+    ChildReport,
+    kill_child,
+    request_child,
+)
+from ..process_limits import KILL_AFTER_SECONDS
+from ..workers import WorkerProcess, receive_packets
 from . import messages
 from .messages import AnswerSummary, QuerySettings, Question
 
 #: A module that loads DuckDB and Arrow: who only asks loads neither.
 FORK_SERVER_MODULE = f"{__package__}.forkserver"
-#: A fork server that does not end when its socket closes is killed after so long.
-END_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -41,9 +45,8 @@ class QueryPool:
         self.died_count = 0
         self._running_max = running_max
         self._numbers = itertools.count(1)
-        self._exits: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._fork_server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._exits: dict[int, asyncio.Future[ChildReport | None]] = {}
+        self._fork_server: WorkerProcess | None = None
         self._listening: set[asyncio.Task[None]] = set()
 
     @property
@@ -53,53 +56,41 @@ class QueryPool:
 
     @property
     def fork_server_pid(self) -> int:
-        """The fork server's process, 0 before the first start."""
+        """The fork server's process, 0 without one."""
         return self._fork_server.pid if self._fork_server else 0
 
     def start(self) -> None:
         """Start the fork server unless it runs, so that the first question finds it warm. Raises OSError."""
-        if self._control is not None:
+        if self._fork_server is not None:
             return
-        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with child_socket:
-            self._fork_server = subprocess.Popen(
-                [sys.executable, "-m", FORK_SERVER_MODULE, self.settings.to_text()],
-                stdin=child_socket.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment(),
-                # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
-                # (`confine.let_session_go_last`), where queries in ours would use up our own.
-                start_new_session=True,
-            )
-        parent_socket.setblocking(False)
-        self._control = parent_socket
-        listening = asyncio.get_running_loop().create_task(
-            self._listen(parent_socket, self._fork_server)
-        )
+        # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
+        # (`lower_session_priority`), where queries in ours would use up our own.
+        worker = WorkerProcess(FORK_SERVER_MODULE, self.settings.to_text(), own_session=True)
+        worker.control.setblocking(False)
+        self._fork_server = worker
+        listening = asyncio.get_running_loop().create_task(self._listen(worker))
         self._listening.add(listening)
         listening.add_done_callback(self._listening.discard)
 
-    async def _listen(self, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Take obituaries until the fork server is gone; then whoever waits hears that, and it is buried."""
-        loop = asyncio.get_running_loop()
+    async def _listen(self, worker: WorkerProcess) -> None:
+        """Take exit reports until the fork server is gone; then whoever waits for one hears that."""
+
+        async def take(packet: bytes, _: list[int]) -> None:
+            report = ChildReport.from_bytes(packet)
+            if report.event is not ChildEvent.STARTED:
+                self._on_query_exit(report.number, report)
+
         with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(control, messages.PACKET_BYTES_MAX):
-                exit_report = json.loads(data)
-                self._on_query_exit(exit_report["id"], exit_report)
-        self._on_fork_server_exit(control)
-        await loop.run_in_executor(None, _reap, process)
-
-    def _on_fork_server_exit(self, control: socket.socket) -> None:
-        if self._control is control:
-            self._control = None
-        control.close()
+            await receive_packets(worker.control, PACKET_BYTES_MAX, 0, take)
+        self._fork_server = None
         for number in list(self._exits):
-            self._on_query_exit(number, {})
+            self._on_query_exit(number, None)
+        await asyncio.to_thread(worker.end)
 
-    def _on_query_exit(self, number: int, exit_report: dict[str, Any]) -> None:
+    def _on_query_exit(self, number: int, report: ChildReport | None) -> None:
         end = self._exits.pop(number, None)
         if end is not None and not end.done():
-            end.set_result(exit_report)
+            end.set_result(report)
 
     async def query(
         self, question: Question, cost: QueryCost
@@ -128,24 +119,21 @@ class QueryPool:
         finally:
             if is_abandoned:
                 self._kill(number)
-            exit_report = await self._wait_exit(end, cost)
+            report = await self._wait_exit(end, cost)
         if not is_complete:
             self.died_count += 1
-            raise messages.exit_error(exit_report, self.settings, question)
+            raise messages.exit_error(report, self.settings, question)
 
     def _hand_over(
         self, question: Question
-    ) -> tuple[int, socket.socket, asyncio.Future[dict[str, Any]]]:
+    ) -> tuple[int, socket.socket, asyncio.Future[ChildReport | None]]:
         number = next(self._numbers)
-        parent_socket, child_socket = socket.socketpair()
-        packet = json.dumps({"id": number, "seconds": question.seconds}).encode()
+        seconds = question.seconds + KILL_AFTER_SECONDS if question.seconds else math.inf
         try:
-            with child_socket:
-                self.start()
-                assert self._control is not None
-                socket.send_fds(self._control, [packet], [child_socket.fileno()])
+            self.start()
+            assert self._fork_server is not None
+            parent_socket = request_child(self._fork_server.control, number, seconds=seconds)
         except OSError as error:
-            parent_socket.close()
             raise messages.QueryFailed(f"no process can be had for the query: {error}") from error
         end = asyncio.get_running_loop().create_future()
         self._exits[number] = end
@@ -153,32 +141,23 @@ class QueryPool:
 
     def _kill(self, number: int) -> None:
         """End a process that nobody listens to any more, unless it is dead already."""
-        if self._control is not None and number in self._exits:
-            with contextlib.suppress(OSError):
-                self._control.send(json.dumps({"id": number, "kill": "cancelled"}).encode())
+        if self._fork_server is not None and number in self._exits:
+            kill_child(self._fork_server.control, number)
 
     async def _wait_exit(
-        self, end: asyncio.Future[dict[str, Any]], cost: QueryCost
-    ) -> dict[str, Any]:
+        self, end: asyncio.Future[ChildReport | None], cost: QueryCost
+    ) -> ChildReport | None:
         """Wait until the process is gone: then, and not before, there is room for another."""
-        exit_report = await asyncio.shield(end)
-        cost.cpu_seconds = exit_report.get("cpu_seconds", 0.0)
-        cost.rss_bytes_max = exit_report.get("rss_bytes_max", 0)
-        return exit_report
+        report = await asyncio.shield(end)
+        if report is not None:
+            cost.cpu_seconds, cost.rss_bytes_max = report.cpu_seconds, report.rss_bytes_max
+        return report
 
     async def close(self) -> None:
         """End all: the fork server at once, its processes with it."""
-        if self._control is not None:
-            self._control.shutdown(socket.SHUT_RDWR)
+        if self._fork_server is not None:
+            self._fork_server.control.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._listening)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 async def _messages(

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.ipc
 
-from ..workers import limit_cpu
+from ..process_limits import limit_cpu
 from . import messages, sandbox
 from .messages import (
     FAILED,

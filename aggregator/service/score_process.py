@@ -8,8 +8,6 @@ import logging
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,7 +16,7 @@ from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
-from ..workers import environment
+from ..workers import WorkerProcess, receive_packets
 from . import score_process_main, shared_snapshot
 from .decision_log import DecisionLog
 from .decision_recorder import BATCH_BYTES_MAX
@@ -27,8 +25,6 @@ log = logging.getLogger(__name__)
 
 #: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better.
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
-#: One that does not end when its socket closes is killed after so long.
-END_SECONDS = 2.0
 #: For what it has to say at its end it is given so long.
 LAST_SECONDS = 1.0
 #: After one has ended the next is started after so long; where they end soon, after twice as long each time.
@@ -61,8 +57,7 @@ class ScoreProcess:
         self._latest: Judgement | None = None
         self._updated = asyncio.Event()
         self._replies = asyncio.Queue[dict[str, Any]]()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._worker: WorkerProcess | None = None
         self._listening: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         #: Takes the decisions that it made; None: nobody does.
@@ -73,7 +68,7 @@ class ScoreProcess:
     @property
     def pid(self) -> int:
         """The process, 0 without one."""
-        return self._process.pid if self._process else 0
+        return self._worker.pid if self._worker else 0
 
     async def start(self) -> None:
         """Have one that listens, and keep one from now on. Raises ScoreProcessError, OSError."""
@@ -104,7 +99,7 @@ class ScoreProcess:
         while True:
             started, reason = time.monotonic(), ""
             try:
-                if self._process is None:
+                if self._worker is None:
                     await self._begin()
                 await self._hand_over()
             except (ScoreProcessError, OSError) as error:
@@ -129,60 +124,32 @@ class ScoreProcess:
         self._updated.set()  # it has no snapshot yet
 
     def _spawn(self) -> socket.socket:
-        self._control, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with child_socket:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", score_process_main.__name__],
-                stdin=child_socket.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment(),
-                # Ctrl-C is for the aggregator; and Linux shares processors between sessions first (sched(7)): it has
-                # a share of its own beside all threads of ours.
-                start_new_session=True,
-            )
+        # Ctrl-C is for the aggregator; and it has a share of the processors of its own beside all threads of ours.
+        self._worker = WorkerProcess(score_process_main.__name__, own_session=True)
         self.started_count += 1
         settings = score_process_main.ScoreProcessSettings(
             self._config, self.address, self.port, os.getpid()
         )
-        self._control.send(pickle.dumps(settings))
-        self._control.setblocking(False)
-        return self._control
+        self._worker.control.send(pickle.dumps(settings))
+        self._worker.control.setblocking(False)
+        return self._worker.control
 
     async def _listen(self, control: socket.socket, answers: asyncio.Queue[dict[str, Any]]) -> None:
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(control, readable.set)
-        try:
-            while True:
-                await readable.wait()
-                readable.clear()
-                with suppress(BlockingIOError):
-                    while self._take_packet(control, answers):
-                        pass
-                    break
-        except OSError:
-            pass
-        except (ValueError, KeyError) as error:
-            log.warning("the score process sent what is no packet: %s", error)
-        finally:
-            loop.remove_reader(control)
-        answers.put_nowait({})
-        self._updated.set()
-
-    def _take_packet(self, control: socket.socket, answers: asyncio.Queue[dict[str, Any]]) -> bool:
-        """Take the next packet; False: there will be no more. Raises BlockingIOError when none waits, OSError."""
-        data, descriptors, _, _ = socket.recv_fds(control, score_process_main.PACKET_BYTES_MAX, 1)
-        try:
-            if not data:
-                return False
+        async def take(data: bytes, descriptors: list[int]) -> None:
             packet = json.loads(data)
             if "decisions" in packet:
                 self._take_decisions(packet, descriptors)
             else:
                 answers.put_nowait(packet)
-        finally:
-            for each in descriptors:
-                os.close(each)
-        return True
+
+        try:
+            await receive_packets(control, score_process_main.PACKET_BYTES_MAX, 1, take)
+        except OSError:
+            pass
+        except (ValueError, KeyError) as error:
+            log.warning("the score process sent what is no packet: %s", error)
+        answers.put_nowait({})
+        self._updated.set()
 
     def _take_decisions(self, packet: dict[str, Any], descriptors: list[int]) -> None:
         if self.decisions is None:
@@ -210,7 +177,7 @@ class ScoreProcess:
 
     async def _hand_over(self) -> None:
         """Hand snapshots over until the process is no more. Raises ScoreProcessError, OSError."""
-        assert self._control is not None
+        assert self._worker is not None
         while True:
             await self._updated.wait()
             self._updated.clear()
@@ -221,8 +188,7 @@ class ScoreProcess:
             # Nobody changes it, and what is written is no state of ours but the names' file.
             names, descriptor = await asyncio.to_thread(self._files, snapshot)
             try:
-                packet = json.dumps({"dictionary": self._number}).encode()
-                socket.send_fds(self._control, [packet], [names, descriptor])
+                self._worker.send({"dictionary": self._number}, names, descriptor)
             except ConnectionError as error:
                 raise ScoreProcessError(ENDED) from error
             finally:
@@ -248,24 +214,13 @@ class ScoreProcess:
 
     async def _end(self) -> int | None:
         """End it, and return with what status it did; None where none was started."""
-        process, self._process = self._process, None
-        if self._control is not None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
             with suppress(OSError):
-                self._control.shutdown(socket.SHUT_WR)  # it sends its last decisions, and ends
+                worker.control.shutdown(socket.SHUT_WR)  # it sends its last decisions, and ends
         if self._listening is not None:
             await asyncio.wait([self._listening], timeout=LAST_SECONDS)
             self._listening.cancel()
             await asyncio.wait([self._listening])
-        if self._control is not None:
-            self._control.close()
-        self._control = self._listening = None
-        self.version = 0
-        return await asyncio.to_thread(_reap, process) if process is not None else None
-
-
-def _reap(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+        self._listening, self.version = None, 0
+        return await asyncio.to_thread(worker.end) if worker is not None else None

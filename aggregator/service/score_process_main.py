@@ -28,12 +28,14 @@ from typing import Any, cast
 from grpc_health.v1 import health, health_pb2
 
 from ...contract.settings import SettingsError
+from ...contract.workers import end_with_parent
 from ...ext import process
 from .. import metrics
 from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
+from ..workers import receive_packets
 from .decision_recorder import DecisionRecorder
 from .grpc_server import PLACEMENT, RECOVERY, SCORE, make_server, serve_on
 from .placement import PlacementService
@@ -100,7 +102,7 @@ class ScoreServer:
             asyncio.create_task(self._access_control.watch()),
             asyncio.create_task(self._decisions.run()),
         ]
-        await self._listen()
+        await receive_packets(self._control, PACKET_BYTES_MAX, 2, self._load_snapshot)
         for task in tasks:
             task.cancel()
         await server.stop(GRACE_SECONDS)
@@ -110,26 +112,9 @@ class ScoreServer:
         for name in ("", SCORE, PLACEMENT, RECOVERY):
             await self._health.set(name, status)
 
-    async def _listen(self) -> None:
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._control, readable.set)
-        while True:
-            await readable.wait()
-            readable.clear()
-            try:
-                data, taken, _, _ = socket.recv_fds(self._control, PACKET_BYTES_MAX, 2)
-            except BlockingIOError:
-                continue
-            if not data:
-                return
-            try:
-                await self._load_snapshot(json.loads(data)["dictionary"], *taken)
-            finally:
-                for each in taken:
-                    os.close(each)
-
-    async def _load_snapshot(self, number: int, names: int, descriptor: int) -> None:
-        """Answer from the snapshot in *descriptor* from now on."""
+    async def _load_snapshot(self, packet: bytes, descriptors: list[int]) -> None:
+        """Answer from the snapshot in the second of *descriptors* from now on; the first has its names."""
+        number, (names, descriptor) = json.loads(packet)["dictionary"], descriptors
         self._unread_batches = 0
         if self._dictionary is None or self._dictionary[0] != number:
             self._dictionary = number, NameDictionary(names)
@@ -193,8 +178,7 @@ def main() -> int:
     control = socket.socket(fileno=os.dup(0))
     control.setblocking(True)
     settings: ScoreProcessSettings = pickle.loads(control.recv(PACKET_BYTES_MAX))
-    process.die_with_parent()
-    if os.getppid() != settings.parent:
+    if not end_with_parent(settings.parent):
         return 1
     process.name(b"gangline-score")
     process.be_small()

@@ -13,7 +13,7 @@ import runpy
 import sys
 import time
 
-from gangline.aggregator.workers import lower_priority, lower_session_priority
+from gangline.aggregator.process_limits import lower_priority, lower_session_priority
 
 
 def main() -> None:

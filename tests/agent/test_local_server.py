@@ -422,7 +422,7 @@ def test_the_budget_is_per_user_and_comes_back() -> None:
     assert budget.left_seconds(1, again + 1e6) == BURST_SECONDS
     for user in range(10_000):
         budget.spend(user, 0.001, 200.0)
-    assert len(budget._balances) <= 256
+    assert len(budget._buckets) <= 256
 
 
 def head(path: str, **more: str) -> list[tuple[str, str]]:

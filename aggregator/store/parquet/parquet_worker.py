@@ -29,9 +29,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from ....contract.workers import end_with_parent
 from ....ext import process
+from ...process_limits import address_space_bytes, lower_priority, raise_oom_score, set_limit
 from ...sql import quoted
-from ...workers import address_space_bytes, lower_priority, raise_oom_score, set_limit
 from ..layout import BY_NAME, COLUMNS, LAYOUTS, typed_empty
 from .rollup import IS_TAIL, roll, rollup_spec
 from .segment_files import MINUTE, RAW, TAIL, UNFINISHED_SUFFIX
@@ -461,8 +462,7 @@ def main() -> int:
     # Of a terminal, or of systemd for all at once: the aggregator ends us.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
-    process.die_with_parent()
-    if os.getppid() != settings.parent:
+    if not end_with_parent(settings.parent):
         return 1
     process.name(b"gangline-pack")
     if not settings.is_behind:

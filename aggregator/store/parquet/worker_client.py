@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...workers import environment
+from ...workers import WorkerProcess
 from . import parquet_worker
 
 #: A packer that does not answer for so long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
 #: One that goes last may not have been let run at all.
 LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
-#: One that does not end when it has nothing more to do is killed after so long.
-END_SECONDS = 2.0
-#: One that was killed and is not gone after so long waits for a disk: it ends with that, and writes nothing more.
-GONE_SECONDS = 5.0
 
 
 class PackerError(Exception):
@@ -63,8 +55,7 @@ class PackerProcess:
         self._folder = folder
         self._rows_max = rows_max
         self._memory_bytes_max = memory_bytes_max
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._worker: WorkerProcess | None = None
         self._low_priority = True
         self._answer_seconds_max = 0.0
         #: Whether history is behind: then the next process does not go last.
@@ -73,49 +64,36 @@ class PackerProcess:
     @property
     def pid(self) -> int:
         """The packer's process, 0 without one."""
-        return self._process.pid if self._process else 0
+        return self._worker.pid if self._worker else 0
 
     @property
     def is_low_priority(self) -> bool:
         """Whether there is one that goes last at the processor."""
-        return self._process is not None and self._low_priority
+        return self._worker is not None and self._low_priority
 
     def start(self) -> None:
         """Have a packer that runs; one that is made now is as urgent as history is. Raises OSError."""
-        if self._process is not None and self._process.poll() is None:
+        if self._worker is not None and not self._worker.has_ended:
             return
         self.release()
         settings = parquet_worker.PackerSettings(
             str(self._folder), self._rows_max, self._memory_bytes_max, os.getpid(), self.is_behind
         )
-        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with child_socket:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", parquet_worker.__name__, settings.to_text()],
-                    stdin=child_socket.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env=environment(),
-                    # Not in a session of its own: Linux shares processors between sessions first (autogroup,
-                    # sched(7)), and its niceness would count for nothing against us.
-                )
-        except BaseException:
-            parent_socket.close()
-            raise
-        self._control, self._low_priority = parent_socket, not self.is_behind
+        # In a session of its own its niceness would count for nothing against us.
+        self._worker = WorkerProcess(parquet_worker.__name__, settings.to_text(), own_session=False)
+        self._low_priority = not self.is_behind
         self._answer_seconds_max = (
             LOW_PRIORITY_ANSWER_SECONDS_MAX if self._low_priority else ANSWER_SECONDS_MAX
         )
-        parent_socket.settimeout(self._answer_seconds_max)
+        self._worker.control.settimeout(self._answer_seconds_max)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
         """Call a method of `Packer`, with descriptor *memory* last. Raises PackerError."""
-        if self._control is None:
+        if self._worker is None:
             raise PackerError("the process that writes Parquet has ended")
-        packet = json.dumps([name, arguments]).encode()
         try:
-            socket.send_fds(self._control, [packet], [] if memory is None else [memory])
-            data = self._control.recv(parquet_worker.PACKET_BYTES_MAX)
+            self._worker.send([name, arguments], *([] if memory is None else [memory]))
+            data = self._worker.control.recv(parquet_worker.PACKET_BYTES_MAX)
         except TimeoutError as error:
             self.kill()
             self.release()
@@ -133,29 +111,21 @@ class PackerProcess:
         return answer["value"]
 
     def _exit_report(self) -> str:
-        assert self._process is not None
-        process = self._process
-        self.release()
-        if process.returncode == -signal.SIGKILL:
+        assert self._worker is not None
+        status = self._worker.end()
+        self._worker = None
+        if status == -signal.SIGKILL:
             return "was killed: for want of memory? `dmesg` says"
-        return f"ended with status {process.returncode}; the aggregator's log says why"
+        return f"ended with status {status}; the aggregator's log says why"
 
     def kill(self) -> None:
         """End it at once, from any thread: a call that waits for it fails."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        worker = self._worker
+        if worker is not None:
+            worker.kill()
 
     def release(self) -> None:
         """Let go of the process and its memory until the next `start`."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GONE_SECONDS)
-            self._process = None
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None

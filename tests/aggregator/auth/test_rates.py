@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.auth.access import AccessControl
-from gangline.aggregator.auth.limits import BURST_SECONDS, KeyedTokenBuckets, TokenBucket
+from gangline.aggregator.auth.limits import BURST_SECONDS, KeyedTokenBuckets
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.errors import ResourceExhausted
 from gangline.aggregator.principal import Principal, Role
+from gangline.contract.token_bucket import TokenBucket
 from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.auth.secured import Secured, bearer, telemetry
 
@@ -29,7 +30,7 @@ OPERATOR = Principal(Role.OPERATOR, "a", auth_method="token 2", proof=(1, 1))
 def test_who_waits_as_told_never_goes_faster(rate: float, turns: list[tuple[float, float]]) -> None:
     """Over any stretch no more than the rate and one burst, whatever is taken at once, if each wait is kept."""
     now, total, last = 0.0, 0.0, 0.0
-    bucket = TokenBucket(rate, now)
+    bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
     for pause, amount in turns:
         now += pause
         wait = bucket.take(amount, now)
@@ -40,7 +41,7 @@ def test_who_waits_as_told_never_goes_faster(rate: float, turns: list[tuple[floa
 
 def test_who_asks_too_often_is_told_when_to_come_again() -> None:
     """And asking in vain costs nothing, or whoever asks in a loop would never be let in again."""
-    bucket = TokenBucket(2.0, 100.0)
+    bucket = TokenBucket(2.0, 40.0, 100.0)
     assert [bucket.try_take(100.0) for _ in range(40)] == [0.0] * 40
     assert [bucket.try_take(100.0) for _ in range(1000)] == [0.5] * 1000
     assert bucket.try_take(100.5) == 0.0 and bucket.try_take(100.5) == pytest.approx(0.5)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gangline.aggregator.commands import executor
 from gangline.aggregator.commands.executor import LEDGER_FILE, SlurmSite, _undo
+from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.launchers import Launchers
 from gangline.aggregator.executors.ledger import ExecutorLedger, WeightChange, locked
 from gangline.aggregator.executors.model import NodeHold
-from gangline.aggregator.executors.settings import ExecutorConfig
+from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
 from tests.aggregator.executors.model_scheduler import ModelScheduler
 
 
@@ -51,3 +55,40 @@ def test_without_the_ledger_marks_go_all_the_same(
             assert _undo(site) == 0
     assert not site.scheduler.read_holds() and weight(site) == 4
     assert "weights are left as they are" in capsys.readouterr().err
+
+
+def test_options_may_come_before_the_word(
+    site: SlurmSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`gangline executor slurm --set ledger=... doctor` was refused: invalid choice."""
+    setting = ["--set", f"ledger={site.config.ledger}"]
+    assert executor.main(["slurm", *setting, "status"]) == 0
+    first = capsys.readouterr().out
+    assert executor.main(["slurm", "status", *setting]) == 0
+    assert capsys.readouterr().out == first == "nothing is set\n"
+    with pytest.raises(SystemExit):
+        executor.main(["slurm", *setting, "nonsense"])
+    assert "choose from 'run', 'doctor'" in capsys.readouterr().err
+
+
+def test_what_runs_beside_the_loop_ends_when_it_fails(
+    site: SlurmSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in the loop: the threads of the launchers held the process, which held the ledger's lock."""
+    closed = list[str]()
+
+    class ClosingLaunchers(Launchers):
+        def close(self) -> None:
+            super().close()
+            closed.append("launchers")
+
+    def fail(_: Executor) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(executor, "Launchers", ClosingLaunchers)
+    monkeypatch.setattr(Executor, "run", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    options = executor._parser().parse_args(["slurm", "--aggregator", "127.0.0.1:1"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        executor._serve(options, site, NodeNames())
+    assert closed == ["launchers"]

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from gangline.aggregator import workers
 from gangline.aggregator.store.parquet import worker_client
 from gangline.aggregator.store.parquet.parquet_worker import HostRange
 from gangline.aggregator.store.parquet.worker_client import PackerError, PackerProcess
@@ -52,8 +53,8 @@ class Mortal(PackerProcess):
     def harm(self) -> None:
         self.doomed = ""
         os.kill(self.pid, self.number)
-        if self._control is not None:
-            self._control.settimeout(self.seconds)
+        if self._worker is not None:
+            self._worker.control.settimeout(self.seconds)
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_one_that_hangs_does_not_hold_up_a_stop(
     make_past: Any, tmp_path: Path, mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C waited a quarter of an hour for a packer that somebody had stopped between two of its pieces."""
-    monkeypatch.setattr(worker_client, "END_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "END_SECONDS", 0.1)
     past = make_past(tmp_path / "data", packing=mortal).open()
     past.put(values={"power_watts": 1.0})
     past.later(306)

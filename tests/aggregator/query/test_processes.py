@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from gangline.aggregator.process_limits import SESSION_NICE, query_processors
 from gangline.aggregator.query.messages import (
     AnswerSummary,
     NoSnapshot,
@@ -26,7 +27,6 @@ from gangline.aggregator.query.messages import (
     TooManyQueries,
 )
 from gangline.aggregator.query.pool import QueryCost
-from gangline.aggregator.workers import SESSION_NICE, query_processors
 from tests.aggregator.query.asking import (
     MEMORY_BYTES_MAX,
     PATIENT_SECONDS,

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator import server
+from gangline.aggregator import server, workers
 from gangline.aggregator.auth.access import AccessControl
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.metrics import CallCounters
@@ -191,7 +191,7 @@ def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
             assert one._calls.started["ScoreService/WatchNodeScores"] == 1  # of the second's life
             # It stands still (a sick kernel, a debugger): its last snapshot would be of an hour ago.
             monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", 0.2)
-            monkeypatch.setattr(score_process, "END_SECONDS", 0.1)
+            monkeypatch.setattr(workers, "END_SECONDS", 0.1)
             os.kill(one.pid, signal.SIGSTOP)
             one.publish(world.run(1))
             await until(lambda: one.started_count == 3)
