@@ -105,9 +105,8 @@ class Connection:
         self._socket = connection_socket
         self._wake = wake
         self._out = b""  # what the socket has not taken
-        self._poll, self._is_sending = select.poll(), False
+        self._poll, self._events = select.poll(), 0
         self._poll.register(wake, select.POLLIN)
-        self._poll.register(connection_socket, select.POLLIN)
 
     def send_pending(self, now: float, *, finishing: bool) -> bool:
         """Say what can be said now; return whether, *finishing*, all of it is. Raises SessionError, OSError."""
@@ -124,20 +123,23 @@ class Connection:
             raise SessionError(message)
         return done and not self._out
 
-    def wait(self, seconds_max: float | None) -> bytes:
-        """Wait until somebody wakes us, the time is over, or bytes come; return those. Raises SessionError, OSError."""
-        if self._is_sending != bool(self._out):
-            self._is_sending = bool(self._out)
-            mask = select.POLLIN | select.POLLOUT if self._is_sending else select.POLLIN
-            self._poll.modify(self._socket, mask)
+    def wait(self, seconds_max: float | None, *, quiet: bool = False) -> bytes:
+        """Wait until somebody wakes us, the time is over, or bytes come; return the bytes that are there.
+
+        *quiet*: bytes do not end the wait, unless they are the last. Raises SessionError, OSError.
+        """
+        events = select.POLLRDHUP if quiet else select.POLLIN
+        if self._out:
+            events |= select.POLLOUT
+        if events != self._events:
+            self._events = events
+            self._poll.register(self._socket, events)
         # Rounded up, or the last millisecond before a deadline would spin.
-        ready = self._poll.poll(None if seconds_max is None else int(seconds_max * 1000) + 1)
-        descriptors = {descriptor for descriptor, _ in ready}
-        if self._wake in descriptors:
-            os.eventfd_read(self._wake)
-            descriptors.remove(self._wake)
-        if not descriptors:
-            return b""
+        for descriptor, _ in self._poll.poll(
+            None if seconds_max is None else int(seconds_max * 1000) + 1
+        ):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
         try:
             data = self._socket.recv(RECEIVE_BYTES_MAX)
         except BlockingIOError:
@@ -302,10 +304,12 @@ class Client:
             done = connection.send_pending(now, finishing=self._closing.is_set())
             if self._closing.is_set() and (done or now >= self._close_by):
                 return
-            waits = [protocol.wait_seconds(now)]
+            quiet_seconds = protocol.quiet_seconds(now)
+            waits = [protocol.wait_seconds(now), quiet_seconds or None]
             if self._closing.is_set():
                 waits.append(max(self._close_by - now, 0.0))
-            if data := connection.wait(min((s for s in waits if s is not None), default=None)):
+            seconds = min((each for each in waits if each is not None), default=None)
+            if data := connection.wait(seconds, quiet=quiet_seconds > 0):
                 self._received_any = True
                 protocol.receive(data, self._seconds())
                 self._on_received(protocol)

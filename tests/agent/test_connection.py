@@ -13,6 +13,7 @@ import pytest
 
 from gangline.agent.transport import client as client_module
 from gangline.agent.transport.client import RECEIVE_BYTES_MAX, Client, Connection
+from gangline.agent.transport.http2 import SessionError
 from gangline.agent.transport.protocol import ACK_SECONDS_MAX, TelemetryProtocol
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -31,11 +32,13 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.sends: Callable[[bytes], int] | None = None
+        self.reads = 0
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def recv(self, size: int) -> bytes:
+        self.reads += 1
         return self.connection.recv(size)
 
     def send(self, data: bytes) -> int:
@@ -47,7 +50,12 @@ class Streaming:
     """A client that has had its first receipt."""
 
     def __init__(
-        self, told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+        self,
+        told: Told,
+        aggregator: Aggregator,
+        agent: Agent,
+        monkeypatch: pytest.MonkeyPatch,
+        live_hertz: float = 1.0,
     ) -> None:
         self.told, self.aggregator, self.agent = told, aggregator, agent
         aggregator.context_bytes, aggregator.credit_frames = 1 << 15, CREDIT_FRAMES
@@ -59,7 +67,7 @@ class Streaming:
             return Connection(self.wires[-1], protocol, wake)
 
         monkeypatch.setattr(client_module, "Connection", watched)
-        self.client: Client = agent.client(aggregator.port)
+        self.client: Client = agent.client(aggregator.port, live_hertz)
         told.until(lambda: aggregator.streams, "streaming")
         self.add()
         self.receipted()
@@ -183,6 +191,27 @@ def test_closing_takes_the_last_receipts(streaming: Streaming) -> None:
     streaming.client.notify()  # harmless afterwards
 
 
+def test_a_frame_and_the_receipt_before_it_are_one_waking(
+    told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking a thread for each receipt cost more than what the receipt says; the daemon hung, and none was read."""
+    streaming = Streaming(told, aggregator, agent, monkeypatch, 1 / (2 * GUARD_SECONDS))
+    wire = streaming.wires[-1]
+    before = wire.reads
+    for count in range(2, 7):
+        streaming.add()
+        streaming.arrived(count)
+    assert wire.reads - before == 5
+    assert agent.spool.unacknowledged_frames > 0, "the last receipt lies there"
+    assert streaming.restored() == streaming.sent
+
+
+def test_receipts_are_read_though_no_frame_comes(streaming: Streaming) -> None:
+    """The daemon hangs: what it sent before is forgotten all the same."""
+    streaming.add()
+    streaming.receipted()
+
+
 def test_receipts_that_lie_there_are_read_before_patience_ends() -> None:
     """The agent was frozen for a minute (a cgroup, a debugger): it gave a sound connection up, and began again."""
     ours, peer = socket.socketpair()
@@ -192,10 +221,14 @@ def test_receipts_that_lie_there_are_read_before_patience_ends() -> None:
         ack = IngestAck(durable=[SequenceRange(first=2, last=2)]).SerializeToString()
         peer.sendall(ack)
         connection = Connection(ours, Idle(), wake)  # type: ignore[arg-type]
-        assert connection.wait(ACK_SECONDS_MAX) == ack, "with the waking, not after the next step"
+        assert connection.wait(ACK_SECONDS_MAX, quiet=True) == ack, "with the waking"
         assert connection.wait(0.0) == b""
         peer.sendall(bytes(RECEIVE_BYTES_MAX + 1))
         assert len(connection.wait(None)) == RECEIVE_BYTES_MAX
+        assert connection.wait(0.0, quiet=True) == b"\0", "when the time is over"
+        peer.close()
+        with pytest.raises(SessionError, match="closed the connection"):
+            connection.wait(None, quiet=True)
     os.close(wake)
 
 

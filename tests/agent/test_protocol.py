@@ -14,6 +14,8 @@ from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, ClientSession
 from gangline.agent.transport.http2 import SessionError
 from gangline.agent.transport.protocol import (
     ACK_SECONDS_MAX,
+    QUIET_FRAMES_MAX,
+    QUIET_PERIODS,
     RESPONSE_SECONDS_MAX,
     RefusedError,
     StreamDesyncError,
@@ -368,6 +370,43 @@ def test_differences_that_were_not_understood_end_the_connection_as_such(talk: T
     frame = talk.append_readings()
     talk.step(0.1)
     assert talk.batches()[-1].frame == frames.deflate_frame(frame)
+
+
+def test_receipts_of_a_few_live_frames_wait_for_the_next_frame(talk: Talk) -> None:
+    """Each receipt woke the agent once more a second than its frame had."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    assert talk.conversation.quiet_seconds(1.0) == 0.0, "not before the first receipt"
+    talk.receipt(1, 1, 1.0, head=True)
+    second = 0
+    for second in range(2, 2 + min(QUIET_FRAMES_MAX, 3)):
+        talk.append()
+        talk.step(float(second))
+        assert talk.conversation.quiet_seconds(second + 0.5) == QUIET_PERIODS - 0.5
+    assert talk.conversation.quiet_seconds(second + QUIET_PERIODS) == 0.0, "the next one is late"
+    talk.append(2)
+    talk.step(9.0)
+    assert talk.conversation.quiet_seconds(9.0) == 0.0, "no credit is left"
+    talk.receipt(2, 9, 9.1)
+    assert talk.conversation.quiet_seconds(9.1) > 0.0
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(9.2)
+    assert talk.conversation.quiet_seconds(9.2) == 0.0, "an event waits for its answer"
+
+
+def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
+    """A frame of many devices filled its window, and its word that there is room again lay there for eight seconds."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    talk.receipt(1, 1, 1.0, head=True)
+    talk.spool.append(2, bytes(range(256)) * 400)
+    out = talk.conversation.step(2.0)
+    assert out and talk.conversation.quiet_seconds(2.0) == 0.0
+    talk.conversation.receive(talk.server.receive(out), 2.1)
+    talk.step(2.1)
+    assert talk.conversation.quiet_seconds(2.1) > 0.0
 
 
 def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
