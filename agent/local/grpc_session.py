@@ -1,21 +1,15 @@
-"""gRPC's server half over HTTP/2 without a socket: bytes in, unary calls out; answers in, bytes out.
-
-Formats: RFC 9113 (HTTP/2) by `h2`, and gRPC's PROTOCOL-HTTP2.md: five bytes before each message, the status in
-the trailers, `grpc-timeout`.
-"""
+"""gRPC's server over HTTP/2 without a socket: bytes in, unary calls out; answers in, bytes out."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -26,9 +20,9 @@ from h2.events import (
     StreamReset,
 )
 from h2.exceptions import H2Error
-from h2.settings import SettingCodes, Settings
+from h2.settings import SettingCodes
 
-from ..transport.grpc_http2 import STATUS_NAMES, FrameLengthChecker, FrameTooLong
+from ..transport.http2 import PREFIX_BYTES, STATUS_NAMES, GrpcConnection, SessionError
 
 #: A request longer than this is RESOURCE_EXHAUSTED; ours are a few dozen bytes, and of 64 GPUs by UUID 3 kB. All that
 #: the server's clients may have half sent is 16 MB.
@@ -44,9 +38,6 @@ UNSENT_BYTES_MAX = 1 << 20
 #: Of an error's words.
 MESSAGE_CHARACTERS_MAX = 500
 TIMEOUT_SECONDS_MAX = 86_400.0
-#: What a client begins with (RFC 9113, 3.4).
-PREFACE_BYTES = 24
-_PREFIX_BYTES = 5
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: Percent-encoding leaves what is printable ASCII but for the percent sign itself.
@@ -54,10 +45,6 @@ _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _STATUS_NUMBERS = {name: str(number) for number, name in enumerate(STATUS_NAMES)}
 _HEADERS = [(":status", "200"), ("content-type", "application/grpc+proto")]
 _OK = [("grpc-status", "0")]
-
-
-class PeerError(Exception):
-    """The connection is of no use any more; what `data_to_send` gives may still be sent, then it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +58,13 @@ class ServerCall:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _Request:
+    """A call that has no answer yet."""
+
     path: str
     timeout_seconds: float | None
     received: bytearray = field(default_factory=bytearray)
-    out: bytearray = field(default_factory=bytearray)
-    responded: bool = False
+    is_whole: bool = False
 
 
 def parse_timeout(value: bytes) -> float:
@@ -92,61 +80,29 @@ def percent_encoded(message: str) -> str:
     return quote(message[:MESSAGE_CHARACTERS_MAX], safe=_PLAIN, errors="replace")
 
 
-class ServerSession:
-    """One connection of one client. After a PeerError it must be thrown away with its socket.
+class ServerSession(GrpcConnection[ServerCall]):
+    """One connection of one client. After a SessionError, what `data_to_send` gives may still be sent.
 
     `calls`: how many have come whole.
     """
 
     def __init__(self) -> None:
-        self.calls = 0
-        self._h2 = H2Connection(
-            H2Configuration(
-                client_side=False,
-                header_encoding=None,
-                validate_outbound_headers=False,  # ours are all made here
-                normalize_outbound_headers=False,
-            )
+        super().__init__(
+            client_side=False,
+            settings={SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX},
+            header_bytes_max=HEADER_BYTES_MAX,
         )
-        values = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
-            SettingCodes.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
-        }
-        self._h2.local_settings = Settings(client=False, initial_values=values)
-        self._h2.decoder.max_header_list_size = HEADER_BYTES_MAX
-        self._h2.initiate_connection()
-        self._lengths, self._preface_left = FrameLengthChecker(), PREFACE_BYTES
-        self._streams: dict[int, _Stream] = {}
+        self.calls = 0
+        self._requests: dict[int, _Request] = {}
 
     @property
     def waiting(self) -> int:
         """Calls that have begun and have no whole answer yet."""
-        return len(self._streams)
+        return len(self._requests) + len(self._queues)
 
     def is_waiting(self, number: int) -> bool:
         """Say whether a call has begun, has no whole answer yet, and was not given up by its client."""
-        return number in self._streams
-
-    # In ------------------------------------------------------------------------------------
-
-    def receive(self, data: bytes) -> list[ServerCall]:
-        """Take what the socket gave. Raises PeerError, whatever the bytes are; nothing else."""
-        frames = data[self._preface_left :]
-        self._preface_left -= len(data) - len(frames)
-        try:
-            self._lengths.check(frames)
-            calls = [
-                call for event in self._h2.receive_data(data) for call in self._on_event(event)
-            ]
-            self._pump()
-        except PeerError:
-            raise
-        except FrameTooLong as error:
-            raise PeerError(str(error)) from error
-        except Exception as error:  # two libraries parse a stranger's bytes here
-            raise PeerError(f"{type(error).__name__}: {error}") from error
-        self.calls += len(calls)
-        return calls
+        return number in self._requests or number in self._queues
 
     def go_away(self) -> None:
         """Tell the client that this connection ends, without blame: its next call opens another. Never raises."""
@@ -155,128 +111,89 @@ class ServerSession:
 
     def _on_event(self, event: Event) -> Iterator[ServerCall]:
         if isinstance(event, ConnectionTerminated):
-            raise PeerError("the client ended the connection")
+            raise SessionError("the client ended the connection")
         if isinstance(event, RequestReceived):
             self._on_request(event)
         elif isinstance(event, DataReceived) and event.stream_id is not None:
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            self._on_data(event.stream_id, event.data or b"")
+            self._on_data(event.stream_id, event.data or b"", event.stream_ended is not None)
         elif isinstance(event, StreamEnded) and event.stream_id is not None:
             yield from self._on_end(event.stream_id)
         elif isinstance(event, StreamReset) and event.stream_id is not None:
-            self._streams.pop(event.stream_id, None)
+            self._requests.pop(event.stream_id, None)
 
     def _on_request(self, event: RequestReceived) -> None:
         number = event.stream_id
         assert number is not None and event.headers is not None
-        headers = dict(event.headers)
+        headers, is_whole = dict(event.headers), event.stream_ended is not None
         if headers.get(b":method") != b"POST":
-            return self._refuse_http(number, "405")
+            return self._refuse_with(number, [(":status", "405")], is_whole)
         if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
-            return self._refuse_http(number, "415")
+            return self._refuse_with(number, [(":status", "415")], is_whole)
         path = bytes(headers.get(b":path", b"")).decode("ascii", "replace")
-        stream = self._streams[number] = _Stream(path, None)
+        request = self._requests[number] = _Request(path, None, is_whole=is_whole)
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
             return self.refuse(number, "UNIMPLEMENTED", "compressed; send it with identity")
         if (timeout := headers.get(b"grpc-timeout")) is not None:
             try:
-                stream.timeout_seconds = parse_timeout(bytes(timeout))
+                request.timeout_seconds = parse_timeout(bytes(timeout))
             except ValueError as error:
                 self.refuse(number, "INTERNAL", str(error))
 
-    def _on_data(self, number: int, data: bytes) -> None:
-        stream = self._streams.get(number)
-        if stream is None or stream.responded:
+    def _on_data(self, number: int, data: bytes, is_whole: bool) -> None:
+        request = self._requests.get(number)
+        if request is None:
             return
-        stream.received += data
-        if len(stream.received) < _PREFIX_BYTES:
+        request.received += data
+        request.is_whole = is_whole
+        if len(request.received) < PREFIX_BYTES:
             return
-        length = int.from_bytes(stream.received[1:_PREFIX_BYTES], "big")
-        if stream.received[0]:
+        length = int.from_bytes(request.received[1:PREFIX_BYTES], "big")
+        if request.received[0]:
             self.refuse(number, "UNIMPLEMENTED", "compressed; send it with identity")
         elif length > MESSAGE_BYTES_MAX:
             message = f"message of {length} bytes, at most {MESSAGE_BYTES_MAX}"
             self.refuse(number, "RESOURCE_EXHAUSTED", message)
-        elif len(stream.received) > _PREFIX_BYTES + length:
+        elif len(request.received) > PREFIX_BYTES + length:
             self.refuse(number, "INTERNAL", "more than the one message of a unary call")
 
     def _on_end(self, number: int) -> Iterator[ServerCall]:
-        stream = self._streams.get(number)
-        if stream is None or stream.responded:
+        request = self._requests.get(number)
+        if request is None:
             return
-        length = int.from_bytes(stream.received[1:_PREFIX_BYTES], "big")
-        if len(stream.received) != _PREFIX_BYTES + length:
+        request.is_whole = True
+        length = int.from_bytes(request.received[1:PREFIX_BYTES], "big")
+        if len(request.received) != PREFIX_BYTES + length:
             self.refuse(number, "INTERNAL", "the call ended before its message was whole")
             return
-        message, stream.received = bytes(stream.received[_PREFIX_BYTES:]), bytearray()
-        yield ServerCall(number, stream.path, message, stream.timeout_seconds)
-
-    # Out -----------------------------------------------------------------------------------
+        message, request.received = bytes(request.received[PREFIX_BYTES:]), bytearray()
+        self.calls += 1
+        yield ServerCall(number, request.path, message, request.timeout_seconds)
 
     def respond(self, number: int, message: bytes) -> None:
-        """Answer a call; one that is no more is passed over. Raises PeerError."""
-        stream = self._streams.get(number)
-        if stream is None or stream.responded:
-            return
-        stream.responded = True
-        stream.out += b"\0" + len(message).to_bytes(4, "big") + message
-        try:
-            self._h2.send_headers(number, _HEADERS)
-            self._pump_stream(number, stream)
-        except H2Error as error:
-            raise PeerError(str(error)) from error
+        """Answer a call; one that is no more is passed over. Raises SessionError."""
+        if self._requests.pop(number, None) is not None:
+            with self._library_errors():
+                self._h2.send_headers(number, _HEADERS)
+            self._open_queue(number)
+            self._enqueue(number, message, ends=True, trailers=_OK)
 
     def refuse(self, number: int, status: str, message: str) -> None:
-        """End a call with a status of gRPC's and words; one that is no more is passed over. Raises PeerError."""
-        stream = self._streams.pop(number, None)
-        if stream is None or stream.responded:
-            return
-        trailers = [
-            *_HEADERS,
-            ("grpc-status", _STATUS_NUMBERS[status]),
-            ("grpc-message", percent_encoded(message)),
-        ]
-        self._end_with(number, trailers)
+        """End a call with a status of gRPC's and words; one that is no more is passed over. Raises SessionError."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            trailers = [
+                *_HEADERS,
+                ("grpc-status", _STATUS_NUMBERS[status]),
+                ("grpc-message", percent_encoded(message)),
+            ]
+            self._refuse_with(number, trailers, request.is_whole)
 
-    def _refuse_http(self, number: int, status: str) -> None:
-        self._end_with(number, [(":status", status)])
-
-    def _end_with(self, number: int, headers: list[tuple[str, str]]) -> None:
-        """Send what ends a stream; what the client still sends on it is not wanted."""
-        try:
+    def _refuse_with(self, number: int, headers: Sequence[tuple[str, str]], is_whole: bool) -> None:
+        """Send what ends a stream; what the client still sends on it, unless it *is_whole*, is not wanted."""
+        with self._library_errors():
             self._h2.send_headers(number, headers, end_stream=True)
-            if not self._is_ended_by_client(number):
+            if not is_whole:
                 self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
-        except H2Error as error:
-            raise PeerError(str(error)) from error
-
-    def _is_ended_by_client(self, number: int) -> bool:
-        stream = self._h2.streams.get(number)
-        return stream is None or stream.closed
-
-    def data_to_send(self) -> bytes:
-        """Return what must go to the socket now; each byte once."""
-        return self._h2.data_to_send()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """What waits for the client to open its windows."""
-        return sum(len(stream.out) for stream in self._streams.values())
-
-    def _pump(self) -> None:
-        for number in [n for n, stream in self._streams.items() if stream.out]:
-            self._pump_stream(number, self._streams[number])
-
-    def _pump_stream(self, number: int, stream: _Stream) -> None:
-        while stream.out:
-            window = self._h2.local_flow_control_window(number)
-            size = min(window, self._h2.max_outbound_frame_size, len(stream.out))
-            if size <= 0:
-                return
-            self._h2.send_data(number, bytes(stream.out[:size]))
-            del stream.out[:size]
-        self._h2.send_headers(number, _OK, end_stream=True)
-        del self._streams[number]
 
 
 # ----------------------------------------------------------------------

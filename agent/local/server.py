@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.token_bucket import TokenBucket
+from ..transport.http2 import SessionError
 from .grpc_session import (
     CALLS_MAX,
     UNSENT_BYTES_MAX,
@@ -28,7 +29,6 @@ from .grpc_session import (
     DeferredResponse,
     Method,
     Peer,
-    PeerError,
     ServerCall,
     ServerSession,
 )
@@ -82,13 +82,13 @@ class ClientConnection:
         self.poll_events = selectors.EVENT_READ
 
     def flush(self) -> None:
-        """Send what the socket takes. Raises PeerError and OSError."""
+        """Send what the socket takes. Raises SessionError and OSError."""
         self.out += self.session.data_to_send()
         if self.out:
             with suppress(BlockingIOError):
                 del self.out[: self.socket.send(self.out, socket.MSG_NOSIGNAL)]
         if len(self.out) + self.session.unsent_bytes > UNSENT_BYTES_MAX:
-            raise PeerError("it does not read what it asked for")
+            raise SessionError("it does not read what it asked for")
 
     def drop_cancelled(self) -> None:
         """Nobody waits any more for what its client has cancelled."""
@@ -298,7 +298,7 @@ class LocalServer:
                 time.sleep(ACCEPT_RETRY_SECONDS)
         for connection in list(self._connections):
             connection.session.go_away()
-            with suppress(PeerError, OSError):
+            with suppress(SessionError, OSError):
                 connection.flush()
             self._drop(connection)
         self._selector.close()
@@ -393,8 +393,8 @@ class LocalServer:
             work(connection)
             if connection in self._connections:
                 connection.flush()
-        except PeerError:
-            with suppress(PeerError, OSError):
+        except SessionError:
+            with suppress(SessionError, OSError):
                 connection.flush()  # HTTP/2's own word for what was wrong
             self._drop(connection)
         except OSError:
@@ -455,7 +455,7 @@ class LocalServer:
         except BlockingIOError:
             return
         if not data:
-            raise PeerError("it hung up")
+            raise SessionError("it hung up")
         for call in connection.session.receive(data):
             self._answer(connection, call)
         connection.drop_cancelled()

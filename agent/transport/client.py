@@ -2,7 +2,7 @@
 
 It dials, registers, streams what the spool holds and reports events, and after any failure comes
 back with jitter. It never raises, never holds up who samples, and forgets only what has a receipt.
-What is said when is `protocol`'s and `outflow`'s, the socket is `connection`'s; here is the thread.
+`protocol` decides what is said when. Only this thread uses the socket: others wake it by an eventfd.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
+import select
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Protocol
 
 from ...contract.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
-from .connection import CLOSED, Connection, ConnectionSocket
 from .credentials import NO_CREDENTIALS, Credentials
-from .grpc_http2 import ClientSession, SessionError
+from .grpc_http2 import ClientSession
+from .http2 import SessionError
 from .protocol import (
     PermitHandler,
     QueuedEvents,
@@ -39,6 +41,11 @@ PEER_SILENCE_SECONDS_MAX = 20
 _KEEPALIVE_IDLE_SECONDS = 10
 _KEEPALIVE_INTERVAL_SECONDS = 5
 _KEEPALIVE_PROBES = 2
+RECEIVE_BYTES_MAX = 1 << 16
+#: What waits for the socket; more is the echo of a peer that asks and does not read.
+OUT_BYTES_MAX = 8 << 20
+#: What is said of a connection that ended.
+CLOSED = "the aggregator closed the connection"
 
 
 class TargetError(ValueError):
@@ -79,6 +86,69 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+class ConnectionSocket(Protocol):
+    """What a connection needs of a socket: a plain one's, or `tls.TlsSocket`'s. None of it waits."""
+
+    def fileno(self) -> int: ...
+    def send(self, data: bytes, /) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
+
+
+class Connection:
+    """A socket that does not block, and what is said on it. All methods belong to the client's thread."""
+
+    def __init__(
+        self, connection_socket: ConnectionSocket, protocol: TelemetryProtocol, wake: int
+    ) -> None:
+        """*wake*, an eventfd, ends a wait."""
+        self.protocol = protocol
+        self._socket = connection_socket
+        self._wake = wake
+        self._out = b""  # what the socket has not taken
+        self._poll, self._events = select.poll(), 0
+        self._poll.register(wake, select.POLLIN)
+
+    def send_pending(self, now: float, *, finishing: bool) -> bool:
+        """Say what can be said now; return whether, *finishing*, all of it is. Raises SessionError, OSError."""
+        if finishing:
+            done, more = self.protocol.finish(now, len(self._out))
+        else:
+            done, more = False, self.protocol.step(now, len(self._out))
+        self._out += more
+        if self._out:
+            with suppress(BlockingIOError):
+                self._out = self._out[self._socket.send(self._out) :]
+        if len(self._out) > OUT_BYTES_MAX:
+            message = f"the aggregator reads nothing: {len(self._out)} bytes wait for it"
+            raise SessionError(message)
+        return done and not self._out
+
+    def wait(self, seconds_max: float | None, *, quiet: bool = False) -> bytes:
+        """Wait until somebody wakes us, the time is over, or bytes come; return the bytes that are there.
+
+        *quiet*: bytes do not end the wait, unless they are the last. Raises SessionError, OSError.
+        """
+        events = select.POLLRDHUP if quiet else select.POLLIN
+        if self._out:
+            events |= select.POLLOUT
+        if events != self._events:
+            self._events = events
+            self._poll.register(self._socket, events)
+        # Rounded up, or the last millisecond before a deadline would spin.
+        for descriptor, _ in self._poll.poll(
+            None if seconds_max is None else int(seconds_max * 1000) + 1
+        ):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+        try:
+            data = self._socket.recv(RECEIVE_BYTES_MAX)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise SessionError(CLOSED)
+        return data
+
+
 class Client:
     """`start`, then `notify` after each frame or event; `close` at the end.
 
@@ -104,8 +174,8 @@ class Client:
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
         from *spool*); *live_hertz* is how often a frame is made; *on_permit* as a `TelemetryProtocol`
-        has it, called by one thread at a time: the client's or who notifies; *credentials* are read
-        anew for each connection; *uploads*: recordings that were requested. Raises TargetError."""
+        has it, called by the client's thread; *credentials* are read again for each connection; *uploads*:
+        recordings that were requested. Raises TargetError."""
         plaintext = allow_plaintext or bool(credentials.tls_ca_file)
         self._address = parse_target(target, allow_plaintext=plaintext)
         self._credentials = credentials
@@ -126,7 +196,6 @@ class Client:
         self._closing = threading.Event()
         self._close_by = 0.0
         self._register_again = False
-        self._connection: Connection | None = None  # while there is a connection
         self._received_any = False  # on this connection
         self._delta_encoding = (
             True  # but on the stream after one that the aggregator could not follow
@@ -138,12 +207,9 @@ class Client:
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that a frame or an event was added: it goes now, or the thread is woken. Never blocks, never raises."""
-        connection = self._connection
-        thread_busy = self._closing.is_set() or self._register_again  # the thread's to do
-        if connection is None or thread_busy or not connection.send_if_idle():
-            with suppress(OSError, ValueError):  # closed
-                os.eventfd_write(self._wake, 1)
+        """Say that a frame or an event was added: the thread sends it. Never blocks, never raises."""
+        with suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self._wake, 1)
 
     def reregister(self) -> None:
         """Send RegisterNode again on the connection that is, as after a change of the inventory."""
@@ -221,31 +287,32 @@ class Client:
             uploads=self._uploads,
         )
         self._register_again = False
-        connection = Connection(
-            stream_socket, protocol, self._wake, self._seconds, self._live_hertz
-        )
         try:
-            with connection:
-                self._connection = connection
-                self._exchange(connection)
+            self._exchange(Connection(stream_socket, protocol, self._wake))
         finally:
-            self._connection, self.connected = None, False
+            self.connected = False
             if protocol.registered:
                 self._backoff.spread(protocol.host, protocol.reconnect_seconds)
 
     def _exchange(self, connection: Connection) -> None:
+        protocol = connection.protocol
         while True:
             now = self._seconds()
             if self._register_again:
                 self._register_again = False
-                connection.protocol.register_again()
+                protocol.register_again()
             done = connection.send_pending(now, finishing=self._closing.is_set())
             if self._closing.is_set() and (done or now >= self._close_by):
                 return
-            left = max(self._close_by - now, 0.0) if self._closing.is_set() else None
-            if connection.wait(now, left):
+            quiet_seconds = protocol.quiet_seconds(now)
+            waits = [protocol.wait_seconds(now), quiet_seconds or None]
+            if self._closing.is_set():
+                waits.append(max(self._close_by - now, 0.0))
+            seconds = min((each for each in waits if each is not None), default=None)
+            if data := connection.wait(seconds, quiet=quiet_seconds > 0):
                 self._received_any = True
-                self._on_received(connection.protocol)
+                protocol.receive(data, self._seconds())
+                self._on_received(protocol)
 
     def _on_received(self, protocol: TelemetryProtocol) -> None:
         if protocol.registered and not self.connected:

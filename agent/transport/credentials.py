@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .grpc_http2 import SessionError
+from .http2 import SessionError
 
 if TYPE_CHECKING:
     from .tls import TlsSocket

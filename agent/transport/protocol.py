@@ -27,8 +27,8 @@ from .grpc_http2 import (
     CallEnd,
     CallResponse,
     ClientSession,
-    SessionError,
 )
+from .http2 import SessionError
 from .recording_uploads import RecordingUploads
 from .send_window import FrameSource, OutgoingFrame, SendWindow, merge_spans
 
@@ -125,11 +125,11 @@ ACK_SECONDS_MAX = 30.0
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
 EVENTS_PER_REPORT_MAX = 64
-#: While live frames come at their pace and no more of them than this wait for a receipt, nothing is read:
-#: receipts of several frames are taken with one waking, which the next frame's sending is.
-IDLE_FRAMES_MAX = 8
-#: So many periods after a frame the next one is late, and the receipt is no longer waited for with it.
-IDLE_PERIODS = 1.5
+#: With at most so many live frames on their way, their receipts are read when the next frame is sent, which costs
+#: the agent one wake-up instead of two.
+QUIET_FRAMES_MAX = 8
+#: So many periods after a frame the next one is late: the receipt is then read without it.
+QUIET_PERIODS = 1.5
 #: While more than this waits for the socket or the peer's windows, no further frame is taken from the disk.
 UNSENT_BYTES_MAX = 1 << 16
 
@@ -249,7 +249,7 @@ class TelemetryProtocol:
         if self._window is not None:
             self._send_events(now)
             self._send_upload(now)
-            if self.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
+            if self._session.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
                 self._send_frames(self._window, now)
         return self._session.data_to_send()
 
@@ -292,30 +292,17 @@ class TelemetryProtocol:
         outgoing = window.next_frames(now, with_backlog=not self._finishing)
         for one in outgoing:
             if not one.backlog:
-                self._send_live(one, now)
+                self._send_live(one)
+                self._sent_at = now
         for message in self._encoder.encode_backlog(one for one in outgoing if one.backlog):
             self._session.send(self._stream, message)
 
-    def step_if_idle(self, now: float) -> bytes:
-        """Return the bytes of the frame that was added last, if that is all there is to do; none if it is not.
-
-        Whoever waits as long as `wait_seconds` says looks how long we are kept waiting. Raises SessionError.
-        """
-        window = self._window
-        if window is None or self._must_register or self._events.waiting or self._uploads.waiting:
-            return b""
-        if (outgoing := window.next_live_frame(now)) is None:
-            return b""
-        self._send_live(outgoing, now)
-        return self._session.data_to_send()
-
-    def _send_live(self, outgoing: OutgoingFrame, now: float) -> None:
+    def _send_live(self, outgoing: OutgoingFrame) -> None:
         try:
             message = self._encoder.encode_live(outgoing)
         except StreamError as error:
             raise StreamDesyncError(f"frame {outgoing.sequence}: {error}") from error
         self._session.send(self._stream, message)
-        self._sent_at = now
 
     def wait_seconds(self, now: float) -> float | None:
         """How long nothing needs to be done unless bytes or frames come; None: for ever."""
@@ -329,26 +316,15 @@ class TelemetryProtocol:
                 waits.append(1 / self._live_hertz)
         return max(min(waits), 0.0) if waits else None
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What waits for the peer to open its windows: its word that it does must be read."""
-        return self._session.unsent_bytes
-
-    @property
-    def acks_due(self) -> bool:
-        """No further frame may be on its way before something is read."""
-        window = self._window
-        return window is not None and window.in_flight >= _idle_frames_max(window)
-
-    def idle_seconds(self, now: float) -> float:
-        """How long the socket need not be read, unless it is closed: 0 while anything else than
-        receipts of a few live frames is to be expected, or they are late."""
+    def quiet_seconds(self, now: float) -> float:
+        """Return how long nothing but receipts of a few live frames is to come, which can wait for the next frame."""
         window = self._window
         if window is None or self._open_calls or self._finishing or not self.has_ack:
             return 0.0
-        if window.in_flight > _idle_frames_max(window) or window.has_backlog or self.unsent_bytes:
+        frames_max = min(QUIET_FRAMES_MAX, window.credit_frames - 1)
+        if window.in_flight > frames_max or window.has_backlog or self._session.unsent_bytes:
             return 0.0
-        return max(self._sent_at + IDLE_PERIODS / self._live_hertz - now, 0.0)
+        return max(self._sent_at + QUIET_PERIODS / self._live_hertz - now, 0.0)
 
     def finish(self, now: float, queued_bytes: int = 0) -> tuple[bool, bytes]:
         """Return whether all that was to be said is said and receipted, and bytes to send.
@@ -466,8 +442,3 @@ class TelemetryProtocol:
         if len(self._reported_ids) == 1:
             self._events.mark_refused(self._reported_ids, reason)
         self._report_max = 1
-
-
-def _idle_frames_max(window: SendWindow) -> int:
-    """Return how many frames may be on their way while nothing is read."""
-    return min(IDLE_FRAMES_MAX, window.credit_frames - 1)

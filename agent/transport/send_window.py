@@ -117,23 +117,6 @@ class SendWindow:
         self._backlog_in_flight.update([outgoing.sequence for outgoing in backlog])
         return live + backlog
 
-    def next_live_frame(self, now: float) -> OutgoingFrame | None:
-        """Return the frame that was added last, if nothing else waits to be sent; it then counts as sent."""
-        sequence = self._live_after + 1
-        if sequence != self._frames.next_sequence() - 1 or self.has_backlog:
-            return None
-        if len(self._in_flight) >= self.credit_frames:
-            return None
-        rows = self._frames.pending(self._live_after, 1)
-        if not rows or rows[0][0] != sequence:  # lost, and another added meanwhile
-            return None
-        if not self._in_flight:
-            self._waiting_since = now
-        self._reset_pace(now)
-        self._live_after = sequence
-        self._in_flight.add(sequence)
-        return OutgoingFrame(sequence, rows[0][1], backlog=False)
-
     def _next_live(self) -> list[OutgoingFrame]:
         newest = self._frames.next_sequence() - 1
         room = self.credit_frames - len(self._in_flight)

@@ -1,6 +1,6 @@
 """TLS for the agent's line: a socket that does not block, and says what goes wrong in words.
 
-`plain_socket.py` sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
+The connection sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
 `poll` finds nothing to read there is nothing to read.
 """
 
@@ -10,7 +10,7 @@ import socket
 import ssl
 
 from ...contract.tls import TlsError, TlsFiles, client_context, explain_error, hangup_message
-from .grpc_http2 import SessionError
+from .http2 import SessionError
 
 __all__ = ["TlsFiles", "TlsSocket", "handshake"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 from h2.settings import SettingCodes
@@ -11,13 +12,15 @@ from hypothesis import strategies as st
 
 from gangline.agent.transport.grpc_http2 import (
     EVENTS,
-    FRAME_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     REGISTER,
     CallEnd,
     CallResponse,
     ClientSession,
-    FrameLengthChecker,
+)
+from gangline.agent.transport.http2 import (
+    FRAME_BYTES_MAX,
+    FrameSplitter,
     FrameTooLong,
     SessionError,
 )
@@ -154,7 +157,7 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
 def test_messages_arrive_whole_and_in_order_whatever_the_windows(
     course: list[tuple[str, int]],
 ) -> None:
-    """Most frames go past h2, some through it: the second overtook the first, and no receipt came."""
+    """The second message overtook the first, and no receipt came."""
     session, server = connected()
     stream = session.open_stream("s-1")
     sent: list[bytes] = []
@@ -182,7 +185,7 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
 
 
 def test_receipts_never_end_whatever_the_window() -> None:
-    """They go past h2, which grants the peer nothing for them: after 64 kB of them none would come."""
+    """What is read is granted to the peer again: after 64 kB of receipts none would come."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
@@ -198,7 +201,7 @@ def test_receipts_never_end_whatever_the_window() -> None:
 @given(st.lists(st.sampled_from(["ack", "padded", "ping", "widen", "settle"]), max_size=20),
        st.integers(1, 300))  # fmt: skip
 def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
-    """Whole frames in front go past h2, the first other and all after it through it."""
+    """The network cuts where it likes, and a server sets, pings and pads as it likes."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
@@ -333,16 +336,20 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
 def test_lengths_of_frames_are_found_however_they_are_cut(
     sizes: list[int], cuts: list[int]
 ) -> None:
-    """No frame that was agreed on is refused; the first that was not is, at the ninth byte."""
+    """No frame that was agreed on is refused, and no piece has bytes of two; the first that was not agreed on is
+    refused at its ninth byte."""
     good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
     data = good + b"\xff" * 9
-    lengths, at = FrameLengthChecker(), 0
+    splitter, pieces, at = FrameSplitter(), list[bytes](), 0
     for cut in [*cuts, len(data)]:
         step = min(cut, len(good) + 8 - at)
-        lengths.check(data[at : at + step])
+        pieces += splitter.split(data[at : at + step])
         at += step
+    assert b"".join(pieces) == data[:at]
+    ends = set(accumulate(map(len, pieces)))
+    assert ends >= set(accumulate(9 + size for size in sizes))
     with pytest.raises(FrameTooLong, match="16777215"):
-        lengths.check(data[at:])
+        list(splitter.split(data[at:]))
 
 
 def test_a_session_that_is_no_header_is_refused() -> None:
@@ -407,7 +414,7 @@ def test_random_http2_frames_are_a_session_error(
 def test_random_frames_of_an_open_stream_are_a_session_error(
     parts: list[tuple[int, int, int, bytes]], step: int
 ) -> None:
-    """What goes past h2 is looked at as closely."""
+    """The stream has its head: what comes is receipts, or harm."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))

@@ -342,12 +342,12 @@ def test_a_socket_that_we_may_not_open_is_blind(host: Host, served: Kubelet, pat
 def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
     """A server that ends answers what it has and says so: the whole answer was thrown away."""
     call, server = UnaryCall(LIST_METHOD, b"", 1.0), Server()
-    call.receive(server.receive(call.data_to_send()))
+    call.answer(server.receive(call.data_to_send()))
     body = framed(bytes(size))
     parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
     data = server.answer(1, HEAD, *parts, OK)
     server.connection.close_connection()
-    assert call.receive(data + server.connection.data_to_send()) == bytes(size)
+    assert call.answer(data + server.connection.data_to_send()) == bytes(size)
 
 
 @given(st.binary(max_size=400))
@@ -356,7 +356,7 @@ def test_no_bytes_break_the_call(data: bytes) -> None:
     call = UnaryCall(LIST_METHOD, b"", 1.0)
     call.data_to_send()
     try:
-        assert call.receive(data) is None
+        assert call.answer(data) is None
     except CallFailed as error:
         assert str(error)
 

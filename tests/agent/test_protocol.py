@@ -10,11 +10,12 @@ import pytest
 
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, ClientSession, SessionError
+from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, ClientSession
+from gangline.agent.transport.http2 import SessionError
 from gangline.agent.transport.protocol import (
     ACK_SECONDS_MAX,
-    IDLE_FRAMES_MAX,
-    IDLE_PERIODS,
+    QUIET_FRAMES_MAX,
+    QUIET_PERIODS,
     RESPONSE_SECONDS_MAX,
     RefusedError,
     StreamDesyncError,
@@ -371,27 +372,27 @@ def test_differences_that_were_not_understood_end_the_connection_as_such(talk: T
     assert talk.batches()[-1].frame == frames.deflate_frame(frame)
 
 
-def test_while_all_is_well_nothing_is_read_but_every_few_frames(talk: Talk) -> None:
+def test_receipts_of_a_few_live_frames_wait_for_the_next_frame(talk: Talk) -> None:
     """Each receipt woke the agent once more a second than its frame had."""
     talk.registered(0.0)
     talk.append()
     talk.step(1.0)
-    assert talk.conversation.idle_seconds(1.0) == 0.0, "not before the first receipt"
+    assert talk.conversation.quiet_seconds(1.0) == 0.0, "not before the first receipt"
     talk.receipt(1, 1, 1.0, head=True)
     second = 0
-    for second in range(2, 2 + min(IDLE_FRAMES_MAX, 3)):
+    for second in range(2, 2 + min(QUIET_FRAMES_MAX, 3)):
         talk.append()
         talk.step(float(second))
-        assert talk.conversation.idle_seconds(second + 0.5) == IDLE_PERIODS - 0.5
-    assert talk.conversation.idle_seconds(second + IDLE_PERIODS) == 0.0, "the next one is late"
+        assert talk.conversation.quiet_seconds(second + 0.5) == QUIET_PERIODS - 0.5
+    assert talk.conversation.quiet_seconds(second + QUIET_PERIODS) == 0.0, "the next one is late"
     talk.append(2)
     talk.step(9.0)
-    assert talk.conversation.idle_seconds(9.0) == 0.0, "no credit is left"
+    assert talk.conversation.quiet_seconds(9.0) == 0.0, "no credit is left"
     talk.receipt(2, 9, 9.1)
-    assert talk.conversation.idle_seconds(9.1) > 0.0
+    assert talk.conversation.quiet_seconds(9.1) > 0.0
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(9.2)
-    assert talk.conversation.idle_seconds(9.2) == 0.0, "an event waits for its answer"
+    assert talk.conversation.quiet_seconds(9.2) == 0.0, "an event waits for its answer"
 
 
 def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
@@ -401,13 +402,11 @@ def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
     talk.step(1.0)
     talk.receipt(1, 1, 1.0, head=True)
     talk.spool.append(2, bytes(range(256)) * 400)
-    out = talk.conversation.step_if_idle(2.0)
-    assert out and talk.conversation.unsent_bytes
-    assert talk.conversation.idle_seconds(2.0) == 0.0
+    out = talk.conversation.step(2.0)
+    assert out and talk.conversation.quiet_seconds(2.0) == 0.0
     talk.conversation.receive(talk.server.receive(out), 2.1)
     talk.step(2.1)
-    assert not talk.conversation.unsent_bytes
-    assert talk.conversation.idle_seconds(2.1) > 0.0
+    assert talk.conversation.quiet_seconds(2.1) > 0.0
 
 
 def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
@@ -423,35 +422,6 @@ def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
     with pytest.raises(SessionError, match="closes the connection"):
         talk.conversation.receive(said, 2.0)
     assert talk.spool.unacknowledged_frames == 0
-
-
-def test_at_rest_the_newest_frame_goes_if_it_is_all_there_is(talk: Talk) -> None:
-    """All else may take a disk, or a call that is waited for: the client's thread does that."""
-    assert talk.conversation.step_if_idle(0.0) == b"", "not registered"
-    talk.append(1)
-    talk.registered(0.0)
-    talk.append(1)
-    assert talk.conversation.step_if_idle(1.0) == b"", "there is backlog"
-    talk.step(1.0)
-    talk.receipt(1, 2, 1.0, head=True)
-    assert talk.conversation.step_if_idle(1.5) == b"", "no frame"
-    talk.append(1)
-    talk.server.receive(talk.conversation.step_if_idle(2.0))
-    assert talk.frames()[-1] == 3
-    talk.append(2)
-    assert talk.conversation.step_if_idle(3.0) == b"", "two frames"
-    talk.step(3.0)
-    assert talk.conversation.acks_due, "three of four that may be on their way"
-    talk.receipt(3, 5, 3.1)
-    assert not talk.conversation.acks_due
-    talk.append(1)
-    talk.conversation.register_again()
-    assert talk.conversation.step_if_idle(4.0) == b"", "the inventory is another"
-    talk.step(4.0)
-    talk.events.put(HealthEvent(event_id="xid-1"))
-    talk.append(1)
-    assert talk.conversation.step_if_idle(5.0) == b"", "an event waits"
-    assert talk.frames() == [2, 1, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

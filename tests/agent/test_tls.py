@@ -23,7 +23,8 @@ from gangline.agent.main import check
 from gangline.agent.transport import client as client_module
 from gangline.agent.transport.client import Client
 from gangline.agent.transport.credentials import Credentials
-from gangline.agent.transport.grpc_http2 import ClientSession, SessionError
+from gangline.agent.transport.grpc_http2 import ClientSession
+from gangline.agent.transport.http2 import SessionError
 from gangline.agent.transport.tls import TlsSocket, handshake
 from gangline.contract.settings import SettingsError
 from gangline.contract.tls import TlsFiles
@@ -108,14 +109,14 @@ def serving(told: Told, secured: Secured, **changes: bool) -> Iterator[SecureAgg
         aggregator.end()
 
 
-def test_everything_is_delivered_by_tls_and_at_rest(
+def test_everything_is_delivered_by_tls(
     told: Told,
     secured: Secured,
     agent: SecureAgent,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Thirty seconds of frames, a live one, an event; then frames that are sent at rest, one by one."""
+    """Thirty seconds of frames, a live one, an event; then frames one by one."""
     token = tmp_path / "token"
     token.write_text("secret-of-a\n")
     agent.credentials = credentials(secured, "agent", "a", token_file=str(token))
@@ -140,7 +141,7 @@ def test_everything_is_delivered_by_tls_and_at_rest(
         for number in range(20):
             agent.append(1, random.Random(number).randbytes(5000))
             client.notify()
-            told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted at rest")
+            told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted one by one")
         assert sorted(aggregator.sequences) == list(range(1, 51))
         sent = {batch.sequence: batch.frame for batch in aggregator.batches}
         assert sent[50] == random.Random(19).randbytes(5000)

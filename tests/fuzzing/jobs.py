@@ -99,7 +99,7 @@ def fuzz_kubelet_bytes(source: random.Random) -> str:
     data = server.data_to_send()
     data = source.choice((damaged, flipped, lambda data, _: data))(data, source)
     try:
-        answer = call.receive(data[:40]) or call.receive(data[40:])
+        answer = call.answer(data[:40]) or call.answer(data[40:])
     except CallFailed as error:
         assert str(error), "no words"
         return REFUSED

@@ -20,10 +20,10 @@ from gangline.agent.local.grpc_session import (
     MESSAGE_BYTES_MAX,
     STREAMS_MAX,
     CallRefused,
-    PeerError,
     ServerSession,
     parse_timeout,
 )
+from gangline.agent.transport.http2 import SessionError
 from gangline.contract.wire.nvhcd_pb2 import HealthCheckRequest
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
@@ -68,7 +68,7 @@ def fuzz_local_session(source: random.Random) -> str:
                 assert len(call.message) <= MESSAGE_BYTES_MAX
                 answered += _answer(session, call.stream, call.message)
             assert session.waiting <= STREAMS_MAX
-    except PeerError:
+    except SessionError:
         session.data_to_send()
         return REFUSED
     assert session.data_to_send()

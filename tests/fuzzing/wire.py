@@ -19,7 +19,8 @@ from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.spool import event_queue, spool
 from gangline.agent.spool.segment import FileSegment, first_sequence_of
 from gangline.agent.transport.client import TargetError, parse_target
-from gangline.agent.transport.grpc_http2 import ClientSession, SessionError
+from gangline.agent.transport.grpc_http2 import ClientSession
+from gangline.agent.transport.http2 import SessionError
 from gangline.aggregator.config import AggregatorConfig, parse_listen
 from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.ingest.sessions import check_events, check_request

@@ -14,7 +14,9 @@ import pytest
 
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
+from gangline.agent.transport import protocol
 from gangline.agent.transport.client import Client
+from gangline.agent.transport.send_window import SendWindow
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.model import Finding, HealthState, HostScore, Reason, Snapshot
 from gangline.aggregator.service import telemetry
@@ -80,11 +82,6 @@ class Host:
         self.spool.append(sequence, frame.encode(stamp, [block], deflate=False))
         self.client.notify()
 
-    @property
-    def outflow(self) -> Any:
-        line = self.client._connection
-        return line.protocol._window if line is not None else None
-
     def end(self) -> None:
         self.client.close(GUARD_SECONDS)
         self.spool.close()
@@ -97,6 +94,13 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
 ) -> None:
     """A RAID that rebuilt took 40 s for an fsync: agents took the aggregator for dead, and sent all again."""
     monkeypatch.setattr(telemetry, "QUIET_SECONDS_MAX", 0.2)
+    windows: list[SendWindow] = []
+
+    def watched(*arguments: Any) -> SendWindow:
+        windows.append(SendWindow(*arguments))
+        return windows[-1]
+
+    monkeypatch.setattr(protocol, "SendWindow", watched)
 
     async def way() -> int:
         async with lab.aggregator(
@@ -104,6 +108,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
         ) as aggregator:
             host = Host(tmp_path, aggregator.port)
             await until(lambda: host.client.connected)
+            [window] = windows
             host.append()
             await until(lambda: host.spool.unacknowledged_frames == 0)
             disk.open.clear()
@@ -113,11 +118,11 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
                 queued = max(queued, aggregator.store._pending.size_bytes)
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
-            since = host.outflow._waiting_since
-            await until(lambda: host.outflow._waiting_since > since)  # a word, though no receipt
-            await until(lambda: host.outflow.credit_frames < 64)  # and it is that of less credit
+            since = window._waiting_since
+            await until(lambda: window._waiting_since > since)  # a word, though no receipt
+            await until(lambda: window.credit_frames < 64)  # and it is that of less credit
             assert host.spool.unacknowledged_frames == host.spool.next_sequence() - begun
-            assert host.outflow.in_flight <= 64
+            assert window.in_flight <= 64
             assert queued <= QUEUE_BYTES
             disk.open.set()
             while host.spool.unacknowledged_frames:
