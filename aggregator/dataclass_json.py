@@ -9,11 +9,21 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
 
 def to_plain(value: Any) -> Any:
     """Return *value*, of dataclasses, tuples, enums and numbers, as JSON can bear it."""
-    if is_dataclass(value):
-        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
+    if hasattr(kind, "__dataclass_fields__"):
+        return {name: to_plain(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):

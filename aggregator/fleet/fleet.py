@@ -577,9 +577,10 @@ class Fleet:
 
     def was_read(self, host: int, device: str, signal: str) -> bool:
         """Say whether the table of *signal* had readings of *device* in the boot that its host runs in."""
-        rows = self.tables.get(BY_NAME[signal].table)  # of an event: none
-        row = rows.devices.find(host, device) if rows is not None else -1
-        if rows is not None and row >= 0 and int(rows.boot[row]) == self.boot_of(host):
+        known = BY_NAME.get(signal)
+        rows = self.tables.get(known.table) if known else None  # of an event: none
+        row = rows.devices.find(host, device) if rows else -1
+        if rows and row >= 0 and int(rows.boot[row]) == self.boot_of(host):
             return True
         restored = self._restored_parts.get(host)
         return restored is not None and (device, signal) in restored.parts

@@ -17,14 +17,22 @@ from ...contract.signal import Kind
 from ...contract.signals import BY_NAME
 from ..dataclass_json import from_plain, to_plain
 from ..fleet.fleet import Fleet, RestoredParts
-from ..model import SIMULATED_SILENT_SECONDS_MAX, HostScore
+from ..model import SIMULATED_SILENT_SECONDS_MAX
 from ..store.restored_state import LastScore
 from ..store.rows import HostMemory
 from .declared import without_maintenance
 from .evaluate import Judgement
 from .features import FaultHistory
-from .rule import RECENT_SECONDS, TrackedSymptom, TrackedSymptoms, freeze
+from .rule import (
+    RECENT_SECONDS,
+    RuleAndDevice,
+    Symptom,
+    TrackedSymptom,
+    TrackedSymptoms,
+    freeze,
+)
 from .score import HORIZON_HOURS
+from .settling import SettlingHost
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +43,7 @@ FORMAT = 1
 PERIOD_NS = 60 * SECOND_NS
 #: Symptoms that are stored of one host; those that weigh the least are left out.
 SYMPTOMS_PER_HOST_MAX = 256
+_TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
 
 
 class MemoryLog:
@@ -51,30 +60,19 @@ class MemoryLog:
     ) -> list[HostMemory]:
         """Return the rows to write with the scores of the hosts *scored*, and take them as written."""
         now_ns, tracked = judgement.computed_ns, judgement.tracked_symptoms
-        due = set(scored)
-        due |= {
-            host for host in tracked if not 0 <= now_ns - self._written_ns.get(host, 0) < PERIOD_NS
-        }
+        since_ns = {host: now_ns - self._written_ns.get(host, 0) for host in tracked}
+        due = {*scored, *(host for host, ago in since_ns.items() if not 0 <= ago < PERIOD_NS)}
         rows: list[HostMemory] = []
         for host in due:
             if symptoms := tracked.get(host):
                 self._written_ns[host] = now_ns
-                parts = RestoredParts(fleet.boot_id(host), _read_parts(fleet, host, symptoms))
-                body = partial(encode, symptoms, parts, now_ns)
+                parts = {(one.worst.device, one.worst.signal) for one in symptoms.values()}
+                read = frozenset(part for part in parts if fleet.was_read(host, *part))
+                body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
                 rows.append(HostMemory(fleet.names[host], now_ns, body))
             elif self._written_ns.pop(host, None) is not None:
                 rows.append(HostMemory(fleet.names[host], now_ns, None))
         return rows
-
-
-def _read_parts(fleet: Fleet, host: int, symptoms: TrackedSymptoms) -> frozenset[tuple[str, str]]:
-    """Return (device, signal) of the symptoms whose part had readings in the host's boot."""
-    worst = (one.worst for one in symptoms.values())
-    return frozenset(
-        (one.device, one.signal)
-        for one in worst
-        if one.signal in BY_NAME and fleet.was_read(host, one.device, one.signal)
-    )
 
 
 def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
@@ -82,54 +80,51 @@ def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
     stored = list(symptoms.values())
     if len(stored) > SYMPTOMS_PER_HOST_MAX:
         stored.sort(key=lambda one: (one.active, one.worst.weight), reverse=True)
-        del stored[SYMPTOMS_PER_HOST_MAX:]
     content = {
-        "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(),
-        "read_parts": sorted(read.parts), "symptoms": [_plain(one) for one in stored],
+        "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(), "read_parts": sorted(read.parts),
+        "symptoms": [_plain(one) for one in stored[:SYMPTOMS_PER_HOST_MAX]],
     }  # fmt: skip
     return json.dumps(content, separators=(",", ":"), default=float)  # of numpy's numbers
 
 
-def _plain(symptom: TrackedSymptom) -> dict[str, Any]:
-    plain: dict[str, Any] = to_plain(replace(symptom, latest=symptom.worst))
-    plain["latest"] = None if symptom.latest is symptom.worst else to_plain(symptom.latest)
-    return plain
+def _plain(one: TrackedSymptom) -> dict[str, Any]:
+    latest = None if one.latest is one.worst else one.latest
+    return {name: to_plain(getattr(one, name)) for name in _TIMES} | {
+        "worst": to_plain(one.worst), "latest": to_plain(latest),
+    }  # fmt: skip
 
 
 def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, RestoredParts]:
     """Return what `encode` stored of a host, whose node index is *host* now, as it continues at *now_ns*.
 
-    Raises ValueError, TypeError, KeyError, AttributeError.
+    The time in between counts for the end of a symptom, and not for its beginning. Raises ValueError, TypeError, KeyError,
+    AttributeError.
     """
     content = json.loads(body)
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']}, expected {FORMAT}")
-    elapsed_ns = max(0, now_ns - content["time_ns"])
-    symptoms: dict[tuple[str, str], TrackedSymptom] = {}
+    symptoms: dict[RuleAndDevice, TrackedSymptom] = {}
     for plain in content["symptoms"]:
-        one: TrackedSymptom = from_plain(
-            TrackedSymptom, {**plain, "latest": plain["latest"] or plain["worst"]}
-        )
-        one = _continued(one, host, elapsed_ns, now_ns)
-        symptoms[one.worst.key] = one
+        latest = plain["latest"] or plain["worst"]
+        one: TrackedSymptom = from_plain(TrackedSymptom, {**plain, "latest": latest})
+        worst = replace(_without_sums(one), host=host)
+        symptoms[worst.key] = replace(one, worst=worst, latest=replace(one.latest, host=host))
+    elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
+    paused = {key: one for key, one in symptoms.items() if elapsed_ns < 0 or not one.active}
     parts = frozenset((device, signal) for device, signal in content["read_parts"])
-    return symptoms, RestoredParts(bytes.fromhex(content["boot_id"]), parts)
+    return symptoms | freeze(paused, elapsed_ns), RestoredParts(
+        bytes.fromhex(content["boot_id"]), parts
+    )
 
 
-def _continued(one: TrackedSymptom, host: int, elapsed_ns: int, now_ns: int) -> TrackedSymptom:
-    """Return *one* as it goes on *elapsed_ns* later: the time without us counts for its end, and not for its beginning."""
-    worst, latest = replace(one.worst, host=host), replace(one.latest, host=host)
-    signal = BY_NAME.get(worst.signal)
-    if signal is not None and signal.kind is Kind.COUNTER:
-        # The sums over ten minutes begin at nothing.
-        rule = replace(worst.rule, leave_seconds=worst.rule.leave_seconds + RECENT_SECONDS)
-        worst = replace(worst, rule=rule)
-    one = replace(one, worst=worst, latest=latest)
-    if not one.active:
-        [one] = freeze({worst.key: one}, elapsed_ns).values()
-    times = one.since_ns, one.last_seen_ns, one.worst_seen_ns
-    since_ns, last_seen_ns, worst_seen_ns = (min(each, now_ns) for each in times)
-    return replace(one, since_ns=since_ns, last_seen_ns=last_seen_ns, worst_seen_ns=worst_seen_ns)
+def _without_sums(one: TrackedSymptom) -> Symptom:
+    """Return the worst of *one*; a counter's, whose sum over ten minutes starts at zero again, lasts as long as the sum would."""
+    signal = BY_NAME.get(one.worst.signal)
+    if signal is None or signal.kind is not Kind.COUNTER:
+        return one.worst
+    # By the latest, whose rule stays as it is: two restarts make it last no longer than one.
+    leave_seconds = one.latest.rule.leave_seconds + RECENT_SECONDS
+    return replace(one.worst, rule=replace(one.worst.rule, leave_seconds=leave_seconds))
 
 
 def restore(
@@ -142,7 +137,7 @@ def restore(
 
     Simulated hosts that had ended do not come back.
     """
-    settling: dict[int, HostScore] = {}
+    settling: dict[int, SettlingHost] = {}
     tracked: dict[int, TrackedSymptoms] = {}
     unused: list[str] = []
     for score, gpus, memory, is_outdated in last:
@@ -167,7 +162,8 @@ def restore(
             last_received_ns=last_received_ns,
             parts=parts,
         )
-        settling[host] = replace(without_maintenance(score), node_index=host)
+        score = replace(without_maintenance(score), node_index=host)
+        settling[host] = SettlingHost(score, frozenset(symptoms))
         if symptoms:
             tracked[host] = symptoms
         signals = {(one.device, one.signal) for one in score.evidence}

@@ -17,7 +17,7 @@ from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..fleet.peers import slowest, speeds_of_hosts
 from ..hazard.events import class_of
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
-from ..model import Finding, HealthState, HostScore, Reason, Snapshot
+from ..model import Finding, HealthState, Reason, Snapshot
 from . import outage
 from . import rule as hysteresis
 from .components import component_speeds
@@ -55,6 +55,7 @@ from .score import (
     trained,
 )
 from .settling import (
+    SettlingHost,
     SettlingHosts,
     awaited_hosts,
     restart_message,
@@ -221,7 +222,7 @@ class Judgement(Snapshot):
         default_factory=dict
     )
     #: Hosts whose last score from before our restart applies until they have reported for long enough.
-    settling: SettlingHosts = field(default_factory=dict[int, HostScore])
+    settling: SettlingHosts = field(default_factory=dict[int, SettlingHost])
     restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)
     faults: FaultHistory = field(default_factory=FaultHistory)
@@ -421,11 +422,10 @@ def _track(
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
         shown_keys = {one.key for one in shown}
-        stopped = (
-            {key: one for key, one in tracked.items() if key not in shown_keys}
-            if host in settling
-            else unread_symptoms(view, host, tracked, shown_keys)
-        )
+        stopped = unread_symptoms(view, host, tracked, shown_keys)
+        if host in settling:
+            restored = (settling[host].symptoms & tracked.keys()) - shown_keys
+            stopped |= {key: tracked[key] for key in restored}
         if elapsed_ns < 0 or not view.awake[host]:
             tracked = hysteresis.freeze(tracked, elapsed_ns)
         elif jump_ns:

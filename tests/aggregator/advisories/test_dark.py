@@ -25,6 +25,7 @@ from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import NOTHING, HostPlacement
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.aggregator.scoring.settling import SettlingHost
 from tests.worlds import SECOND_NS, World
 
 OTHERS = 194
@@ -190,7 +191,8 @@ def restarted(*silent: int) -> Fleet:
     """Return a fleet that we watch again since just now, and of which these hosts have not found us again."""
     fleet = Fleet()
     world = fleet.world
-    scores = dict(enumerate(world.snapshot.hosts)) if world.snapshot else {}
+    assert world.snapshot
+    scores = dict(enumerate(map(SettlingHost, world.snapshot.hosts)))
     fleet.hush(*silent)
     world.fleet.first_received_ns[list(silent)] = 0
     began = world.now_ns + SECOND_NS

@@ -285,7 +285,7 @@ def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
             store = aggregator.store
             read = store.known_hosts, store.known_gpus, store.last_scores, store.recent_events
             assert not any(read), "what was read of before is of a large fleet 0.2 GB"
-            (score,) = aggregator.judge_loop.restored.settling.values()
+            ((score, _),) = aggregator.judge_loop.restored.settling.values()
             return score, aggregator.fleet.gpus.tolist()
 
     before = asyncio.run(life())
