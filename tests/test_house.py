@@ -49,7 +49,7 @@ LAYERS = {
         "__main__",
     ),
     "aggregator": (
-        "clock_jump counter_deltas durable_file errors metrics metrics_server model sql workers",
+        "clock_jump counter_deltas dataclass_json durable_file errors metrics metrics_server model sql workers",
         "hazard mirror_format principal",
         "config mirror_file pending_job",
         "auth executors store",

@@ -7,12 +7,15 @@ import json
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet, RestoredParts
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring import checkpoint
@@ -27,6 +30,7 @@ from gangline.aggregator.scoring.checkpoint import (
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.rule import TrackedSymptom
 from gangline.aggregator.store.rows import HostMemory
+from gangline.aggregator.store.store import Store
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
@@ -218,14 +222,36 @@ def test_after_kill_9_the_memory_is_that_of_the_last_score(
         process.end(signal.SIGKILL)
         await connection.close()
 
-    async def next_life() -> Judgement:
+    async def next_life() -> tuple[Judgement, int]:
         async with lab.aggregator(judge_seconds=60.0) as aggregator:
             restored: Judgement = aggregator.judge_loop.restored
-            return restored
+        return restored, aggregator.snapshot_holder.snapshot.computed_ns // 1000
 
     asyncio.run(life())
-    restored = asyncio.run(next_life())
+    restored, ended_us = asyncio.run(next_life())
     [one] = (s for s in restored.tracked_symptoms[0].values() if s.worst.signal == "gpu.xid")
     assert one.active and restored.settling[0].score.state is HealthState.UNHEALTHY
-    stored = "SELECT max(m.time) >= max(s.time) FROM scores s JOIN judge_memory m USING (host)"  # by then the next life's
-    assert lab.rows(stored) == [(True,)]
+    stored = "SELECT epoch_us(time) FROM judge_memory"
+    assert lab.rows(stored) == [(ended_us,)], "at a clean end it is that of the last judgement"
+
+
+@pytest.mark.slow
+def test_the_store_says_which_memory_is_older_than_its_score(tmp_path: Path) -> None:
+    """A version that writes no memory ran in between: what was remembered is not of this history."""
+    world = sick_world()
+    snapshot = judged(world)
+    rows = MemoryLog(Judgement(0, 0, 0.0, ())).take_due(snapshot, world.fleet, ())
+
+    def stored(at: Judgement, memories: Sequence[HostMemory]) -> dict[str, tuple[bool, bool]]:
+        store = Store.open(tmp_path, AggregatorConfig(data=tmp_path, ops_seconds=0))
+        store.submit_scores(at, at.hosts[:], memories)
+        assert store.close(60.0) == ""
+        store = Store.open(tmp_path, AggregatorConfig(data=tmp_path, ops_seconds=0))
+        store.close()
+        return {o.score.host: (o.memory is not None, o.is_outdated) for o in store.last_scores}
+
+    first = {"h0": (True, False), "h1": (True, False), "h2": (False, False)}
+    assert stored(snapshot, rows) == first
+    later = replace(snapshot, version=9, computed_ns=snapshot.computed_ns + SECOND_NS)
+    gone = [HostMemory("h1", later.computed_ns, None)]
+    assert stored(later, gone) == first | {"h0": (True, True), "h1": (False, False)}
