@@ -243,11 +243,12 @@ def test_the_store_says_which_memory_is_older_than_its_score(tmp_path: Path) -> 
     rows = MemoryLog(Judgement(0, 0, 0.0, ())).take_due(snapshot, world.fleet, ())
 
     def stored(at: Judgement, memories: Sequence[HostMemory]) -> dict[str, tuple[bool, bool]]:
-        store = Store.open(tmp_path, AggregatorConfig(data=tmp_path, ops_seconds=0))
+        config = AggregatorConfig(data=tmp_path, ops_seconds=0)
+        store = Store.open(tmp_path, config, lambda: world.now_ns)
         store.submit_scores(at, at.hosts[:], memories)
         assert store.close(60.0) == ""
-        store = Store.open(tmp_path, AggregatorConfig(data=tmp_path, ops_seconds=0))
-        store.close()
+        store = Store.open(tmp_path, config, lambda: world.now_ns)
+        store.close(60.0)
         return {o.score.host: (o.memory is not None, o.is_outdated) for o in store.last_scores}
 
     first = {"h0": (True, False), "h1": (True, False), "h2": (False, False)}
