@@ -31,9 +31,9 @@ from .model import AGGREGATOR_HOST
 from .monitoring.alarms import ALARMS
 from .reservations import Reservations
 from .runs.run_log import RunLog
+from .scoring.checkpoint import MemoryLog, restore
 from .scoring.evaluate import EVALUATED_FINDINGS, Judgement, evaluate
 from .scoring.features import FaultHistory
-from .scoring.restart import RestartState, restore
 from .scoring.score_rows import ScoreLog
 from .service.grpc_server import PLACEMENT, RECOVERY, SCORE, TELEMETRY
 from .service.score_process import ScoreProcess
@@ -118,7 +118,8 @@ class JudgeLoop:
     health: Any
     #: What stands against the aggregator itself, in words.
     alarms: Callable[[], tuple[str, ...]]
-    restart_state: RestartState
+    #: What the first judgement follows.
+    restored: Judgement
     #: Sees the clock set forward.
     jump_detector: ClockJumpDetector
     #: Fingerprints of what runs.
@@ -132,6 +133,7 @@ class JudgeLoop:
     early_turns: int = 0
     publisher: Publisher = field(init=False)
     _score_log: ScoreLog = field(default_factory=ScoreLog)
+    _memory_log: MemoryLog = field(init=False)
     _reported: dict[str, str] = field(default_factory=dict[str, str])
     _reload: bool = False
     _jump_ns: int = 0  # since the last judgement
@@ -142,11 +144,12 @@ class JudgeLoop:
 
     def __post_init__(self) -> None:
         self.publisher = Publisher(self.advisory_engine)
+        self._memory_log = MemoryLog(self.restored)
 
     def begin(self) -> None:
         """Answer as before the restart, until the hosts have spoken."""
         self.jump_detector.check()
-        if self.restart_state.scores:
+        if self.restored.settling:
             snapshot = self._evaluate(self.wall_ns())
             self._publish(snapshot)
             self._score_log.take_changed(snapshot)  # they stand in the store already
@@ -207,7 +210,10 @@ class JudgeLoop:
         try:
             await asyncio.sleep(0)  # who waits for an answer has one of this turn
         finally:  # what was shown is on record, also where our end comes in between
-            self.store.submit_scores(snapshot, self._score_log.take_changed(snapshot))
+            scored = self._score_log.take_changed(snapshot)
+            indexes = (one.node_index for one in scored)
+            memories = self._memory_log.take_due(snapshot, self.fleet, indexes)
+            self.store.submit_scores(snapshot, scored, memories)
             self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.publisher.observe(snapshot, self.fleet.gpus)
         self.runs.step(now_ns)
@@ -216,6 +222,12 @@ class JudgeLoop:
             for name in (SCORE, PLACEMENT, RECOVERY):
                 await self.health.set(name, _SERVING)
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    def close(self) -> None:
+        """Store what is remembered, at a clean end, after the last turn."""
+        if snapshot := self.snapshot_holder.snapshot:
+            due = self._memory_log.take_due(snapshot, self.fleet, snapshot.tracked_symptoms)
+            self.store.submit_scores(snapshot, (), due)
 
     def _check_clock(self) -> int:
         """Return what our clock says. Where it leapt, that says nothing about hosts."""
@@ -271,12 +283,9 @@ class JudgeLoop:
             self._publish(replace(before, version=before.version + 1, degraded_reason=message))
 
     def _evaluate(self, now_ns: int) -> Judgement:
-        previous = self.snapshot_holder.snapshot
+        previous = self.snapshot_holder.snapshot or self.restored
         model, outcome_feedback = self.models.in_use, self.advisory_engine.outcome_feedback
-        before = None if previous else self.restart_state
-        judged = evaluate(
-            self.fleet, now_ns, previous, before, model, outcome_feedback, self._jump_ns
-        )
+        judged = evaluate(self.fleet, now_ns, previous, model, outcome_feedback, self._jump_ns)
         self._jump_ns = 0
         return replace(judged, workloads=self.runs.workloads(now_ns))
 
@@ -308,32 +317,25 @@ class JudgeLoop:
 
 def restore_from_store(
     fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int
-) -> RestartState:
-    """Make the hosts and findings of before known, and return what stands until each host has spoken again."""
+) -> Judgement:
+    """Make the hosts and findings from before known, and return what the first judgement follows."""
     for host, expected in store.gpu_sets.items():
         fleet.known_gpus.restore(host, expected)
-    before = restore(fleet, store.last_scores, now_ns)
-    judged = _restore_findings(fleet, store, findings, now_ns)
-    return replace(before, findings=judged, faults=_faults(store, now_ns))
+    restored = restore(fleet, store.last_scores, now_ns, _faults(store, now_ns))
+    _restore_findings(fleet, store, findings, now_ns)
+    return restored
 
 
-def _restore_findings(
-    fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int
-) -> frozenset[tuple[str, str, str]]:
-    """Take over what was found of hosts that are known still, and return what judging is to end."""
-    judged: set[tuple[str, str, str]] = set()
+def _restore_findings(fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int) -> None:
+    """Take over what was found of hosts that are known still. Judging ends what it finds itself, other findings expire."""
     for one in store.open_findings:
         # An alarm is found anew, if it is so.
         is_alarm = one.host == AGGREGATOR_HOST and one.name.startswith(ALARMS)
         if is_alarm or (one.host not in fleet.index and one.host != AGGREGATOR_HOST):
             store.submit_findings([replace(one, cleared_ns=now_ns, clears_when=NOT_REEVALUATED)])
             continue
-        key = one.host, one.name, one.subject
-        if one.name in EVALUATED_FINDINGS:
-            judged.add(key)
-        expires = key not in judged and not one.name.startswith("clock.")
+        expires = one.name not in EVALUATED_FINDINGS and not one.name.startswith("clock.")
         findings.restore(one, now_ns, expires=expires)
-    return frozenset(judged)
 
 
 def _faults(store: Store, now_ns: int) -> FaultHistory:

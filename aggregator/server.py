@@ -60,7 +60,7 @@ from .recordings import RecordingExchange
 from .reservations import Reservations
 from .rule_catalogue import OVERRIDABLE_RULES
 from .runs.run_log import RunLog
-from .scoring.restart import RestartState
+from .scoring.evaluate import Judgement
 from .service.admin import AdminService, PermitService
 from .service.advisory import AdvisoryService
 from .service.decision import DecisionService
@@ -334,10 +334,10 @@ class Aggregator:
         )  # fmt: skip
         self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
-        restart_state = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
+        restored = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
         self.store.release_restored_state()
         self._reservations = Reservations(config.data, wall_ns)
-        self.judge_loop = self._make_judge_loop(restart_state)
+        self.judge_loop = self._make_judge_loop(restored)
         self._ingest.on_fatal_event = self.judge_loop.request_early_turn
         self.judge_loop.begin()
         self.decisions = DecisionLog(self.store, wall_ns)
@@ -367,11 +367,11 @@ class Aggregator:
             ),
         }
 
-    def _make_judge_loop(self, restart_state: RestartState) -> JudgeLoop:
+    def _make_judge_loop(self, restored: Judgement) -> JudgeLoop:
         return JudgeLoop(
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
             self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
-            lambda: self._self_monitor.messages, restart_state, self._jump_detector,
+            lambda: self._self_monitor.messages, restored, self._jump_detector,
             self.runs, self._reservations, self._calibration,
         )  # fmt: skip
 
@@ -508,6 +508,7 @@ class Aggregator:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
+        self.judge_loop.close()
         await self.judge_loop.publisher.close()
         await self.runs.close(self._wall_ns())
         await self._calibration.close()

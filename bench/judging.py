@@ -24,6 +24,8 @@ HOSTS, SECONDS = 10_000, 30
 EARLY_JUDGEMENTS = 10
 #: Of one core, at the most; and so many times one pass over the same arrays.
 CORES_MAX, PASSES_MAX = 0.25, 10.0
+#: What is stored of what judging remembers may take this share of a core.
+CORES_REMEMBER_MAX = 0.02
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 100_000 * SECOND_NS
 #: Every thousandth host has a GPU that is slow and hot: a fleet has always some.
@@ -155,13 +157,29 @@ def _child(hosts: int, seconds: int) -> dict[str, float]:
         written.take_changed(judgement)
         spent.append(time.process_time() - begin)
         walls.append(time.perf_counter() - wall)
+    remember, remembered_bytes = _remember(fleet, judgement)
     early = _early_judgements(fleet, judgement, seconds + 12)
     return {
+        "remember": remember, "remembered_bytes": remembered_bytes,
         "early": float(np.mean(early)), "early_longest": max(early),
         "judge": float(np.mean(spent[11:])), "longest": max(walls[11:]), "pass": float(np.mean(passes[11:])),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, "first": spent[0],
         "slow": float(sum(judgement.columns.state == 3)), "hosts": float(len(fleet)),
     }  # fmt: skip
+
+
+def _remember(fleet: Any, judgement: Any) -> tuple[float, float]:
+    """Return (seconds of CPU, bytes) of what is stored in a minute of what judging remembers, if each host has symptoms."""
+    from dataclasses import replace
+
+    from gangline.aggregator.scoring.checkpoint import MemoryLog
+
+    one = next(iter(judgement.tracked_symptoms.values()))
+    every = replace(judgement, tracked_symptoms=dict.fromkeys(range(len(fleet)), one), settling={})
+    begin = time.process_time()
+    rows = MemoryLog(every).take_due(every, fleet, ())
+    size = sum(len(row.body()) for row in rows if row.body is not None)
+    return time.process_time() - begin, float(size)
 
 
 def _early_judgements(fleet: Any, judgement: Any, second: int) -> list[float]:
@@ -201,6 +219,8 @@ def run(seed: int) -> list[Result]:
                PASSES_MAX * found["pass"], "one numpy pass reads each kept cell once"),
         Result("an early judgement, for a fatal event", found["early"], "s CPU", "one of each second", found["judge"],
                f"{EARLY_JUDGEMENTS} of them; the longest {found['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
+        Result("what judging remembers, rows of a minute", found["remember"], "s CPU", f"{CORES_REMEMBER_MAX:.0%} of a core", 60 * CORES_REMEMBER_MAX,
+               f"if each host has symptoms, as one has here: {found['remembered_bytes'] / 1e6:.1f} MB"),
         Result("the process at its peak", found["peak"] / 1e6, "MB", "limit of a whole aggregator",
                LIMIT_BYTES / 1e6, "VmHWM"),
     ]  # fmt: skip

@@ -66,7 +66,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
         or not host.last_received_ns
     ):
         return False
-    restarted_ns, now_ns = judgement.restart_state.restarted_ns, judgement.computed_ns
+    restarted_ns, now_ns = judgement.restarted_ns, judgement.computed_ns
     is_since_restart = (
         silence_key(host.host) not in machine_state.cases and host.last_received_ns < restarted_ns
     )
@@ -201,9 +201,7 @@ class Observer:
         domains = self._places.sizes(host.host)
         work = self._work(host, judgement) or _previous_workload(known)
         if silent:
-            yield silence_case(
-                machine_state, host, domains, work, gpus, judgement.restart_state.restarted_ns
-            )
+            yield silence_case(machine_state, host, domains, work, gpus, judgement.restarted_ns)
             return
         fault = Fault(host.hazard_per_hour, host.relative_speed, gpus)
         yield from _cases(machine_state, host, fault, domains, work, judgement.computed_ns)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import types
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
-from functools import cache
+from dataclasses import dataclass, field
 from math import expm1
 from typing import Any, NamedTuple
 
 import duckdb
 
+from ..dataclass_json import from_plain, to_plain
 from ..scoring.calibration import KNOTS_PER_HOUR, Calibration, ReportedOutcomes
 from ..scoring.score import HAZARD_PER_HOUR_MAX
 from ..store.rows import table, time_us
@@ -42,19 +40,6 @@ from .workloads import Gang
 EVENTS: dict[str, type[Event]] = {one.__name__: one for one in typing.get_args(Event)}
 
 
-def to_plain(value: Any) -> Any:
-    """Return *value*, of dataclasses, tuples, enums and numbers, as JSON can bear it."""
-    if is_dataclass(value):
-        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple | list):
-        return [to_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {key: to_plain(one) for key, one in value.items()}
-    return value
-
-
 def to_json(one: Event | Instruction) -> str:
     """Return the body of *one*; its kind is the name of its class."""
     return json.dumps(to_plain(one), separators=(",", ":"))
@@ -66,34 +51,6 @@ def parse_event(kind: str, body: str) -> Event:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"event {kind!r}: not one of ours: {error}") from error
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def from_plain(kind: Any, value: Any) -> Any:
-    """Return *value*, as `to_plain` left it, as *kind*. Keys that this version does not know are dropped.
-
-    Raises TypeError, KeyError, ValueError.
-    """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return from_plain(next(one for one in inner if one is not type(None)), value)
-    if origin is tuple:
-        return tuple(from_plain(inner[0], one) for one in value)
-    if origin is dict:
-        return {key: from_plain(inner[1], one) for key, one in value.items()}
-    if is_dataclass(kind):
-        hints = _hints(typing.cast(type, kind))
-        given = {name: from_plain(hints[name], one) for name, one in value.items() if name in hints}
-        return typing.cast(type, kind)(**given)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    return float(value) if kind is float else value
 
 
 Connection = duckdb.DuckDBPyConnection

@@ -9,11 +9,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...contract.signals import TABLES
+from ...contract.signals import BY_NAME, TABLES
 from ...ext.intake import Received
 from ...fingerprints.history import HostDrift
 from ..counter_deltas import Codes, Flags, Indexes, Times, capacity_for, grown
@@ -175,6 +175,13 @@ FINDINGS_FULL_LOG_NS = 3600 * 1_000_000_000
 STEP_ROWS = 16_384
 
 
+class RestoredParts(NamedTuple):
+    """What was read of a host before our restart, in one boot of it: (device, signal)."""
+
+    boot_id: bytes
+    parts: frozenset[tuple[str, str]]
+
+
 class Fleet:
     """Hosts by node index (append-only within `epoch`), devices by kind, tables of the catalogue."""
 
@@ -193,6 +200,10 @@ class Fleet:
         self.gangs = GangMonitor()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
+        #: When this process took over the hosts of before, by our clock.
+        self.restarted_ns = 0
+        #: Parts that had readings in the boot that their host ran in before our restart, until it runs in another.
+        self._restored_parts: dict[int, RestoredParts] = {}
         self.devices: dict[str, Devices] = {}
         self.tables: dict[str, DeviceTable] = {}
         for name, signals in TABLES.items():
@@ -272,9 +283,19 @@ class Fleet:
         self.shape_version += 1
         return host
 
-    def restore(self, name: str, *, simulated: bool, gpus: int, last_received_ns: int) -> int:
+    def restore(
+        self,
+        name: str,
+        *,
+        simulated: bool,
+        gpus: int,
+        last_received_ns: int,
+        parts: RestoredParts | None = None,
+    ) -> int:
         """Make a host of before our restart known until it registers; return its node index."""
         host = self._new_host(name)
+        if parts is not None:
+            self._restored_parts[host] = parts
         self._simulated[host], self._gpus[host] = simulated, gpus
         self._last_received_ns[host] = last_received_ns
         return host
@@ -301,6 +322,8 @@ class Fleet:
         if boot_id in boots:
             return False
         boots.append(boot_id)
+        if host in self._restored_parts and self._restored_parts[host].boot_id != boot_id:
+            del self._restored_parts[host]
         del boots[:-BOOTS_PER_HOST_MAX]
         self._boot[host] = self._boot[host] % BOOT_MAX + 1
         self._boottime_ns[host] = self._booted_ns[host] = 0
@@ -336,6 +359,7 @@ class Fleet:
             self._last_received_ns[hosts] -= ahead
             self._first_received_ns[hosts] -= np.where(self._first_received_ns[hosts] > 0, ahead, 0)
             self._backlog_ns[hosts] = np.minimum(self._backlog_ns[hosts], now_ns)
+        self.restarted_ns = min(self.restarted_ns, now_ns)
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int, *, suspended: bool = False) -> None:
         """Our clock was set forward by *jump_ns* since it was last looked at: what was before is as long ago as it was.
@@ -343,6 +367,7 @@ class Fleet:
         *suspended*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
         """
         before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
+        self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
         reported_since = self._last_received_ns > before_ns  # and with it when it booted
         if not suspended:
             self._booted_ns += np.where((self._booted_ns > 0) & ~reported_since, jump_ns, 0)
@@ -543,9 +568,21 @@ class Fleet:
         """Return the number of the host's boot, as `boot`."""
         return int(self._boot[host])
 
-    def booted_ns(self, host: int) -> int:
-        """Return when the host booted, by our clock; 0: not known yet."""
-        return int(self._booted_ns[host])
+    def boot_id(self, host: int) -> bytes:
+        """Return the id of the boot that the host runs in; empty before it is known."""
+        if self._boots[host]:
+            return self._boots[host][-1]
+        return self._restored_parts[host].boot_id if host in self._restored_parts else b""
+
+    def was_read(self, host: int, device: str, signal: str) -> bool:
+        """Say whether the table of *signal* had readings of *device* in the boot that its host runs in."""
+        known = BY_NAME.get(signal)
+        rows = self.tables.get(known.table) if known else None  # of an event: none
+        row = rows.devices.find(host, device) if rows else -1
+        if rows and row >= 0 and int(rows.boot[row]) == self.boot_of(host):
+            return True
+        restored = self._restored_parts.get(host)
+        return restored is not None and (device, signal) in restored.parts
 
     def driver_of(self, host: int, device: str) -> str:
         """Return the version of the GPU's driver, as its host registered it (`fleet.py`)."""

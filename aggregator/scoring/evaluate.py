@@ -27,7 +27,6 @@ from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
 from .node_facts import NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
-from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
 from .rule import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
@@ -42,6 +41,16 @@ from .score import (
     score_host,
     trained,
 )
+from .settling import (
+    SettlingHost,
+    SettlingHosts,
+    awaited_hosts,
+    restart_message,
+    scores_as_before,
+    silent_while_up,
+    still_settling,
+)
+from .unread_parts import unread_symptoms
 from .view import FleetView
 
 # ----------------------------------------------------------------------
@@ -66,13 +75,12 @@ def open_faults(fleet: Fleet) -> OpenFaults:
 def update_findings(
     fleet: Fleet,
     tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
-    restart_state: RestartState,
+    settling: SettlingHosts,
     now_ns: int,
 ) -> None:
     """Keep as findings what operators must act on; end, on record, those whose condition is gone.
 
-    A host that is silent keeps its own: nothing of it was looked at again. So does one that was heard
-    again only now, after a restart of ours.
+    A host that is silent, or that is *settling*, keeps its own: nothing of it was looked at again.
     """
     active: set[tuple[str, str, str]] = set()
     for host, symptoms in tracked.items():
@@ -86,7 +94,7 @@ def update_findings(
                 findings_max = None if name in FAULTS else NON_FAULT_FINDINGS_MAX
                 fleet.add_finding(Finding(*key, symptom.message, now_ns, 0, clears), findings_max)
     for key in [k for k in fleet.findings if k[1] in EVALUATED_FINDINGS and k not in active]:
-        if not restart_state.retains_finding(key, fleet, now_ns):
+        if fleet.index.get(key[0]) not in settling:
             fleet.clear_finding(*key)
 
 
@@ -124,7 +132,9 @@ class Judgement(Snapshot):
     tracked_symptoms: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = field(
         default_factory=dict
     )
-    restart_state: RestartState = field(default_factory=RestartState)
+    #: Hosts whose last score from before our restart applies until they have reported for long enough.
+    settling: SettlingHosts = field(default_factory=dict[int, SettlingHost])
+    restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)
     faults: FaultHistory = field(default_factory=FaultHistory)
     gang_waits: GangWaits = field(default_factory=GangWaits)
@@ -148,30 +158,26 @@ def evaluate(
     fleet: Fleet,
     now_ns: int,
     previous: Snapshot | None,
-    restart_state: RestartState | None = None,
     model: HazardModel | None = None,
     feedback: OutcomeFeedback = NO_FEEDBACK,
     jump_ns: int = 0,
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
-    *restart_state*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
-    *feedback*: what advice and its outcomes tell. *jump_ns*: by how much our clock was set forward since *previous*
+    *model*: of the hazard; None, or a prior: none was trained. *feedback*: what advice and its outcomes tell. *jump_ns*: by how much our clock was set forward since *previous*
     (`Fleet.leap`).
     """
     advance_failed = fleet.advance(now_ns)
     view = FleetView(fleet, now_ns)
     same_epoch = _of_this_epoch(fleet, previous)
-    restart_state = (
-        restart_state or (same_epoch.restart_state if same_epoch else RestartState())
-    ).at_clock(now_ns, jump_ns)
-    not_received = restart_state.hosts_waiting(fleet, now_ns)
-    silent_seconds = restart_state.silent_since_restart(view.silent_seconds, fleet, now_ns)
-    frozen = outage.silent_together(view, silent_seconds) - not_received
+    settling = still_settling(same_epoch.settling if same_epoch else {}, fleet, now_ns)
+    awaited = awaited_hosts(settling, fleet, now_ns)
+    silent_seconds = silent_while_up(settling, view.silent_seconds, fleet, now_ns)
+    frozen = outage.silent_together(view, silent_seconds) - awaited
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
     tracked = fleet.active_symptoms = _track(
-        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, restart_state
+        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, settling
     )
     weighed = without_noise(fleet, tracked, now_ns)
     transient = _by_host(
@@ -182,9 +188,9 @@ def evaluate(
             ),
         ]
     )
-    update_findings(fleet, weighed, restart_state, now_ns)
+    update_findings(fleet, weighed, settling, now_ns)
     names = _names(fleet, same_epoch)
-    faults = (same_epoch.faults if same_epoch else restart_state.faults).after(
+    faults = (same_epoch.faults if same_epoch else FaultHistory()).after(
         fleet.index, open_faults(fleet), now_ns // 1000
     )
     host_inputs = _host_inputs(view, names, faults, trained(model), feedback, frozen, weighed)
@@ -192,12 +198,15 @@ def evaluate(
     live = Hosts(
         host_inputs, {host: score_host(host_inputs[host], each) for host, each in observed.items()}
     )
-    hosts, restart_state = carry_over(restart_state, live, fleet, now_ns, tracked)
+    hosts = live.with_scores(scores_as_before(settling, live, awaited))
     hosts = in_maintenance(fleet, hosts, now_ns)
     gang_waits, waits_failed = _find_waits(view, observed, degraded_before)
     failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
-    since_restart = restart_state.message(len(fleet), len(not_received), now_ns)
-    degraded = since_restart, outage.outage_message(fleet, frozen), failed
+    degraded = (
+        restart_message(settling, awaited, fleet, now_ns),
+        outage.outage_message(fleet, frozen),
+        failed,
+    )
     return Judgement(
         version=previous.version + 1 if previous else 1,
         computed_ns=now_ns,
@@ -209,7 +218,8 @@ def evaluate(
         columns=pack_hosts(hosts, view.ended),
         collector_statuses=tuple(fleet.collector_statuses.of(host) for host in range(len(fleet))),
         tracked_symptoms=tracked,
-        restart_state=restart_state,
+        settling=settling,
+        restarted_ns=fleet.restarted_ns,
         gpus=score_gpus(view, live, observed),
         faults=faults,
         gang_waits=gang_waits,
@@ -304,14 +314,14 @@ def _track(
     symptoms: Mapping[int, list[Symptom]],
     previous: Judgement | None,
     jump_ns: int,
-    restart_state: RestartState,
+    settling: SettlingHosts,
 ) -> dict[int, dict[RuleAndDevice, TrackedSymptom]]:
-    """Return every host's holds. A host that is silent keeps its own, and so does a part that is not read: missing is not
-    healthy.
+    """Return every host's holds. A host that is silent or *settling* keeps its own, and so does a part that is not read:
+    missing is not healthy.
 
     Where our clock was set back, or forward by *jump_ns*, all of them are as old as they were.
     """
-    before: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = restart_state.tracked_symptoms
+    before: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = {}
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
@@ -322,7 +332,11 @@ def _track(
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
-        stopped = unread_symptoms(view, host, tracked, {one.key for one in shown})
+        shown_keys = {one.key for one in shown}
+        stopped = unread_symptoms(view, host, tracked, shown_keys)
+        if host in settling:
+            restored = (settling[host].symptoms & tracked.keys()) - shown_keys
+            stopped |= {key: tracked[key] for key in restored}
         if elapsed_ns < 0 or not view.awake[host]:
             tracked = hysteresis.freeze(tracked, elapsed_ns)
         elif jump_ns:

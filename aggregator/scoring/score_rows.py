@@ -36,8 +36,8 @@ def _has_gpu_evidence(host: HostScore) -> bool:
 
 
 def _is_carried_over(snapshot: Judgement, host: HostScore) -> bool:
-    carried = snapshot.restart_state.scores.get(host.node_index)
-    return carried is not None and carried.evidence is host.evidence
+    carried = snapshot.settling.get(host.node_index)
+    return carried is not None and carried.score.evidence is host.evidence
 
 
 class _RowsOfHosts:

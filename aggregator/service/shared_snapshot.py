@@ -22,7 +22,6 @@ from ..fleet.collector_status import CollectorStatus
 from ..model import HostScore
 from ..scoring.evaluate import Judgement
 from ..scoring.features import FaultHistory
-from ..scoring.restart import RestartState
 
 One = TypeVar("One")
 
@@ -81,7 +80,7 @@ def snapshot_file(snapshot: Judgement) -> int:
         collector_statuses=(),
         tracked_symptoms={},
         rule_symptoms={},
-        restart_state=RestartState(),
+        settling={},
         faults=FaultHistory(),
     )
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}

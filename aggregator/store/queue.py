@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
 from ...ext.intake import Received
@@ -19,6 +19,7 @@ from .rows import (
     NO_FOREIGN_SIGNALS,
     ForeignSignal,
     HostFrame,
+    HostMemory,
     HostRecord,
     OwnHealthReading,
     SnapshotScore,
@@ -44,6 +45,7 @@ class Pending:
     hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
     foreign: dict[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
     scores: list[SnapshotScore] = field(default_factory=list[SnapshotScore])
+    memories: dict[str, HostMemory] = field(default_factory=dict[str, HostMemory])
     findings: dict[tuple[str, str, str, int], Finding] = field(
         default_factory=dict[tuple[str, str, str, int], Finding]
     )
@@ -56,7 +58,7 @@ class Pending:
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
         several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any(several) and not self.own_health and not self.decisions
+        return not any((*several, self.memories, self.own_health, self.decisions))
 
     @property
     def description(self) -> str:
@@ -64,7 +66,8 @@ class Pending:
         several: dict[str, Sized] = {
             "frames": self.frames, "events": self.events, "registrations": self.hosts,
             "scores": self.scores, "findings": self.findings, "signals": self.foreign,
-            "readings of ourselves": self.own_health, "batches of decisions": self.decisions,
+            "memories of judging": self.memories, "readings of ourselves": self.own_health,
+            "batches of decisions": self.decisions,
         }  # fmt: skip
         counts = ", ".join(f"{len(some)} {name}" for name, some in several.items() if some)
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
@@ -93,6 +96,7 @@ class Pending:
         rest = Pending(
             foreign=self.foreign,
             scores=self.scores,
+            memories=self.memories,
             findings=self.findings,
             own_health=self.own_health,
             decisions=self.decisions,
@@ -103,7 +107,7 @@ class Pending:
         several = (
             Pending(hosts=self.hosts), Pending(frames=self.frames, rows=self.rows),
             Pending(events=self.events), Pending(foreign=self.foreign), Pending(scores=self.scores),
-            Pending(findings=self.findings), Pending(own_health=self.own_health),
+            Pending(memories=self.memories), Pending(findings=self.findings), Pending(own_health=self.own_health),
             Pending(decisions=self.decisions),
         )  # fmt: skip
         return [one for one in several if not one.empty]
@@ -117,11 +121,12 @@ class Pending:
                 frames=frames, rows=sum(frame.frame.rows for frame, _ in frames), events=self.events[part],
                 hosts=dict(list(self.hosts.items())[part]), foreign=dict(list(self.foreign.items())[part]),
                 scores=self.scores[part], findings=dict(list(self.findings.items())[part]), own_health=self.own_health[part],
-                decisions=self.decisions[part],
+                decisions=self.decisions[part], memories=dict(list(self.memories.items())[part]),
             )  # fmt: skip
 
         kinds: tuple[Sized, ...] = (
             self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own_health, self.decisions,
+            self.memories,
         )  # fmt: skip
         middle = max(len(one) for one in kinds) // 2
         return [one for one in (half(slice(middle)), half(slice(middle, None))) if not one.empty]
@@ -234,8 +239,13 @@ class Queue:
             self._pending.foreign.update(foreign)
             self._change.notify_all()
 
-    def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
-        """Queue judgements with their evidence."""
+    def submit_scores(
+        self,
+        snapshot: Snapshot,
+        changed: Sequence[HostScore],
+        memories: Iterable[HostMemory] = (),
+    ) -> None:
+        """Queue judgements with their evidence, for one commit with what judging remembers of these hosts."""
         snapshot_scores = records.snapshot_scores(snapshot, changed)
         with self._change:
             scores = self._pending.scores
@@ -244,6 +254,7 @@ class Queue:
             if over > 0:
                 del scores[:over]
                 self.dropped_scores += over
+            self._pending.memories.update((one.host, one) for one in memories)
             self._change.notify_all()
 
     def submit_findings(self, findings: Sequence[Finding]) -> None:

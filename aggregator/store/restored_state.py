@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -31,8 +31,18 @@ EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
 RECEIVED_SECONDS_MAX = 86_400
 
 Connection = duckdb.DuckDBPyConnection
-#: The last score of a host, and how many GPUs it registered with.
-LastScore = tuple[HostScore, int]
+
+
+class LastScore(NamedTuple):
+    """The last score of a host, how many GPUs it registered with, and what judging remembered of it then, as JSON."""
+
+    score: HostScore
+    gpus: int
+    memory: str | None = None
+    #: Whether *memory* is older than *score*.
+    is_outdated: bool = False
+
+
 #: DuckDB's TIMESTAMP carries no zone; ours are UTC.
 _EPOCH = datetime(1970, 1, 1)
 
@@ -144,10 +154,10 @@ because AS (
 )
 SELECT
     s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
-    coalesce(evidence, []) AS evidence
+    coalesce(evidence, []) AS evidence, body AS memory, coalesce(m.time < s.time, false) AS is_outdated
 FROM last AS s
 LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
-LEFT JOIN because AS b USING (host, time, version)
+LEFT JOIN because AS b USING (host, time, version) LEFT JOIN judge_memory AS m ON m.host = s.host
 WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
 ORDER BY node_index, host
 """
@@ -174,7 +184,7 @@ def _last_score(row: dict[str, Any]) -> LastScore:
         speed_upper=_number(row["relative_speed_upper"]),
         inputs=inputs_of_row(row),
     )
-    return score, row["gpus"]
+    return LastScore(score, row["gpus"], row["memory"], row["is_outdated"])
 
 
 def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:

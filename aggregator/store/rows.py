@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from types import MappingProxyType
@@ -388,6 +388,22 @@ def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[Sna
     each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
     return [(head, one) for one in chosen]
+
+
+class HostMemory(NamedTuple):
+    """What judging remembers of a host. *body*: makes its JSON, in the writer's thread; None: nothing is remembered."""
+
+    host: str
+    time_ns: int
+    body: Callable[[], str] | None
+
+
+def memories(hosts: Iterable[HostMemory]) -> Any:
+    """Rows of `judge_memory`."""
+    return table(
+        "host:str time:time body:str",
+        [(host, time_us(time_ns), body()) for host, time_ns, body in hosts if body is not None],
+    )
 
 
 def scores(judged: Iterable[SnapshotScore]) -> Any:

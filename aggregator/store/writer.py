@@ -39,7 +39,7 @@ from .duckdb_file import (
 from .live_tables import HOUR_NS, LiveTables, hour_name
 from .parquet.views import repair_rollup_views
 from .queue import Pending
-from .rows import CommitBatch, HostFrame, HostRecord, batch
+from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
 from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
 
 # ----------------------------------------------------------------------
@@ -279,6 +279,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("findings", "cleared"),
     _RetentionRule("past_findings", "cleared", days=400),
     _RetentionRule("host_days", "time", days=HOST_DAYS_RETAINED),
+    _RetentionRule("judge_memory", "time", days=1),
     _RetentionRule("own_health", "time"),
     _RetentionRule("advice_decisions", "time", days_min=ADVICE_DAYS),
     _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
@@ -562,6 +563,8 @@ class Writer:
         if pending.scores:
             self._insert("scores", records.scores(pending.scores))
             self._insert("evidence", records.evidence(pending.scores))
+        if pending.memories:
+            self._put_memories(list(pending.memories.values()))
         if pending.findings:
             self._put_findings(list(pending.findings.values()))
         if pending.own_health:
@@ -588,6 +591,13 @@ class Writer:
             )
         self._insert("hosts", records.hosts(hosts))
         self._insert("devices", records.devices(hosts))
+
+    def _put_memories(self, memories: list[HostMemory]) -> None:
+        names = [one.host for one in memories]
+        self._connection.execute(
+            "DELETE FROM judge_memory WHERE host IN (SELECT unnest(?))", [names]
+        )
+        self._insert("judge_memory", records.memories(memories))
 
     def _put_findings(self, findings: list[Finding]) -> None:
         """Store each finding once: it replaces its row of earlier."""

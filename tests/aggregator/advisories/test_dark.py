@@ -24,8 +24,8 @@ from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import NOTHING, HostPlacement
-from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.restart import RestartState
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.aggregator.scoring.settling import SettlingHost
 from tests.worlds import SECOND_NS, World
 
 OTHERS = 194
@@ -191,12 +191,17 @@ def restarted(*silent: int) -> Fleet:
     """Return a fleet that we watch again since just now, and of which these hosts have not found us again."""
     fleet = Fleet()
     world = fleet.world
-    scores = dict(enumerate(world.snapshot.hosts)) if world.snapshot else {}
+    assert world.snapshot
+    scores = dict(enumerate(map(SettlingHost, world.snapshot.hosts)))
     fleet.hush(*silent)
     world.fleet.first_received_ns[list(silent)] = 0
     began = world.now_ns + SECOND_NS
     world.fleet.last_received_ns[:] = world.now_ns
-    world.snapshot = evaluate(world.fleet, began, None, RestartState(began, scores))
+    world.fleet.restarted_ns = began
+    before = Judgement(
+        0, began, 28_800.0, (), dictionary_version=world.fleet.epoch, settling=scores
+    )
+    world.snapshot = evaluate(world.fleet, began, before)
     return fleet
 
 

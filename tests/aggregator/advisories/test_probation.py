@@ -45,7 +45,7 @@ def book_of(store: Tables, world: World) -> AdvisoryEngine:
 def judged(world: World, book: AdvisoryEngine, model: HazardModel | None = None) -> HostScore:
     """Judge with what the book tells, and return the third host."""
     world.snapshot = evaluate(
-        world.fleet, world.now_ns, world.snapshot, None, model, book.outcome_feedback
+        world.fleet, world.now_ns, world.snapshot, model, book.outcome_feedback
     )
     return world.snapshot.hosts[2]
 

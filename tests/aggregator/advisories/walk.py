@@ -39,9 +39,10 @@ from gangline.aggregator.advisories.advisory import (
     Well,
     seconds_ns,
 )
-from gangline.aggregator.advisories.rows import from_plain, parse_event, to_json, to_plain
+from gangline.aggregator.advisories.rows import parse_event, to_json
 from gangline.aggregator.advisories.state import MachineState
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.dataclass_json import from_plain, to_plain
 from tests.aggregator.advisories.invariants import Watcher
 
 #: So that things end within a walk: minutes for hours.

@@ -11,10 +11,11 @@ import pytest
 from gangline.aggregator.declared.model import HostPlacement
 from gangline.aggregator.declared_reload import DeclaredReloader
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.scoring.checkpoint import restore
 from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.restart import restore
 from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.declared.test_live import Running, Tables
+from tests.aggregator.scoring.test_restart import last_scores
 from tests.worlds import SECOND_NS, World
 
 LABELS = {"gangline.rack": "r9", "gangline.rails": "l0 l1"}
@@ -115,12 +116,12 @@ def test_a_rack_that_is_switched_off_is_in_its_window_after_a_restart(
         host.silent = True
     assert world.run(30).degraded_reason == ""
     assert world.snapshot
-    last = [(score, 8) for score in world.snapshot.hosts]
+    last = last_scores(world)
     world.now_ns += 30 * SECOND_NS
     world.fleet = Fleet(epoch=8)
     DeclaredReloader(tmp_path, world.fleet, store).begin(world.now_ns)
     before = restore(world.fleet, last, world.now_ns)
-    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
+    world.snapshot = evaluate(world.fleet, world.now_ns, before)
     for host in world.hosts[3:]:
         world.register(host)
     snapshot = world.run(90)

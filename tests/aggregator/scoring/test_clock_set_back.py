@@ -96,7 +96,7 @@ def test_operators_are_told_what_is_so_now(fleet: Fleet, query: str, wanted: lis
 def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
     """A host dead for hours was HEALTHY, last heard 0 s ago, after each start within that day."""
     with fleet.store.reading() as cursor:
-        scores = {score.host: score for score, _ in restored_state.last_scores(cursor)}
+        scores = {one.score.host: one.score for one in restored_state.last_scores(cursor)}
     states = {name: one.state for name, one in scores.items()}
     assert states == {SICK: HealthState.UNHEALTHY, DEAD: HealthState.STALE}
     assert scores[SICK].last_received_ns == NOW_NS - SECOND_NS
@@ -110,5 +110,5 @@ def test_a_clock_set_back_while_we_were_away_forgets_no_host(tmp_path: Path) -> 
     _judged(made, world.run(20), NOW_NS + DAY_NS, "h0", "h1")
     made.tell("h0", {"host": 9.0}, DAY_SECONDS, "host_1s")
     with made.store.reading() as cursor:
-        assert [score.host for score, _ in restored_state.last_scores(cursor)] == ["h0", "h1"]
+        assert [one.score.host for one in restored_state.last_scores(cursor)] == ["h0", "h1"]
     made.store.close()

@@ -17,8 +17,8 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.scoring.calibration import Calibration
+from gangline.aggregator.scoring.checkpoint import restore
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.aggregator.scoring.restart import restore
 from gangline.aggregator.scoring.results import Gpus, Hosts
 from gangline.aggregator.scoring.score import (
     EVIDENCE_MAX,
@@ -28,6 +28,7 @@ from gangline.aggregator.scoring.score import (
 )
 from gangline.aggregator.scoring.score_rows import with_gpu_states
 from gangline.aggregator.service.score import ScoreService
+from gangline.aggregator.store.restored_state import LastScore
 from gangline.aggregator.store.rows import snapshot_scores
 from gangline.contract.wire import score_pb2
 from tests.aggregator.query.asking import rows_of
@@ -305,8 +306,8 @@ def test_what_was_known_before_a_restart_is_stored_again_as_it_was(
     assert [e.gpu_state for e in told[0].evidence] == [HealthState.UNHEALTHY]
     told[0] = replace(told[0], evidence=(replace(told[0].evidence[0], gpu_state=state),))
     world.fleet = Fleet(epoch=8)
-    before = restore(world.fleet, [(one, 8) for one in told], world.now_ns)
-    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
+    before = restore(world.fleet, [LastScore(one, 8) for one in told], world.now_ns)
+    world.snapshot = evaluate(world.fleet, world.now_ns, before)
     back(world)
     snapshot = world.run(5)
     assert next(snapshot.gpus.of(0)).state is HealthState.HEALTHY  # nothing shows it again yet

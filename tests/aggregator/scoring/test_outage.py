@@ -66,11 +66,11 @@ def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours:
     weights = [0.5 * (name == "silent_seconds") for name in LEARNED]
     model = HazardModel("a test", False, "all classes", -5.0, tuple(weights))
     world = World(hosts=60, gpus=1)
-    before = evaluate(world.fleet, world.run(8).computed_ns, world.snapshot, None, model)
+    before = evaluate(world.fleet, world.run(8).computed_ns, world.snapshot, model)
     for host in world.hosts[:silent]:
         host.silent = True
     world.run(600, every_seconds=30)
-    after = evaluate(world.fleet, world.now_ns, world.snapshot, None, model)
+    after = evaluate(world.fleet, world.now_ns, world.snapshot, model)
     same = [a.hazard_per_hour == b.hazard_per_hour for a, b in zip(before.hosts, after.hosts, strict=True)]  # fmt: skip
     assert same == [ours] * silent + [True] * (60 - silent)
     known = [isfinite(host.inputs.features[SCORE_FEATURE_COLUMN["silent_seconds"]]) for host in after.hosts if host.inputs]  # fmt: skip

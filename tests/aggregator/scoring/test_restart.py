@@ -13,8 +13,10 @@ import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.model import HealthState, HostScore
+from gangline.aggregator.scoring.checkpoint import MemoryLog, restore
 from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.restart import SETTLING_SECONDS, restore
+from gangline.aggregator.scoring.settling import SETTLING_SECONDS
+from gangline.aggregator.store.restored_state import LastScore
 from gangline.aggregator.store.snapshot_file import taken_macro
 from gangline.contract.block import Block
 from gangline.contract.signals import TABLES
@@ -22,14 +24,22 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from tests.worlds import SECOND_NS, World, gpu_of
 
 
+def last_scores(world: World) -> list[LastScore]:
+    """Return what the store knows of each host: its last score, and the row of its memory."""
+    assert world.snapshot
+    due = MemoryLog(world.snapshot).take_due(world.snapshot, world.fleet, range(len(world.fleet)))
+    rows = {one.host: one.body() for one in due if one.body is not None}
+    return [LastScore(score, 8, rows.get(score.host)) for score in world.snapshot.hosts]
+
+
 def restarted(world: World, away_seconds: int = 30) -> None:
     """Let the world's aggregator begin anew after *away_seconds*, with what its store knew."""
-    assert world.snapshot
-    last = [(score, 8) for score in world.snapshot.hosts]
+    last, findings = last_scores(world), world.fleet.findings
     world.now_ns += away_seconds * SECOND_NS
     world.fleet = Fleet(epoch=8)
     before = restore(world.fleet, last, world.now_ns)
-    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
+    world.fleet.findings.update(findings)
+    world.snapshot = evaluate(world.fleet, world.now_ns, before)
 
 
 def back(world: World) -> None:
@@ -172,12 +182,7 @@ def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -
     host.set("gpu_1s_probe", gpu, probe_hung_seconds=0.0)
     host.set("probe_1s", "gpu 0000:03:00.0", hung_seconds=0.0, abandoned_count=0, state=6)
     world.run(20)
-    findings = world.fleet.findings
     restarted(world)
-    assert world.snapshot
-    before = replace(world.snapshot.restart_state, findings=frozenset(findings))
-    world.snapshot = replace(world.snapshot, restart_state=before)
-    world.fleet.findings.update(findings)
     back(world)
     if boots:
         host.reboot(world.now_ns)
@@ -204,7 +209,7 @@ def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() ->
     for host in world.hosts:
         host.booted_ns -= 3600 * SECOND_NS
     snapshot = world.run(SETTLING_SECONDS + 2)
-    assert snapshot.degraded_reason == "" and not snapshot.restart_state.scores
+    assert snapshot.degraded_reason == "" and not snapshot.settling
     assert set(world.states().values()) == {"HEALTHY"}
 
 
@@ -280,7 +285,7 @@ def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
             store = aggregator.store
             read = store.known_hosts, store.known_gpus, store.last_scores, store.recent_events
             assert not any(read), "what was read of before is of a large fleet 0.2 GB"
-            (score,) = aggregator.judge_loop.restart_state.scores.values()
+            ((score, _),) = aggregator.judge_loop.restored.settling.values()
             return score, aggregator.fleet.gpus.tolist()
 
     before = asyncio.run(life())

@@ -21,8 +21,10 @@ from gangline.aggregator.model import (
     Reason,
     Snapshot,
 )
+from gangline.aggregator.scoring.checkpoint import restore
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.aggregator.scoring.restart import SETTLING_SECONDS, restore
+from gangline.aggregator.scoring.settling import SETTLING_SECONDS
+from gangline.aggregator.store.restored_state import LastScore
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
 from tests.worlds import SECOND_NS, World, gpu_of
@@ -106,8 +108,8 @@ def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, u
 def back(scores: list[HostScore], now_ns: int, away: int) -> tuple[Fleet, Judgement]:
     """Begin anew *away* seconds after the hosts were last heard."""
     fleet = Fleet(epoch=2)
-    before = restore(fleet, [(score, 0) for score in scores], now_ns + away * SECOND_NS)
-    return fleet, evaluate(fleet, now_ns + away * SECOND_NS, None, before)
+    before = restore(fleet, [LastScore(score, 0) for score in scores], now_ns + away * SECOND_NS)
+    return fleet, evaluate(fleet, now_ns + away * SECOND_NS, before)
 
 
 def run_on(fleet: Fleet, last: Judgement, silent: int, seconds: list[int]) -> dict[int, Judgement]:
@@ -204,24 +206,24 @@ def test_a_finding_keeps_its_first_moment_and_ends_when_it_does_not_show(
     ]  # fmt: skip
 
 
-def test_a_finding_of_before_is_given_two_minutes() -> None:
-    """A counter that travels on change is told anew within a minute: it is not cleared before."""
+def test_a_finding_of_before_is_given_a_minute() -> None:
+    """What travels on change is reported again within a minute: a finding is not cleared before, also without a memory."""
     world = World()
     world.run(20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.run(2)
     assert world.snapshot
     [finding] = world.fleet.findings.values()
-    last = [(score, 8) for score in world.snapshot.hosts]
+    last = [LastScore(score, 8) for score in world.snapshot.hosts]
     world.now_ns += 30 * SECOND_NS
     world.fleet = Fleet(epoch=8)
     key = finding.host, finding.name, finding.subject
-    before = replace(restore(world.fleet, last, world.now_ns), findings=frozenset([key]))
+    before = restore(world.fleet, last, world.now_ns)
     world.fleet.add_finding(finding)
-    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
+    world.snapshot = evaluate(world.fleet, world.now_ns, before)
     for host in world.hosts:
         world.register(host)
-    world.run(2 * SETTLING_SECONDS - 2)
+    world.run(SETTLING_SECONDS - 2)
     assert list(world.fleet.findings) == [key]
     world.run(5)  # the event was not told again
     assert not world.fleet.findings

@@ -1,0 +1,183 @@
+"""What judging remembers of each host: stored in the commit of its score, and every minute, and restored at the next start.
+
+A host's row is of the same commit as its score, so there is nothing to catch up on: a row that is older than the last score is
+not of this history (an earlier version wrote the score), and is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...contract.signal import Kind
+from ...contract.signals import BY_NAME
+from ..dataclass_json import from_plain, to_plain
+from ..fleet.fleet import Fleet, RestoredParts
+from ..model import SIMULATED_SILENT_SECONDS_MAX
+from ..store.restored_state import LastScore
+from ..store.rows import HostMemory
+from .declared import without_maintenance
+from .evaluate import Judgement
+from .features import FaultHistory
+from .rule import (
+    RECENT_SECONDS,
+    RuleAndDevice,
+    Symptom,
+    TrackedSymptom,
+    TrackedSymptoms,
+    freeze,
+)
+from .score import HORIZON_HOURS
+from .settling import SettlingHost
+
+log = logging.getLogger(__name__)
+
+SECOND_NS = 1_000_000_000
+#: Of the format of a row; rows of another are not used.
+FORMAT = 1
+#: A host's row is written again after this, also if its score stays the same.
+PERIOD_NS = 60 * SECOND_NS
+#: Symptoms that are stored of one host; those that weigh the least are left out.
+SYMPTOMS_PER_HOST_MAX = 256
+_TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
+
+
+class MemoryLog:
+    """Which hosts have a row, by node index, and when it was written."""
+
+    def __init__(self, restored: Judgement) -> None:
+        # Spread over the period: not all of them in one turn.
+        self._written_ns = {
+            host: restored.computed_ns - host * SECOND_NS % PERIOD_NS for host in restored.settling
+        }
+
+    def take_due(
+        self, judgement: Judgement, fleet: Fleet, scored: Iterable[int]
+    ) -> list[HostMemory]:
+        """Return the rows to write with the scores of the hosts *scored*, and take them as written."""
+        now_ns, tracked = judgement.computed_ns, judgement.tracked_symptoms
+        since_ns = {host: now_ns - self._written_ns.get(host, 0) for host in tracked}
+        due = {*scored, *(host for host, ago in since_ns.items() if not 0 <= ago < PERIOD_NS)}
+        rows: list[HostMemory] = []
+        for host in due:
+            if symptoms := tracked.get(host):
+                self._written_ns[host] = now_ns
+                parts = {(one.worst.device, one.worst.signal) for one in symptoms.values()}
+                read = frozenset(part for part in parts if fleet.was_read(host, *part))
+                body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
+                rows.append(HostMemory(fleet.names[host], now_ns, body))
+            elif self._written_ns.pop(host, None) is not None:
+                rows.append(HostMemory(fleet.names[host], now_ns, None))
+        return rows
+
+
+def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
+    """Return what is remembered of a host at *now_ns* as JSON."""
+    stored = list(symptoms.values())
+    if len(stored) > SYMPTOMS_PER_HOST_MAX:
+        stored.sort(key=lambda one: (one.active, one.worst.weight), reverse=True)
+    content = {
+        "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(), "read_parts": sorted(read.parts),
+        "symptoms": [_plain(one) for one in stored[:SYMPTOMS_PER_HOST_MAX]],
+    }  # fmt: skip
+    return json.dumps(content, separators=(",", ":"), default=float)  # of numpy's numbers
+
+
+def _plain(one: TrackedSymptom) -> dict[str, Any]:
+    latest = None if one.latest is one.worst else one.latest
+    return {name: to_plain(getattr(one, name)) for name in _TIMES} | {
+        "worst": to_plain(one.worst), "latest": to_plain(latest),
+    }  # fmt: skip
+
+
+def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, RestoredParts]:
+    """Return what `encode` stored of a host, whose node index is *host* now, as it continues at *now_ns*.
+
+    The time in between counts for the end of a symptom, and not for its beginning. Raises ValueError, TypeError, KeyError,
+    AttributeError.
+    """
+    content = json.loads(body)
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']}, expected {FORMAT}")
+    symptoms: dict[RuleAndDevice, TrackedSymptom] = {}
+    for plain in content["symptoms"]:
+        latest = plain["latest"] or plain["worst"]
+        one: TrackedSymptom = from_plain(TrackedSymptom, {**plain, "latest": latest})
+        worst = replace(_without_sums(one), host=host)
+        symptoms[worst.key] = replace(one, worst=worst, latest=replace(one.latest, host=host))
+    elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
+    paused = {key: one for key, one in symptoms.items() if elapsed_ns < 0 or not one.active}
+    parts = frozenset((device, signal) for device, signal in content["read_parts"])
+    return symptoms | freeze(paused, elapsed_ns), RestoredParts(
+        bytes.fromhex(content["boot_id"]), parts
+    )
+
+
+def _without_sums(one: TrackedSymptom) -> Symptom:
+    """Return the worst of *one*; a counter's, whose sum over ten minutes starts at zero again, lasts as long as the sum would."""
+    signal = BY_NAME.get(one.worst.signal)
+    if signal is None or signal.kind is not Kind.COUNTER:
+        return one.worst
+    # By the latest, whose rule stays as it is: two restarts make it last no longer than one.
+    leave_seconds = one.latest.rule.leave_seconds + RECENT_SECONDS
+    return replace(one.worst, rule=replace(one.worst.rule, leave_seconds=leave_seconds))
+
+
+def restore(
+    fleet: Fleet,
+    last: Iterable[LastScore],
+    now_ns: int,
+    faults: FaultHistory | None = None,
+) -> Judgement:
+    """Make the hosts of *last* known to *fleet*; return what the first judgement follows. *faults*: those on record.
+
+    Simulated hosts that had ended do not come back.
+    """
+    settling: dict[int, SettlingHost] = {}
+    tracked: dict[int, TrackedSymptoms] = {}
+    unused: list[str] = []
+    for score, gpus, memory, is_outdated in last:
+        silent_seconds = (now_ns - score.last_received_ns) / 1e9
+        if score.simulated and silent_seconds > SIMULATED_SILENT_SECONDS_MAX:
+            continue
+        host = len(fleet)
+        symptoms: TrackedSymptoms = {}
+        parts: RestoredParts | None = None
+        if memory is not None:
+            try:
+                if is_outdated:
+                    raise ValueError("older than its last score")
+                symptoms, parts = decode(memory, host, now_ns)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                unused.append(f"{score.host}: {type(error).__name__}: {error}")
+        last_received_ns = min(score.last_received_ns, now_ns)  # our clock may have been set back
+        fleet.restore(
+            score.host,
+            simulated=score.simulated,
+            gpus=gpus,
+            last_received_ns=last_received_ns,
+            parts=parts,
+        )
+        score = replace(without_maintenance(score), node_index=host)
+        settling[host] = SettlingHost(score, frozenset(symptoms))
+        if symptoms:
+            tracked[host] = symptoms
+        signals = {(one.device, one.signal) for one in score.evidence}
+        for device, signal in signals | {
+            (d.worst.device, d.worst.signal) for d in symptoms.values()
+        }:
+            fleet.ever_up.restore(host, device, signal)
+    if unused:
+        log.warning(
+            "what judging remembered of %d hosts is not used: their last score applies until they have reported for a minute. "
+            "The first: %s", len(unused), unused[0],
+        )  # fmt: skip
+    fleet.restarted_ns = now_ns
+    return Judgement(
+        version=0, computed_ns=now_ns, horizon_seconds=HORIZON_HOURS * 3600.0, hosts=(), dictionary_version=fleet.epoch,
+        tracked_symptoms=tracked, settling=settling, faults=faults or FaultHistory(),
+    )  # fmt: skip
