@@ -16,7 +16,7 @@ from .counter_deltas import Flags
 from .model import HealthState, Reason
 
 
-class FaultClass(StrEnum):
+class HazardClass(StrEnum):
     """What a fault is one of, for models of hazard (`hazard/events.py` describes each)."""
 
     MEMORY = "memory"
@@ -65,7 +65,7 @@ class Rule:
     _: KW_ONLY
     reads: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
-    fault_class: FaultClass | None = None
+    fault_class: HazardClass | None = None
     finding: FindingWhen = FindingWhen.NEVER
     is_family: bool = False
     never_noise: str = ""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rule_catalogue import FAULTS
-from ..rule_declaration import FaultClass
+from ..rule_declaration import HazardClass
 
 # ----------------------------------------------------------------------
 # Which class a fault is of, as far as its record tells: in a recording by its level, on a fleet of
@@ -32,20 +32,20 @@ from ..rule_declaration import FaultClass
 class FindingClass(NamedTuple):
     """One class of faults."""
 
-    name: FaultClass
+    name: HazardClass
     description: str  # many of them
 
 
 #: The class of what no other is of.
-OTHER = FaultClass.OTHER
+OTHER = HazardClass.OTHER
 #: In the order of the columns of `history.State.by_class`. A fault that has findings of several is of each of them.
 CLASSES: tuple[FindingClass, ...] = (
-    FindingClass(FaultClass.MEMORY, "faults of memory"),
-    FindingClass(FaultClass.REMAP, "row remaps that waited for a reset, or failed"),
-    FindingClass(FaultClass.LINK, "faults of links"),
-    FindingClass(FaultClass.DRIVER, "faults that a GPU's driver or a diagnostic reported"),
-    FindingClass(FaultClass.HOST, "faults of the host"),
-    FindingClass(FaultClass.HARDWARE, "faults of hardware"),  # a recording's level
+    FindingClass(HazardClass.MEMORY, "faults of memory"),
+    FindingClass(HazardClass.REMAP, "row remaps that waited for a reset, or failed"),
+    FindingClass(HazardClass.LINK, "faults of links"),
+    FindingClass(HazardClass.DRIVER, "faults that a GPU's driver or a diagnostic reported"),
+    FindingClass(HazardClass.HOST, "faults of the host"),
+    FindingClass(HazardClass.HARDWARE, "faults of hardware"),  # a recording's level
     FindingClass(OTHER, "other faults"),
 )
 CLASS_NAMES = tuple(each.name for each in CLASSES)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...contract.signals import SIGNALS
-from ..rule_declaration import FaultClass, FindingWhen, RateRule, Rule, RuleRow, ThresholdRule
+from ..rule_declaration import FindingWhen, HazardClass, RateRule, Rule, RuleRow, ThresholdRule
 from . import agent, events, gang, gpu, host, network, nvlink, pcie
 
 
@@ -60,7 +60,7 @@ SIGNALS_READ = COUNTERS.union(
 #: Rules whose symptoms are findings, whatever they cost; and those that are while they cost their host its state.
 FINDING_RULES = tuple(name for name, rule in RULES.items() if rule.finding is FindingWhen.ALWAYS)
 #: Faults of a host -> the class of each.
-FAULTS: Mapping[str, FaultClass] = {
+FAULTS: Mapping[str, HazardClass] = {
     name: rule.fault_class for name, rule in RULES.items() if rule.fault_class is not None
 }
 PERSISTENT_RULES = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ...contract.xid.policy import Clears
 from ..model import HealthState, Reason
-from ..rule_declaration import ClearCondition, EventKind, FaultClass, FindingWhen, Rule
+from ..rule_declaration import ClearCondition, EventKind, FindingWhen, HazardClass, Rule
 
 #: So many repaired errors within their day are worth a look; a few are every machine's.
 CORRECTED_MIN = 10
@@ -19,10 +19,10 @@ RESET, REBOOT = ClearCondition(Clears.RESET), ClearCondition(Clears.REBOOT)
 TEN_MINUTES, HOUR, DAY = (ClearCondition(Clears.TIME, seconds) for seconds in (600.0, 3600.0, 86_400.0))
 #: What is one fault of, by the reason of its event.
 FAULT_CLASSES = {
-    Reason.NONE: FaultClass.DRIVER, Reason.XID_FATAL: FaultClass.DRIVER, Reason.PCIE: FaultClass.LINK,
-    Reason.FABRIC: FaultClass.LINK, Reason.RAIL_DOWN: FaultClass.LINK, Reason.ECC_TREND: FaultClass.MEMORY,
-    Reason.HBM_REMAP: FaultClass.MEMORY, Reason.HOST_CPU: FaultClass.HOST, Reason.STORAGE: FaultClass.HOST,
-    Reason.BLIND: FaultClass.OTHER,
+    Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
+    Reason.FABRIC: HazardClass.LINK, Reason.RAIL_DOWN: HazardClass.LINK, Reason.ECC_TREND: HazardClass.MEMORY,
+    Reason.HBM_REMAP: HazardClass.MEMORY, Reason.HOST_CPU: HazardClass.HOST, Reason.STORAGE: HazardClass.HOST,
+    Reason.BLIND: HazardClass.OTHER,
 }
 
 
@@ -47,11 +47,11 @@ def _report(name: str, state: HealthState, factor: float, message: str, finding:
 
 #: Codes of NVIDIA's GPUs and NVSwitches: what each means is its policy's to say (`contract/xid/`).
 XID = Rule(
-    "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=FaultClass.DRIVER, is_family=True,
+    "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.DRIVER, is_family=True,
     reads=("gpu.recovery_action_state", "nvlink.link_state"),
 )
 SXID = Rule(
-    "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=FaultClass.LINK, is_family=True,
+    "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.LINK, is_family=True,
 )
 #: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
 FOLDED = _kind(

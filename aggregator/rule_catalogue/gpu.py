@@ -2,8 +2,8 @@
 
 from ..model import HealthState, Reason
 from ..rule_declaration import (
-    FaultClass,
     FindingWhen,
+    HazardClass,
     Rule,
     ThresholdRule,
     above,
@@ -17,14 +17,14 @@ from ..rule_declaration import (
 
 LOST = ThresholdRule(
     Rule("gpu.lost", HealthState.UNHEALTHY, Reason.XID_FATAL, "the host boots with the GPU back on the bus",
-         leave_seconds=10.0, hazard_factor=20_000.0, fault_class=FaultClass.DRIVER),
+         leave_seconds=10.0, hazard_factor=20_000.0, fault_class=HazardClass.DRIVER),
     "gpu_1s", "lost_state", equals(1), "has fallen off the bus; only a reboot brings it back",
     columns="lost_state, calls_failed_errors", seconds=120.0,
 )
 RECOVERY = Rule(
     "gpu.recovery_action", HealthState.UNHEALTHY, Reason.XID_FATAL, "the driver asks for no recovery any more",
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
-    reads=("gpu.recovery_action_state",), fault_class=FaultClass.DRIVER,
+    reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )
 UNSEEN = Rule(
     "gpu.unseen", HealthState.WATCH, Reason.BLIND, "readings of the GPU come again",
@@ -87,7 +87,7 @@ LOST_DATA = Rule(
     "gpu.ecc_uncorrected", HealthState.WATCH, Reason.ECC_TREND,
     "the GPU is reset, which sets its volatile error counters to zero",
     leave_seconds=5.0, hazard_factor=10.0,
-    counts=("gpu.ecc_uncorrected_volatile_errors",), fault_class=FaultClass.MEMORY,
+    counts=("gpu.ecc_uncorrected_volatile_errors",), fault_class=HazardClass.MEMORY,
 )
 RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
 CHANGES = "gpu_10s_changes"
@@ -95,13 +95,13 @@ CHANGES = "gpu_10s_changes"
 REMAPS = (
     ThresholdRule(
         Rule("gpu.remap_pending", HealthState.WATCH, Reason.HBM_REMAP, "the GPU is reset, which replaces the row",
-             leave_seconds=5.0, hazard_factor=5.0, fault_class=FaultClass.REMAP),
+             leave_seconds=5.0, hazard_factor=5.0, fault_class=HazardClass.REMAP),
         CHANGES, "remap_pending_state", equals(1), "has a memory row to replace at its next reset",
     ),
     ThresholdRule(
         Rule("gpu.remap_failed", HealthState.UNHEALTHY, Reason.HBM_REMAP,
              "the GPU is replaced, or a reset shows that the remap took after all",
-             leave_seconds=5.0, hazard_factor=2000.0, fault_class=FaultClass.REMAP),
+             leave_seconds=5.0, hazard_factor=2000.0, fault_class=HazardClass.REMAP),
         CHANGES, "remap_failed_state", equals(1), "has no spare memory row left to replace a bad one",
     ),
     ThresholdRule(

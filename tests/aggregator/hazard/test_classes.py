@@ -152,7 +152,7 @@ def test_remaps_are_told_as_a_rate() -> None:
         told.words
         == "row remaps that waited for a reset, or failed, each fading over 30 days: 0.61"
     )
-    assert "starts_with(name, 'gpu.remap_')" in told.sql
+    assert "name IN ('gpu.remap_pending', 'gpu.remap_failed')" in told.sql
     assert not [e for e in snapshot.hosts[1].evidence if e.signal.startswith("hazard.")]
 
 
