@@ -164,8 +164,8 @@ def evaluate(
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
-    *model*: of the hazard; None, or a prior: none was trained. *feedback*: what advice and its outcomes tell. *jump_ns*: by how much our clock was set forward since *previous*
-    (`Fleet.leap`).
+    *model*: of the hazard; None, or a prior: none was trained. *feedback*: what advice and its outcomes tell.
+    *jump_ns*: by how much our clock was set forward since *previous* (`Fleet.apply_clock_jump`).
     """
     advance_failed = fleet.advance(now_ns)
     view = FleetView(fleet, now_ns)
@@ -203,7 +203,7 @@ def evaluate(
     gang_waits, waits_failed = _find_waits(view, observed, degraded_before)
     failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
     degraded = (
-        restart_message(settling, awaited, fleet, now_ns),
+        restart_message(settling, live, awaited, fleet, now_ns),
         outage.outage_message(fleet, frozen),
         failed,
     )

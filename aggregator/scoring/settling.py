@@ -23,6 +23,8 @@ from .rule import RuleAndDevice
 #: than it was: what travels on change is reported again within a minute.
 SETTLING_SECONDS = 60
 _SETTLING_NS = SETTLING_SECONDS * 1_000_000_000
+#: What a first frame disproves, or says nothing of.
+_DISPROVED_AT_ONCE = (HealthState.HEALTHY, HealthState.STALE, HealthState.UNKNOWN)
 
 
 class SettlingHost(NamedTuple):
@@ -81,11 +83,17 @@ def scores_as_before(
 
 
 def restart_message(
-    settling: SettlingHosts, awaited: frozenset[int], fleet: Fleet, now_ns: int
+    settling: SettlingHosts, live: Hosts, awaited: frozenset[int], fleet: Fleet, now_ns: int
 ) -> str:
     """Say what is not of now; "" once all is, or the silence of a host is its own."""
-    if not settling or now_ns - fleet.restarted_ns >= _SETTLING_NS:
+    as_before = sum(
+        host in awaited
+        or one.score.state not in _DISPROVED_AT_ONCE
+        or live.state(host) is HealthState.UNKNOWN
+        for host, one in settling.items()
+    )
+    if not as_before or now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return ""
     at = datetime.fromtimestamp(fleet.restarted_ns // 1_000_000_000, UTC)
     left = f"{len(awaited)} of them not heard again yet" if awaited else "all of them heard again"
-    return f"restarted at {at:%H:%M:%S} UTC: {len(settling)} of {len(fleet)} hosts are shown as they were before, {left}"
+    return f"restarted at {at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"

@@ -74,6 +74,16 @@ def test_hosts_stand_as_before_until_they_are_heard() -> None:
     assert world.score(world.hosts[1]).last_received_ns == world.now_ns
 
 
+def test_a_fleet_that_was_well_is_not_degraded_once_all_are_heard() -> None:
+    """Nothing is proposed, and no permit given, while a snapshot is degraded."""
+    world = World(hosts=2)
+    world.run(20)
+    restarted(world)
+    back(world)
+    assert world.run(5).degraded_reason == ""
+    assert world.snapshot and len(world.snapshot.settling) == 2
+
+
 def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     """Symptoms need seconds to show again: a thermal fault was HEALTHY for ten after each restart."""
     world = World()
