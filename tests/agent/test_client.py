@@ -546,7 +546,8 @@ def test_a_peer_that_asks_and_does_not_read_is_left(
     monkeypatch.setattr("gangline.agent.transport.client.OUT_BYTES_MAX", 1 << 16)
     settings, ping = bytes(3) + b"\4" + bytes(5), b"\0\0\x08\6" + bytes(13)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # or the kernel gives up first
+        # With more room the kernel gives the connection up before we do.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client = agent.client(listener.getsockname()[1])
         connection, _ = listener.accept()
         with connection, suppress(OSError):  # until it is closed there
