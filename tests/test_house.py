@@ -50,6 +50,7 @@ LAYERS = {
     ),
     "aggregator": (
         "clock_jump counter_deltas durable_file errors metrics metrics_server model sql workers",
+        "exposition",
         "hazard mirror_format principal",
         "config mirror_file pending_job",
         "auth executors store",
