@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2
+from prometheus_client.core import Metric
 
-from ..contract.metrics_http import Family
 from ..contract.otlp_logs import OtlpLogExporter
 from . import metrics as descriptors
 from .advisories.advisory import Advisory, limits_of
@@ -467,7 +467,7 @@ class Aggregator:
             else list(self.advisory_engine.machine.state.advisories.values())
         )
 
-    def _host_families(self, now_ns: int) -> list[Family]:
+    def _host_families(self, now_ns: int) -> list[Metric]:
         """Return the series of each host. For the thread that answers /metrics."""
         return host_families(self.snapshot_holder.snapshot, self._advisories(), now_ns)
 

@@ -155,13 +155,10 @@ def negotiate_format(accept: str) -> ExpositionFormat:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples of one name: (labels as text, value as text).
-
-    Of a histogram the first begins with which of its samples it is: `_bucket{le="0.1"}`, `_sum`, `_count`.
-    """
+    """Samples of one name: (labels as text, value as text)."""
 
     name: str  # without `_total`
-    #: `counter`, `gauge`, `histogram`, `info`, or `bare_counter`: one whose name is another's, without `_total`, which
+    #: `counter`, `gauge`, `info`, or `bare_counter`: one whose name is another's, without `_total`, which
     #: OpenMetrics has no type for.
     kind: str
     unit: str  # empty, or what the name ends in
@@ -210,7 +207,6 @@ _SUFFIXES = {
     "counter": "_total",
     "info": "_info",
     "gauge": "",
-    "histogram": "",
     "bare_counter": "",
 }
 #: What the two forms call our kinds where they have not the same.

@@ -97,7 +97,7 @@ class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ABSENT:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-ABSENT = {"cryptography", "duckdb", "grpc", "grpc_health", "grpc_reflection", "numpy", "prompt_toolkit", "pyarrow"}
+ABSENT = {"cryptography", "duckdb", "grpc", "grpc_health", "grpc_reflection", "numpy", "prometheus_client", "prompt_toolkit", "pyarrow", "rich"}
 sys.meta_path.insert(0, Missing())
 from gangline import cli
 sys.exit(cli.main())

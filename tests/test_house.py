@@ -54,6 +54,7 @@ LAYERS = {
         "clock_jump counter_deltas dataclass_json durable_file errors host_sets metrics metrics_server model process_limits sql workers",
         "rule_declaration",
         "rule_catalogue",
+        "exposition",
         "hazard mirror_format principal",
         "config mirror_file pending_job",
         "auth executors store",

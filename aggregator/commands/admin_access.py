@@ -34,6 +34,7 @@ from ..auth.tokens import (
 from ..principal import GRANTABLE_ROLES, Role, check_trust_domain
 from ..store.duckdb_file import STORE_FILE
 from .admin_store import add_data_option, caller_name, guarded
+from .terminal import table
 
 PORT = 7600
 TRUST_DEFAULT = "gangline"
@@ -269,11 +270,7 @@ def _list(options: argparse.Namespace, path: Path) -> int:
         (each.id, each.role, each.name, _day(each.made), _day(each.until), _state(each, now))
         for each in tokens
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    print(table(rows))
     return OK
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import grpc
 
@@ -56,6 +53,7 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
+from .terminal import ProgressBar
 
 #: Who has the files may still not tell the service to hold them.
 LOGIN = (
@@ -181,75 +179,6 @@ def call_error(error: Any, data: Path, connection_options: ConnectionOptions) ->
 
 
 # ----------------------------------------------------------------------
-# How far something long has come, on stderr: a bar on a terminal, a line now and then elsewhere.
-
-BAR_CHARACTERS = 30
-#: A bar is drawn at most so often; elsewhere a line is printed at most so often.
-BAR_SECONDS, LINE_SECONDS = 0.1, 10.0
-
-
-class ProgressBar:
-    """`begin` a part, tell it what was `advance`, `end` it. Draws nothing when *quiet*."""
-
-    def __init__(
-        self,
-        *,
-        quiet: bool = False,
-        out: TextIO | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        format_amount: Callable[[int], str] = format_bytes,
-    ) -> None:
-        self._out = out or sys.stderr
-        self._quiet, self._monotonic, self._format_amount = quiet, monotonic, format_amount
-        self._is_terminal = self._out.isatty()
-        self._what, self._total, self._done = "", 0, 0
-        self._drawn = 0.0
-
-    def begin(self, what: str, total: int) -> None:
-        """Another part begins, of so many bytes (or what *format_amount* makes words of)."""
-        self.end()
-        self._what, self._total, self._done = what, total, 0
-        self._drawn = self._monotonic()
-        if not self._quiet and not self._is_terminal:
-            self._line(f"{what}: {self._format_amount(total)}" if total else f"{what} ...")
-
-    def advance(self, size_bytes: int) -> None:
-        """So much more is done."""
-        self.at(self._done + size_bytes, self._total)
-
-    def at(self, done: int, total: int) -> None:
-        """So much is done, of so much."""
-        self._done, self._total = done, total
-        now, rest = self._monotonic(), BAR_SECONDS if self._is_terminal else LINE_SECONDS
-        if now - self._drawn >= rest:
-            self._drawn = now
-            self._draw()
-
-    def end(self) -> None:
-        """The part is over; what follows begins on a line of its own."""
-        if self._what and self._is_terminal and not self._quiet:
-            self._draw()
-            self._line("")
-        self._what = ""
-
-    def _draw(self) -> None:
-        if self._quiet:
-            return
-        detail = f"{self._what}: {self._format_amount(self._done)} of {self._format_amount(max(self._total, self._done))}"
-        if not self._is_terminal:
-            self._line(detail)
-            return
-        share = min(1.0, self._done / self._total) if self._total else 1.0
-        filled = int(BAR_CHARACTERS * share)
-        bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}] {detail}"
-        width = shutil.get_terminal_size().columns - 1
-        print(f"\r\x1b[K{bar[:width]}", end="", file=self._out, flush=True)
-
-    def _line(self, detail: str) -> None:
-        print(detail, file=self._out, flush=True)
-
-
-# ----------------------------------------------------------------------
 # `gangline admin backup`: a whole copy of the store, as of one moment.
 
 
@@ -263,10 +192,9 @@ def _run_backup(options: argparse.Namespace) -> int:
     if options.before_migration and (reason := why_no_migration(options.data)):
         print(json_object({"backup": None, "why": reason}) if options.json else reason)
         return OK
-    progress = ProgressBar(quiet=options.json)
-    backup = Backup(options.to, progress, access=options.with_access)
-    made = backup.make(lambda: consistent_view(options.data, read_connection_options(options)))
-    progress.end()
+    with ProgressBar(quiet=options.json) as progress:
+        backup = Backup(options.to, progress, access=options.with_access)
+        made = backup.make(lambda: consistent_view(options.data, read_connection_options(options)))
     removed = remove_all_but(options.to, options.keep) if options.keep else []
     if options.json:
         print(json_object(_backup_document(made, removed)))
@@ -348,9 +276,8 @@ def restore_main(arguments: list[str]) -> int:
 
 
 def _run_restore(options: argparse.Namespace) -> int:
-    progress = ProgressBar(quiet=options.json)
-    done = restore(options.source, options.data, progress, force=options.force)
-    progress.end()
+    with ProgressBar(quiet=options.json) as progress:
+        done = restore(options.source, options.data, progress, force=options.force)
     print(
         json_object(_restore_document(done, options.data))
         if options.json
@@ -416,14 +343,13 @@ def compact_main(arguments: list[str]) -> int:
 def _run_compact(options: argparse.Namespace) -> int:
     if not (options.data / STORE_FILE).exists():
         raise CopyError(no_store_message(options.data))
-    progress = ProgressBar(quiet=options.json, format_amount=lambda rows: f"{rows:,} rows")
-    progress.begin("copying", 0)
     running = in_use(options.data)
-    if running:
-        done = _running(options.data, read_connection_options(options), progress)
-    else:
-        done = _stopped(options.data, progress)
-    progress.end()
+    with ProgressBar(quiet=options.json, format_amount=lambda rows: f"{rows:,} rows") as progress:
+        progress.begin("copying", 0)
+        if running:
+            done = _running(options.data, read_connection_options(options), progress)
+        else:
+            done = _stopped(options.data, progress)
     before, after, micros = done
     if options.json:
         print(
@@ -498,12 +424,11 @@ def verify_main(arguments: list[str]) -> int:
 
 
 def _run_verify(options: argparse.Namespace) -> int:
-    progress = ProgressBar(quiet=options.json)
-    if options.backup is not None:
-        what, found = _backup(options.backup, progress)
-    else:
-        what, found = str(options.data), _store(options, progress)
-    progress.end()
+    with ProgressBar(quiet=options.json) as progress:
+        if options.backup is not None:
+            what, found = _backup(options.backup, progress)
+        else:
+            what, found = str(options.data), _store(options, progress)
     if options.json:
         print(json_object({"verified": what, **_verify_document(found)}))
     else:

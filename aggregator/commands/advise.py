@@ -28,8 +28,9 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
-from .host_table import cut, enum_name
+from .host_table import enum_name
 from .permit import seconds_of
+from .terminal import cut
 
 #: A month of evidence is read and replayed.
 WHAT_IF_SECONDS = 120.0

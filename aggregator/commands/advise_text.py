@@ -7,7 +7,6 @@ import getpass
 import math
 import sys
 import textwrap
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +15,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...contract.wire import advisory_pb2 as wire
 from .connection import DEADLINE_SECONDS, host_set_option
-from .host_table import cut, enum_name, width_of
+from .host_table import enum_name
+from .terminal import cut, table, width_of
 
 # ----------------------------------------------------------------------
 # `gangline advise out` and `back`: which hosts somebody took out by himself, and those that advice
@@ -151,8 +151,6 @@ def _hours(text: str) -> float:
     return hours
 
 
-#: Of a column of a table; the words have what is left, unless it is less than this.
-CELL_CHARACTERS_MAX, TEXT_CHARACTERS_MIN = 32, 24
 RIGHT = ("waiting", "acting")
 #: What is called for and not advised: so much is listed.
 HELD_BACK_SHOWN_MAX = 10
@@ -175,7 +173,7 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
         )
         for one in answer.advisories
     ]  # fmt: skip
-    lines += _table_lines(rows, width_of(sys.stdout))
+    lines.append(table(rows, right=RIGHT))
     return "\n".join(
         [
             *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
@@ -217,26 +215,6 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
         "each stays out while its fault is active; once it has been healthy for a while, its return is advised",
         "if the fault is fixed or you accept it, run `gangline advise back HOST`",
     ]
-
-
-def _table_lines(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return *rows*, the first of them of names, as lines of *width*. The last cell, of words, has what is left;
-    where that is too little it has a line of its own."""
-    places = range(len(rows[0]) - 1)
-    widths = [min(max(len(row[at]) for row in rows), CELL_CHARACTERS_MAX) for at in places]
-    left = width - sum(widths) - 2 * len(widths)
-    lines: list[str] = []
-    for row in rows:
-        cut_ones = [cut(row[at], widths[at]) for at in places]
-        cells = [
-            one.rjust(widths[at]) if rows[0][at] in RIGHT else one.ljust(widths[at])
-            for at, one in enumerate(cut_ones)
-        ]
-        if left >= TEXT_CHARACTERS_MIN:
-            lines.append("  ".join([*cells, cut(row[-1], left)]))
-        else:
-            lines += ["  ".join(cells).rstrip(), f"    {cut(row[-1], max(width - 4, 20))}"]
-    return lines
 
 
 def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
@@ -307,7 +285,7 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
         )
         for one in answer.episodes
     ]  # fmt: skip
-    return "\n".join([*lines, *_table_lines(rows, width_of(sys.stdout))])
+    return "\n".join([*lines, table(rows)])
 
 
 def _why(one: wire.Advisory) -> str:

@@ -11,8 +11,8 @@ from ...cli import json_object
 from ..hazard.evaluation import EvaluationTerms, evaluate, markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
 from . import admin
-from .admin_store import ProgressBar
 from .connection import FAILED, OK, CommandError, guarded
+from .terminal import ProgressBar
 
 SUBCOMMANDS: admin.Table = {
     "hazard": (

@@ -22,8 +22,9 @@ from .connection import (
     guarded,
     read_connection_options,
 )
-from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken, width_of
+from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
+from .terminal import printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
@@ -363,7 +364,7 @@ def _wrapped(text: str, width: int) -> str:
     """Wrap each line but commands, which are to be copied whole; keep its indentation."""
     lines: list[str] = []
     for line in text.split("\n"):
-        clean = "".join(c if c.isprintable() else "?" for c in line)
+        clean = printable(line)
         indent = " " * (len(clean) - len(clean.lstrip()))
         if clean.lstrip().startswith(f"{COMMAND} "):
             lines.append(clean)

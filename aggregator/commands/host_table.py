@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import shutil
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +13,7 @@ from typing import Any, TypeVar
 
 from ...contract.wire import score_pb2
 from .connection import ScoreListing
+from .terminal import cut, table
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns that are numbers, set to the right.
@@ -30,14 +28,13 @@ HAZARD_PER_DAY_MAX = 99.0
 #: In place of a hazard, where a fault is certain.
 BROKEN = "broken now"
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_COLOURS = {
-    score_pb2.UNHEALTHY: "\x1b[31m",
-    score_pb2.SUSPECT: "\x1b[35m",
-    score_pb2.DEGRADED: "\x1b[33m",
-    score_pb2.WATCH: "\x1b[36m",
-    score_pb2.STALE: "\x1b[2m",
-    score_pb2.UNKNOWN: "\x1b[2m",
+_STYLES = {
+    score_pb2.UNHEALTHY: "red",
+    score_pb2.SUSPECT: "magenta",
+    score_pb2.DEGRADED: "yellow",
+    score_pb2.WATCH: "cyan",
+    score_pb2.STALE: "dim",
+    score_pb2.UNKNOWN: "dim",
 }
 
 
@@ -90,14 +87,14 @@ def render(
     colour: bool = False,
     slowdowns: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the table of *hosts*, given worst first, no line longer than *width* characters.
+    """Return the table of *hosts*, given worst first, no line longer than *width* characters (0: any).
 
     *slowdowns*: how much longer a step of a job would take, by host; without any the table has no such column.
     """
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"
-    is_narrow = width < NARROW_CHARACTERS
+    is_narrow = 0 < width < NARROW_CHARACTERS
     found = [one.cells() if isinstance(one, FoldedHosts) else row(one) for one in scores]
     for one, by_heading in zip(scores, found, strict=True):
         by_heading["SLOWER"] = _slower(one, slowdowns or {})
@@ -108,21 +105,13 @@ def render(
         left_out = (*left_out, "JOB")
     shown = [h for h in HEADINGS if h not in left_out]
     rows = [[cells[heading] for heading in shown] for cells in found]
-    widths = [max(len(r[i]) for r in [shown, *rows]) for i in range(len(shown))]
-    left = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    widths[-1] = max(REASON_CHARACTERS_MIN, left)
+    others = [max(map(len, column)) for column in zip(shown, *rows, strict=True)][:-1]
+    room = max(REASON_CHARACTERS_MIN, width - sum(others) - 2 * len(others))
     for score, cells in zip(scores, rows, strict=True):
-        if not isinstance(score, FoldedHosts) and len(cells[-1]) > widths[-1]:
+        if width and not isinstance(score, FoldedHosts) and len(cells[-1]) > room:
             cells[-1] = _with_code(score, cells[-1])
-    right = [heading in RIGHT for heading in shown]
-    lines = [_line(shown, widths, right)[:width].rstrip()]
-    if colour:
-        lines[0] = f"{_BOLD}{lines[0]}{_PLAIN}"
-    for score, cells in zip(scores, rows, strict=True):
-        line = _line(cells, widths, right)[:width].rstrip()
-        paint = _COLOURS.get(score.state, "") if colour else ""
-        lines.append(f"{paint}{line}{_PLAIN}" if paint else line)
-    return "\n".join(lines)
+    styles = [_STYLES.get(score.state, "") for score in scores] if colour else None
+    return table([shown, *rows], width, right=RIGHT, one_line=True, styles=styles)
 
 
 def _slower(one: Row, slowdowns: Mapping[str, float]) -> str:
@@ -271,11 +260,6 @@ def _folded(
     return [*alone, *several, *real]
 
 
-def screen_rows() -> int:
-    """Return how many lines of the terminal there are for a table, so that the prompt below it fits."""
-    return max(2, shutil.get_terminal_size().lines - 1)
-
-
 def host_of(score: score_pb2.NodeScore) -> str:
     """Return the host's name without its collection."""
     return score.node.removeprefix("nodes/")
@@ -303,35 +287,3 @@ def age(score: score_pb2.NodeScore) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s ago"
     return f"{seconds / 60:.0f} min ago" if seconds < 6000 else f"{seconds / 3600:.0f} h ago"
-
-
-def cut(text: str, characters_max: int) -> str:
-    """Return *text*, ending in an ellipsis when it is too long. Control characters are not shown."""
-    plain = "".join(c if c.isprintable() else "?" for c in text)
-    return plain if len(plain) <= characters_max else plain[: characters_max - 1] + "…"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    placed = [
-        cut(cell, width).rjust(width) if to_right else cut(cell, width).ljust(width)
-        for cell, width, to_right in zip(cells, widths, right, strict=True)
-    ]
-    return "  ".join(placed)
-
-
-def width_of(stream: Any) -> int:
-    """Return the columns to fill: COLUMNS, else the terminal's, else enough for any line."""
-    columns_setting = os.environ.get("COLUMNS", "")
-    if columns_setting.isascii() and columns_setting.isdecimal() and int(columns_setting[:6]) > 0:
-        return int(columns_setting[:6])
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):
-        return 240
-    return columns or 240
-
-
-def wants_colour(stream: Any = None) -> bool:
-    """Say whether to paint: on a terminal, unless NO_COLOR is set."""
-    stream = sys.stdout if stream is None else stream
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")

@@ -7,10 +7,11 @@ import math
 import os
 import shlex
 import sys
+import textwrap
 import threading
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TextIO
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
@@ -31,15 +32,12 @@ from .host_table import (
     FoldedHosts,
     Row,
     caption,
-    cut,
     fitting,
     folded,
     host_of,
     render,
-    screen_rows,
-    wants_colour,
-    width_of,
 )
+from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
 #: States that `--state` takes.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
@@ -59,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_object(document(chosen, slowdowns)))
         return OK
-    width, is_terminal = width_of(sys.stdout), sys.stdout.isatty()
+    is_terminal = sys.stdout.isatty()
     rows: list[Row] = list(chosen.scores)
     # Up to three lines are said below the table.
     if is_terminal and not options.all and len(rows) + 4 > screen_rows():
@@ -69,13 +67,13 @@ def _run(options: argparse.Namespace) -> int:
             f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
         )
     else:
-        print(render(rows, width, colour=wants_colour(), slowdowns=slowdowns))
+        print(render(rows, table_width(), colour=wants_colour(), slowdowns=slowdowns))
     if source:
         print(f"SLOWER: how much longer a step of job {options.job} would take, as {source} ran")
     is_folded = any(isinstance(one, FoldedHosts) for one in rows)
     explain_command = make_explain_command(options) if is_terminal else ""
-    if caption_text := caption(chosen, width, is_folded=is_folded, explain_command=explain_command):
-        print(caption_text)
+    if about := caption(chosen, width_of(), is_folded=is_folded, explain_command=explain_command):
+        print(about)
     if listing.degraded_reason:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
     for alarm in listing.alarms:
@@ -180,10 +178,6 @@ def _parser() -> argparse.ArgumentParser:
 # ----------------------------------------------------------------------
 # `gangline watch`: the table of hosts, refreshed in place.
 
-#: Home, and clear from there on: less flicker than clearing first.
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_CLEAR_ALL = "\x1b[2J"
-
 
 class FoldMode(Enum):
     """When HEALTHY hosts share rows of the table; never where the output is no terminal."""
@@ -207,20 +201,23 @@ def _run_watch(options: argparse.Namespace) -> int:
     with ScoreClient(read_connection_options(options), in_loop=not options.once) as client:
         listing, message = client.hosts(), ""
         in_place = sys.stdout.isatty() and not (options.json or options.once)
-        if in_place:
-            sys.stdout.write(_CLEAR_ALL)
-        while True:
-            show(
-                listing,
-                message,
-                as_json=options.json,
-                in_place=in_place,
-                fold=FoldMode.NEVER if options.all else FoldMode.WHEN_LONG,
-                explain_command=make_explain_command(options),
-            )
-            if options.once or stop.wait(options.seconds):
-                return OK
-            listing, message = _next(client, listing)
+        with refreshed(in_place=in_place) as show:
+            while True:
+                if options.json:
+                    show(json_object(document(listing)))
+                else:
+                    text = hosts_text(
+                        listing,
+                        message,
+                        is_terminal=sys.stdout.isatty(),
+                        in_place=in_place,
+                        fold=FoldMode.NEVER if options.all else FoldMode.WHEN_LONG,
+                        explain_command=make_explain_command(options),
+                    )
+                    show(text)
+                if options.once or stop.wait(options.seconds):
+                    return OK
+                listing, message = _next(client, listing)
 
 
 def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]:
@@ -232,71 +229,50 @@ def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]
     return listing, ""
 
 
-def show(
+def hosts_text(
     listing: ScoreListing,
     message: str,
     *,
-    as_json: bool,
+    is_terminal: bool,
     in_place: bool,
-    stream: TextIO | None = None,
     fold: FoldMode = FoldMode.WHEN_LONG,
     explain_command: str = "",
-) -> None:
-    """Write the table once. *message*: what else is to be said of it. *explain_command*: the command that explains a host."""
-    out: TextIO = stream or sys.stdout
-    if as_json:
-        text = json_object(document(listing))
-    else:
-        is_terminal = in_place or out.isatty()
-        text = _table(
-            listing,
-            message,
-            out,
-            screen_rows() if is_terminal else None,
-            in_place=in_place,
-            fold=fold,
-            explain_command=explain_command if is_terminal else "",
-        )
-    out.write(placed(text, in_place=in_place))
-    out.flush()
-
-
-def _table(
-    listing: ScoreListing,
-    message: str,
-    out: TextIO,
-    rows: int | None,
-    *,
-    in_place: bool,
-    fold: FoldMode,
-    explain_command: str,
 ) -> str:
-    """Return the table and what is said below it; on a terminal of *rows* lines folded if need be, and where it is
-    written in place, cut to them."""
-    width, shown = width_of(out), list[Row](listing.scores)
+    """Return the table and what is said below it; on a terminal folded if need be, *in_place* cut to its lines.
+
+    *message*: what else is to be said of it. *explain_command*: the command that explains a host, for a terminal.
+    """
+    shown = list[Row](listing.scores)
+    rows = screen_rows()
     degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
-    alarms = _alarms(listing, width, rows if in_place else None)
+    alarms = _alarms(listing, width_of(), rows if in_place else None)
 
     def notes(hidden: int) -> list[str]:
-        is_folded = any(isinstance(one, FoldedHosts) for one in shown)
         about = caption(
-            listing, width, hidden, is_folded=is_folded, explain_command=explain_command
+            listing,
+            width_of(),
+            hidden,
+            is_folded=any(isinstance(one, FoldedHosts) for one in shown),
+            explain_command=explain_command if is_terminal else "",
         )
         paragraphs = (about, degraded, *alarms, message)
-        return [line for note in paragraphs if note for line in note.split("\n")]
+        lines = [line for note in paragraphs if note for line in note.split("\n")]
+        return (
+            [each for line in lines for each in textwrap.wrap(line, width_of())]
+            if in_place
+            else lines
+        )
 
     below = notes(0)
-    if rows is None:
-        return "\n".join([render(shown, width, colour=wants_colour(out)), *below])
     is_long = 1 + len(shown) + len(below) > rows
-    if fold is FoldMode.ALWAYS or (is_long and fold is FoldMode.WHEN_LONG):
+    if is_terminal and (fold is FoldMode.ALWAYS or (is_long and fold is FoldMode.WHEN_LONG)):
         shown = folded(listing.scores, rows - 1 - len(below))
         below = notes(0)
     if in_place and 1 + len(shown) + len(below) > rows:
         room = max(1, rows - 1 - len(notes(len(listing.scores))))
         shown = list(fitting(shown, room))
         below = notes(len(listing.scores) - sum(map(_count, shown)))
-    return "\n".join([render(shown, width, colour=wants_colour(out)), *below])
+    return "\n".join([render(shown, table_width(), colour=wants_colour()), *below])
 
 
 def _count(one: Row) -> int:
@@ -315,21 +291,6 @@ def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
         cut(f"aggregator ({number} of {len(alarms)}): {one}", width)
         for number, one in enumerate(shown, 1)
     ]
-
-
-def placed(text: str, *, in_place: bool) -> str:
-    """Return *text* as it is written: over the table before, or below it.
-
-    In place, only the heading and the last lines that fit are written: the worst hosts stand there.
-    """
-    if not in_place:
-        return f"{text}\n"
-    rows = screen_rows()
-    lines = text.split("\n")
-    if len(lines) > rows:
-        lines = [lines[0], *lines[len(lines) - rows + 1 :]]
-    body = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
-    return f"{_HOME}{body}{_CLEAR_BELOW}"
 
 
 def _watch_parser() -> argparse.ArgumentParser:

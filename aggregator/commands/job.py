@@ -29,7 +29,6 @@ from .connection import (
     guarded,
     read_connection_options,
 )
-from .host_table import wants_colour, width_of
 from .job_picture import timeline_svg
 from .job_queries import (
     LIST_QUERY,
@@ -49,7 +48,6 @@ from .job_story import (
     lost_by_cause,
     make_timeline,
     parts_text,
-    printable,
     rank_lines,
     run_line,
     seconds_of,
@@ -58,6 +56,7 @@ from .job_story import (
 )
 from .job_tags import FORMS, parse_target, read_tags, replace_file, write_tags
 from .sql_backends import QuerySession, RemoteBackend
+from .terminal import printable, table, wants_colour, width_of
 
 #: A query may take so long; rows of a day of the largest job fit.
 SECONDS_MAX, ROWS_MAX = 60.0, 2_000_000
@@ -230,11 +229,11 @@ def jobs_text(jobs: list[dict[str, Any]]) -> str:
     """Return the table of jobs."""
     if not jobs:
         return "no job runs on a GPU that agents know of, and no scheduler reported one"
-    table = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "STRAGGLER", "LOST GPU-HOURS")]
+    rows = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "STRAGGLER", "LOST GPU-HOURS")]
     for job in jobs:
         ended = "" if job["until"] is None else f" to {job['until']:%H:%M}"
         pace = "-" if job["pace"] is None else f"{100 * min(job['pace'], 1.0):.0f} %"
-        table.append(
+        rows.append(
             (
                 printable(job["job"]),
                 str(job["hosts_count"]),
@@ -245,11 +244,7 @@ def jobs_text(jobs: list[dict[str, Any]]) -> str:
                 f"{job['lost_gpu_hours']:.2f}",
             )
         )
-    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-        for row in table
-    )
+    return table(rows)
 
 
 def _headline(story: dict[str, Any]) -> str:

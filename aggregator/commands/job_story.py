@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from .terminal import printable, table
+
 #: State -> (letter where there is no color, color of the terminal, color of a picture).
 STATES: dict[str, tuple[str, int, str]] = {
     "compute": ("#", 32, "#2e9e6b"),
@@ -68,10 +70,10 @@ def rank_lines(ranks: Sequence[Row]) -> list[str]:
     def worst_first(row: Row) -> tuple[float, float]:
         return -(row["step_seconds"] or math.inf), -(row["since_seconds"] or 0.0)
 
-    table = [("RANK", "HOST", "STEP", "SPREAD", "STEPS", "LAST ENDED")]
+    rows = [("RANK", "HOST", "STEP", "SPREAD", "STEPS", "LAST ENDED")]
     for row in sorted(ranks, key=worst_first)[:RANKS_SHOWN]:
         seconds, spread = row["step_seconds"], row["spread_seconds"]
-        table.append(
+        rows.append(
             (
                 "-" if row["rank"] is None else str(row["rank"]),
                 str(row["host"]),
@@ -81,11 +83,7 @@ def rank_lines(ranks: Sequence[Row]) -> list[str]:
                 f"{row['since_seconds'] or 0.0:.0f} s ago",
             )
         )
-    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    lines = [
-        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-        for row in table
-    ]
+    lines = table(rows).splitlines()
     if len(ranks) > RANKS_SHOWN:
         lines.append(f"{len(ranks) - RANKS_SHOWN} more ranks in ops.job_steps")
     return lines
@@ -308,8 +306,3 @@ def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:
     for one in stragglers:
         lost[str(one["cause"])] += float(one["lost_gpu_hours"] or 0.0)
     return dict(sorted(((c, h) for c, h in lost.items() if h > 0), key=lambda pair: -pair[1]))
-
-
-def printable(text: str) -> str:
-    """Return *text* without what a terminal would obey: names are the hosts' to choose."""
-    return "".join(c if c.isprintable() else "?" for c in text)

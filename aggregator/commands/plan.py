@@ -33,6 +33,7 @@ from .connection import (
 from .permit import seconds_of
 from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
 from .plan_sizes import add_size_options, apply_sizes, sizes_lines
+from .terminal import table
 
 #: A plan of a large fleet with blockers takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -322,16 +323,7 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
                 f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
             )
         )  # fmt: skip
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return *rows* as a table, its columns as wide as their longest cells."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return table(rows)
 
 
 def price_lines(price: wire.PlacementPrice, *, explain: bool = False) -> list[str]:

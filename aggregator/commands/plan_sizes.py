@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ...contract.wire import placement_pb2 as wire
+from .terminal import table
 
 POWER_OF_TWO, MULTIPLE_OF = "power-of-two", "multiple-of-"
 #: Numbers of one option.
@@ -94,11 +95,7 @@ def sizes_lines(sizes: Sequence[wire.PlacementSize], chosen: int) -> list[str]:
                 "<- option 1" if one.nodes == chosen else "",
             )
         )
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = table(rows).splitlines()
     known = {
         wire.EstimateSource.Name(one.scaling_efficiency.source).rpartition("_")[2].lower()
         for one in sizes

@@ -28,8 +28,8 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
-from .job_story import printable
 from .record_picture import recording_svg
+from .terminal import printable, table
 
 #: The aggregator waits 30 s for the host.
 ANSWER_SECONDS_MAX = 45.0
@@ -119,9 +119,9 @@ def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
     """Return the table of a host's stored recordings."""
     if not stored:
         return f"{host} has stored no recording: no finding began there since its agent has a flight recorder"
-    table = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
+    rows = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
     for each in stored:
-        table.append(
+        rows.append(
             (
                 printable(each.name),
                 f"{datetime.fromtimestamp(each.wall_time_ns / 1e9, UTC):%m-%d %H:%M:%S}",
@@ -131,11 +131,7 @@ def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
                 printable(each.reason),
             )
         )
-    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-        for row in table
-    )
+    return table(rows)
 
 
 def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:

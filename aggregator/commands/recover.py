@@ -32,7 +32,6 @@ from .plan import (
     DEADLINE_SECONDS,
     REPLY_BYTES_MAX,
     add_gang_options,
-    aligned,
     candidates_of,
     count_of,
     fold_names,
@@ -43,6 +42,7 @@ from .plan import (
     tier_title,
     wrapped,
 )
+from .terminal import table
 
 KIND_TITLES = {
     wire.RECOVERY_IN_PROCESS: "restart processes in place",
@@ -213,7 +213,7 @@ def _options_table(options: Sequence[wire.RecoveryOption]) -> str:
                 f"{one.second_failure_probability.value:.3f}", f"{one.speed.value:.3f}", _title(one),
             )
         )  # fmt: skip
-    return aligned(rows)
+    return table(rows)
 
 
 def _title(option: wire.RecoveryOption) -> str:

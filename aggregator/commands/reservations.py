@@ -26,7 +26,8 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
-from .plan import REPLY_BYTES_MAX, aligned, fold_names
+from .plan import REPLY_BYTES_MAX, fold_names
+from .terminal import table
 
 #: Of the names in a row of the table; --json has all.
 NODES_CHARACTERS = 60
@@ -100,7 +101,7 @@ def reservations_text(
         rows.append(
             (one.name, one.owner, one.workload or "-", str(len(one.node_index)), f"{left:.0f} s", nodes)
         )  # fmt: skip
-    return aligned(rows)
+    return table(rows)
 
 
 def _parser() -> argparse.ArgumentParser:

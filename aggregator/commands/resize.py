@@ -30,7 +30,6 @@ from .plan import (
     DEADLINE_SECONDS,
     REPLY_BYTES_MAX,
     add_gang_options,
-    aligned,
     candidates_of,
     fold_names,
     gang_of,
@@ -40,6 +39,7 @@ from .plan import (
     wrapped,
 )
 from .plan_sizes import add_size_options, apply_sizes
+from .terminal import table
 
 KIND_TITLES = {
     wire.RESIZE_STAY: "stay",
@@ -118,7 +118,7 @@ def resize_text(
                 one.reason,
             )
         )  # fmt: skip
-    lines += [aligned(rows), ""]
+    lines += [table(rows), ""]
     first = reply.options[0]
     if first.kind == wire.RESIZE_STAY:
         lines.append(f"stay: no change gains more than {reply.gain_gpu_hours_min:.1f} GPU-hours")

@@ -38,11 +38,12 @@ from .connection import (
     ScoreClient,
     ScoreListing,
 )
-from .host_table import folded, host_of, render, wants_colour, width_of
-from .hosts import FoldMode, show
+from .host_table import folded, host_of, render
+from .hosts import FoldMode, hosts_text
 from .job import SECONDS_MAX as STORY_SECONDS_MAX
 from .job import worst_job_text
 from .sql_backends import QuerySession, RemoteBackend
+from .terminal import refreshed, table_width, wants_colour, width_of
 
 # ----------------------------------------------------------------------
 # What `gangline run` shows: the folder it begins in, and the simulated faults that `--once` waits
@@ -365,30 +366,34 @@ class _DemonstrationRun:
         schedulers = self._schedulers(client)
         listing = ScoreListing([], 0, "")
         truth, is_night_reported = TruthLog(), self._options.scenario != NIGHT
-        while not self._stop.wait(POLL_SECONDS):
-            self._children.check()
-            self._run_token.refresh()
-            message = f"jobs: {self._command('job')}{schedulers}; Ctrl-C ends everything"
-            try:
-                listing = client.hosts()
-                is_night_reported = is_night_reported or self._report_night(client, listing)
-            # A machine short of breath; a first token, made meanwhile.
-            except CommandError as error:
-                message = f"what you see is old: {error}; {message}"
-            except grpc.RpcError as error:
-                message = f"the scheduler of the night was not heard: {error}; {message}"
-            truth = truth if truth.faults else self._read_truth()
-            # Of the night's faults some are put over what the truth log knows.
-            faults = "" if self._options.scenario == NIGHT else found_message(listing.scores, truth)
-            lines = (faults, self._login(), message)
-            show(
-                listing,
-                "\n".join(filter(None, lines)),
-                as_json=False,
-                in_place=terminal,
-                fold=FoldMode.NEVER if self._options.all else FoldMode.ALWAYS,
-                explain_command=self._explain_command(),
-            )
+        with refreshed(in_place=terminal) as show:
+            while not self._stop.wait(POLL_SECONDS):
+                self._children.check()
+                self._run_token.refresh()
+                message = f"jobs: {self._command('job')}{schedulers}; Ctrl-C ends everything"
+                try:
+                    listing = client.hosts()
+                    is_night_reported = is_night_reported or self._report_night(client, listing)
+                # A machine short of breath; a first token, made meanwhile.
+                except CommandError as error:
+                    message = f"what you see is old: {error}; {message}"
+                except grpc.RpcError as error:
+                    message = f"the scheduler of the night was not heard: {error}; {message}"
+                truth = truth if truth.faults else self._read_truth()
+                # Of the night's faults some are put over what the truth log knows.
+                faults = (
+                    "" if self._options.scenario == NIGHT else found_message(listing.scores, truth)
+                )
+                lines = (faults, self._login(), message)
+                text = hosts_text(
+                    listing,
+                    "\n".join(filter(None, lines)),
+                    is_terminal=terminal,
+                    in_place=terminal,
+                    fold=FoldMode.NEVER if self._options.all else FoldMode.ALWAYS,
+                    explain_command=self._explain_command(),
+                )
+                show(text)
         print("ending ...", flush=True)
         return OK
 
@@ -427,7 +432,7 @@ class _DemonstrationRun:
                 break
         fold = sys.stdout.isatty() and not options.all
         rows = folded(listing.scores, None) if fold else listing.scores
-        print(render(rows, width_of(sys.stdout), colour=wants_colour()))
+        print(render(rows, table_width(), colour=wants_colour()))
         if message := found_message(listing.scores, self._read_truth()):
             print(message)
         self._show_job()

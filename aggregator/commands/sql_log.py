@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from ...cli import NO_ANSWER, OK
 from ..query.log import FILE, OLDER_FILES
@@ -47,13 +50,25 @@ def _write(entries: list[dict[str, Any]], form: str) -> None:
     if form == "table":
         from .sql import width
 
-        rows = [[entry.get(name) for name in COLUMNS] for entry in entries]
-        print(table(COLUMNS, rows, width()))
+        print(table(_arrow(entries, COLUMNS), width()))
         return
-    names = list(dict.fromkeys([*COLUMNS, *(name for entry in entries for name in entry)]))
-    all_of_it = ([entry.get(name) for name in names] for entry in entries)
-    write = write_json if form == "json" else write_csv
-    write(names, all_of_it, sys.stdout)
+    names = tuple(dict.fromkeys([*COLUMNS, *(name for entry in entries for name in entry)]))
+    parts = _arrow(entries, names).to_batches()
+    if form == "json":
+        write_json(parts, sys.stdout)
+    else:
+        write_csv(names, parts, sys.stdout)
+
+
+def _arrow(entries: list[dict[str, Any]], names: Sequence[str]) -> Any:
+    return pa.table([_column([entry.get(name) for entry in entries]) for name in names], names)
+
+
+def _column(values: list[Any]) -> Any:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):  # a line that somebody else wrote
+        return pa.array([None if one is None else str(one) for one in values])
 
 
 def _entry(line: str) -> dict[str, Any]:

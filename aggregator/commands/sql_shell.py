@@ -23,13 +23,12 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 
 from ...cli import OK
-from ..query.messages import QueryError, Question
+from ..query.messages import AnswerSummary, QueryError, Question
 from ..query.sandbox import visible
 from .connection import CommandError
 from .sql import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
 from .sql_backends import QuerySession
-from .sql_output import rows as rows_of
-from .sql_output import text
+from .sql_output import text, texts
 
 # ----------------------------------------------------------------------
 # What the prompt offers on Tab: names of the snapshot, and words of SQL.
@@ -176,9 +175,9 @@ class Shell:
 
     def _query(self, sql: str) -> None:
         begin = time.monotonic()
-        names, rows, end = self._answer(sql, self._rows)
+        answer, end = self._answer(sql, self._rows)
         took = time.monotonic() - begin
-        self._show(names, rows)
+        self._show(answer)
         age = (
             f", as of {max(0.0, time.time() - end.taken_us / 1e6):.0f} s ago"
             if end.taken_us
@@ -189,15 +188,14 @@ class Shell:
         if end.history_missing_reason:
             print(end.history_missing_reason, file=sys.stderr)
 
-    def _answer(self, sql: str, rows_max: int) -> tuple[list[str], list[Any], Any]:
+    def _answer(self, sql: str, rows_max: int) -> tuple[Any, AnswerSummary]:
+        """Return the answer as an Arrow table, and its end."""
         with self._query_session.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
-            reader = pa.ipc.open_stream(answer)
-            rows = list(rows_of(reader))
-            return list(reader.schema.names), rows, answer.finish()
+            return pa.ipc.open_stream(answer).read_all(), answer.finish()
 
-    def _show(self, names: list[str], rows: list[Any]) -> None:
+    def _show(self, answer: Any) -> None:
         size = shutil.get_terminal_size()
-        whole = text(names, rows, 0, expanded=self._expanded)
+        whole = text(answer, 0, expanded=self._expanded)
         lines = whole.splitlines()
         wraps = [len(line) // size.columns for line in lines]
         fits = len(lines) + sum(wraps) < size.lines and (self._expanded or not any(wraps))
@@ -205,12 +203,12 @@ class Shell:
             pager = PAGER_EXPANDED if self._expanded else PAGER
             subprocess.run(pager, input=whole.encode(errors="replace"), check=False)
         else:
-            print(whole if fits else text(names, rows, self._width(), expanded=self._expanded))
+            print(whole if fits else text(answer, self._width(), expanded=self._expanded))
 
     def _load_names(self) -> None:
         """Completion without names is no reason not to ask."""
         try:
-            self._names.names = names_of(self._answer(NAMES, 20_000)[1])
+            self._names.names = names_of(texts(self._answer(NAMES, 20_000)[0]))
         except (QueryError, CommandError) as error:
             print(error, file=sys.stderr)
 

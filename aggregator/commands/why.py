@@ -42,7 +42,8 @@ from .connection import (
 )
 from .mirror import nodes_of, scontrol_text
 from .permit import seconds_of
-from .plan import DEADLINE_SECONDS, REPLY_BYTES_MAX, TIERS, aligned, blocker_lines, option_lines
+from .plan import DEADLINE_SECONDS, REPLY_BYTES_MAX, TIERS, blocker_lines, option_lines
+from .terminal import table
 
 NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
 
@@ -140,7 +141,7 @@ def _lines(
         cut = without if len(without) <= NAMES_CHARACTERS else f"{without[:NAMES_CHARACTERS]}..."
         why = ", ".join(f"{count} {words}" for words, count in step.why.items())
         rows.append((str(step.left), step.name, cut, why))
-    lines = [verdict(job, steps), "", aligned(rows)]
+    lines = [verdict(job, steps), "", table(rows)]
     if job.features is None:
         lines.append("its features are an expression, and were not counted")
     if trouble:

@@ -18,16 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...contract.metrics_http import (
-    ExpositionFormat,
-    Family,
-    RequestError,
-    format_labels,
-    format_number,
-    negotiate_format,
-    parse_request,
-    render_exposition,
-)
+from ...contract.metrics_http import RequestError, parse_request
+from ..exposition import counter, exposition, gauge
 from ..mirror_file import MirrorFileError, read
 from ..mirror_format import MirrorError, stale_reason
 from .extender import ANSWERS, NO_TABLE, HealthTable, RequestBodyError, table_of
@@ -137,24 +129,17 @@ class Extender:
         key = path, outcome
         self.requests[key] = self.requests.get(key, 0) + 1
 
-    def exposition(self, form: ExpositionFormat) -> bytes:
-        """Return the figures."""
-        table = self._table
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the figures in the form that the `Accept` header asks for, and its media type."""
+        table, prefix = self._table, "gangline_extender_"
         left = table.valid_until - self._wall()
-        requests = [
-            (format_labels({"path": path, "outcome": outcome}), str(count))
-            for (path, outcome), count in sorted(self.requests.items())
-        ]
-        prefix = "gangline_extender_"
-        return render_exposition(
-            [
-                Family(prefix + "requests", "counter", "", "requests by path and outcome", requests),
-                Family(prefix + "faults", "counter", "", "requests that let all nodes pass for a fault of the extender", [("", str(self.faults))]),
-                Family(prefix + "valid_seconds", "gauge", "seconds", "for how long the mirror is valid; below 0 all nodes pass", [("", format_number(left))]),
-                Family(prefix + "nodes", "gauge", "", "nodes of the mirror", [("", str(len(table.scores)))]),
-                Family(prefix + "filtered_nodes", "gauge", "", "of them those that are filtered", [("", str(len(table.failed)))]),
-            ], form,
-        )  # fmt: skip
+        return exposition([
+            counter(prefix + "requests", "requests by path and outcome", sorted(self.requests.items()), ["path", "outcome"]),
+            counter(prefix + "faults", "requests that let all nodes pass for a fault of the extender", self.faults),
+            gauge(prefix + "valid_seconds", "for how long the mirror is valid; below 0 all nodes pass", left),
+            gauge(prefix + "nodes", "nodes of the mirror", len(table.scores)),
+            gauge(prefix + "filtered_nodes", "of them those that are filtered", len(table.failed)),
+        ], accept)  # fmt: skip
 
     def health(self) -> bytes:
         """Return a line that says what is done now."""
@@ -258,8 +243,7 @@ class ExtenderConnection(asyncio.Protocol):
         if path == "/healthz":
             return 200, self._extender.health(), _PLAIN
         if path == "/metrics":
-            form = negotiate_format(accept)
-            return 200, self._extender.exposition(form), form.value
+            return 200, *self._extender.metrics(accept)
         raise RequestError(404, f"expected one of {', '.join(ANSWERS)}, /healthz, /metrics")
 
     def _send(self, status: int, body: bytes, media: str, keep_alive: bool) -> None:

@@ -6,13 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...contract.metrics_http import (
-    Family,
-    format_labels,
-    format_number,
-    negotiate_format,
-    render_exposition,
-)
+from prometheus_client.core import Metric
+
+from ..exposition import counter, exposition, gauge, histogram
 from ..metrics import Histogram
 from .ledger import ExecutorLedger
 from .model import DONE, Advice, SchedulerState
@@ -111,55 +107,35 @@ class ExecutorFigures:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition, and its media type."""
-        form = negotiate_format(accept)
-        return render_exposition(self.families(), form), form.value
+        return exposition(self.families(), accept)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Return all figures of now."""
         now, marks = self.wall(), self.marks
-        actions = [
-            (format_labels({"kind": kind, "outcome": outcome}), str(count))
-            for (kind, outcome), count in sorted(self.actions.items())
-        ]
-        answers = [(format_labels({"state": state}), str(count)) for state, count in sorted(self.answers.items())]  # fmt: skip
+        answers = [([state], count) for state, count in sorted(self.answers.items())]
         overdue = max(0.0, now - marks.first_end) if marks.count else 0.0
         age = max(0.0, now - marks.oldest_set) if marks.count else 0.0
         return [
-            Family(PREFIX + "actions", "counter", "", "steps carried out in the scheduler and at the aggregator, by kind and outcome", actions),
-            Family(PREFIX + "answers", "counter", "", "answers to advisories, by state", answers),
-            Family(PREFIX + "turns", "counter", "", "turns of the executor", [("", str(self.turns))]),
-            Family(PREFIX + "dropped_log_records", "counter", "", "log records for otlp_logs dropped, because too many waited or the collector refused them", [("", str(self.dropped_log_records))]),
-            _gauge("lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", float(self.has_lease)),
-            _gauge("shadow", "1 where it only says what it would do", float(self.is_shadow)),
-            _gauge("connected", "1 while advice of the aggregator is complete and current", float(self.is_connected)),
-            _gauge("open_advice", "advisories that this executor may carry out and has not answered", self.open_advice),
-            _gauge("foreign_nodes", "nodes that others took out of service", self.foreign_nodes),
-            _gauge("marks", "nodes with a mark of this executor", marks.count),
-            _gauge("marks_max", "how many there may be, of the settings", self.marks_max),
-            _gauge("marks_left", "how many more may be set", max(0, self.marks_max - marks.count)),
-            _gauge("oldest_mark_seconds", "age of the oldest mark", age),
-            _gauge("overdue_seconds", "for how long a mark has been past its expiry; 0 for none", overdue),
-            _gauge("action_age_seconds", "how long ago the last step was, or the start", now - (self.last_action or self.started)),
-            _gauge("turn_age_seconds", "how long ago the last turn was, or the start", now - (self.last_turn or self.started)),
-            _histogram("done_seconds", "from the first sight of an advisory to the answer DONE", self.done_seconds),
+            counter(PREFIX + "actions", "steps carried out in the scheduler and at the aggregator, by kind and outcome", sorted(self.actions.items()), ["kind", "outcome"]),
+            counter(PREFIX + "answers", "answers to advisories, by state", answers, ["state"]),
+            counter(PREFIX + "turns", "turns of the executor", self.turns),
+            counter(PREFIX + "dropped_log_records", "log records for otlp_logs dropped, because too many waited or the collector refused them", self.dropped_log_records),
+            gauge(PREFIX + "lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", self.has_lease),
+            gauge(PREFIX + "shadow", "1 where it only says what it would do", self.is_shadow),
+            gauge(PREFIX + "connected", "1 while advice of the aggregator is complete and current", self.is_connected),
+            gauge(PREFIX + "open_advice", "advisories that this executor may carry out and has not answered", self.open_advice),
+            gauge(PREFIX + "foreign_nodes", "nodes that others took out of service", self.foreign_nodes),
+            gauge(PREFIX + "marks", "nodes with a mark of this executor", marks.count),
+            gauge(PREFIX + "marks_max", "how many there may be, of the settings", self.marks_max),
+            gauge(PREFIX + "marks_left", "how many more may be set", max(0, self.marks_max - marks.count)),
+            gauge(PREFIX + "oldest_mark_seconds", "age of the oldest mark", age),
+            gauge(PREFIX + "overdue_seconds", "for how long a mark has been past its expiry; 0 for none", overdue),
+            gauge(PREFIX + "action_age_seconds", "how long ago the last step was, or the start", now - (self.last_action or self.started)),
+            gauge(PREFIX + "turn_age_seconds", "how long ago the last turn was, or the start", now - (self.last_turn or self.started)),
+            histogram(PREFIX + "done_seconds", "from the first sight of an advisory to the answer DONE", self.done_seconds),
         ]  # fmt: skip
 
 
 def _is_answered(advice: Advice, ledger: ExecutorLedger) -> bool:
     entry = ledger.get(advice.name)
     return entry is not None and bool(entry.answered)
-
-
-def _gauge(name: str, description: str, value: float) -> Family:
-    unit = "seconds" if name.endswith("_seconds") else ""
-    text = str(int(value)) if float(value).is_integer() else format_number(value)
-    return Family(PREFIX + name, "gauge", unit, description, [("", text)])
-
-
-def _histogram(name: str, description: str, histogram: Histogram) -> Family:
-    counts, total, samples = list(histogram.counts), 0, list[tuple[str, str]]()
-    for bound, count in zip([*histogram.bounds, float("inf")], counts, strict=True):
-        total += count
-        samples.append((f'_bucket{{le="{format_number(bound)}"}}', str(total)))
-    samples += [("_count", str(total)), ("_sum", format_number(histogram.sum))]
-    return Family(PREFIX + name, "histogram", "seconds", description, samples)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from prometheus_client.core import Metric
 
-from ...contract.metrics_http import Family, format_labels, format_number
 from ..auth.access import AccessControl
 from ..config import AggregatorConfig
+from ..exposition import counter, gauge, histogram
 from ..fleet.fleet import Fleet
 from ..ingest.ingest import Ingest
 from ..ingest.sessions import SILENT_SECONDS
-from ..metrics import CallCounters, Histogram
+from ..metrics import CallCounters
 from ..query.pool import QueryPool
 from ..service.score_process import ScoreProcess
 from ..service.telemetry import AdmissionControl
@@ -179,36 +180,17 @@ def losing_hosts(fleet: Fleet) -> int:
     return len({host for host, name, subject in keys if name == DATA_LOST and SPOOL in subject})
 
 
-def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Family]:
+def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Metric]:
     """Return *values* as families of samples; *alarms*: each by name, whether it stands."""
-    plain = [_family(figure, values) for figure in FIGURES if figure.name in values]
-    calls = sorted(sources.calls.started.items())
-    failed = sorted(sources.calls.failed.items())
+    kinds = [
+        (counter if one.is_counter else gauge, one.name) for one in FIGURES if one.name in values
+    ]
+    calls, failed = sorted(sources.calls.started.items()), sorted(sources.calls.failed.items())
     return [
-        *plain,
-        _histogram("commit_seconds", "latency of commits that succeeded", sources.store.commit_seconds),
-        Family(PREFIX + "method_calls", "counter", "", "gRPC calls begun, by method",
-               [(format_labels({"method": name}), str(count)) for name, count in calls]),
-        Family(PREFIX + "method_failures", "counter", "", "gRPC calls that failed, by method and code",
-               [(format_labels({"method": name, "code": code}), str(n)) for (name, code), n in failed]),
-        Family(PREFIX + "alarm", "gauge", "", "1 while an alarm of the aggregator about itself stands",
-               [(format_labels({"alarm": name}), str(int(on))) for name, on in alarms.items()]),
+        *(kind(PREFIX + name, FIGURE_DESCRIPTIONS[name], values[name]) for kind, name in kinds),
+        histogram(PREFIX + "commit_seconds", "latency of commits that succeeded", sources.store.commit_seconds),
+        counter(PREFIX + "method_calls", "gRPC calls begun, by method", [([name], n) for name, n in calls], ["method"]),
+        counter(PREFIX + "method_failures", "gRPC calls that failed, by method and code", failed, ["method", "code"]),
+        gauge(PREFIX + "alarm", "1 while an alarm of the aggregator about itself stands",
+              [([name], is_on) for name, is_on in alarms.items()], ["alarm"]),
     ]  # fmt: skip
-
-
-def _family(figure: Figure, values: Values) -> Family:
-    unit = figure.name.rpartition("_")[2]
-    known = unit if unit in ("seconds", "bytes", "ratio") else ""
-    value = values[figure.name]
-    text = str(int(value)) if value.is_integer() else format_number(value)
-    kind = "counter" if figure.is_counter else "gauge"
-    return Family(PREFIX + figure.name, kind, known, figure.description, [("", text)])
-
-
-def _histogram(name: str, description: str, histogram: Histogram) -> Family:
-    counts, total, samples = list(histogram.counts), 0, list[tuple[str, str]]()
-    for bound, count in zip([*histogram.bounds, float("inf")], counts, strict=True):
-        total += count
-        samples.append((f'_bucket{{le="{format_number(bound)}"}}', str(total)))
-    samples += [("_count", str(total)), ("_sum", format_number(histogram.sum))]
-    return Family(PREFIX + name, "histogram", "seconds", description, samples)

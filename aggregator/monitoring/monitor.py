@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ...contract.metrics_http import Family, format_labels, negotiate_format, render_exposition
+from prometheus_client.core import InfoMetricFamily, Metric
+
+from ..exposition import exposition
 from ..fleet.fleet import Fleet
 from ..metrics_server import AggregatorMetricsServer
 from ..model import AGGREGATOR_HOST, Finding
@@ -58,7 +60,7 @@ class SelfMonitor:
         wall_ns: Callable[[], int],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         about: dict[str, str] | None = None,
-        hosts: Callable[[int], Sequence[Family]] = lambda _: (),
+        hosts: Callable[[int], Sequence[Metric]] = lambda _: (),
     ) -> None:
         """*usage*: what the kernel says at a wall clock's time (ns). *hosts*: the series of each host then."""
         self._hosts = hosts
@@ -106,11 +108,9 @@ class SelfMonitor:
         else:
             values = pulled[1]
         shown = families(values, self._sources, self._alarms.active())
-        about = [(format_labels(self._about), "1")]
-        shown.append(Family(PREFIX.rstrip("_"), "info", "", "which aggregator this is", about))
-        shown += self._hosts(self._wall_ns())
-        form = negotiate_format(accept)
-        return render_exposition(shown, form), form.value
+        about = InfoMetricFamily(PREFIX.rstrip("_"), "which aggregator this is")
+        about.add_metric([], self._about)
+        return exposition([*shown, about, *self._hosts(self._wall_ns())], accept)
 
 
 def stored_readings(values: Values, now_ns: int) -> list[OwnHealthReading]:

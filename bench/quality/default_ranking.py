@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.quality.captures import DATA
-from gangline.aggregator.commands.admin_store import ProgressBar
+from gangline.aggregator.commands.terminal import ProgressBar
 from gangline.aggregator.hazard.events import FaultTable, Floats, nodes_in_file_name, read_events
 from gangline.aggregator.hazard.features import SIMPLE_FORMS, features_of
 from gangline.aggregator.hazard.history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.quality.made_up import KINDS, UNSEEN, SyntheticKind, made_up
-from gangline.aggregator.commands.admin_store import ProgressBar
+from gangline.aggregator.commands.terminal import ProgressBar
 from gangline.aggregator.hazard.events import (
     EventsError,
     FaultTable,

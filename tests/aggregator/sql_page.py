@@ -37,8 +37,8 @@ def asking(folder: Path) -> Callable[[str], str]:
     connection = sandbox.open_snapshot(folder / "operators.duckdb")
 
     def answer(query: str) -> str:
-        names, rows = rows_of(connection, query)
-        return sql_output.table(names, rows, WIDTH_CHARACTERS)
+        sandbox.check(connection, query)
+        return sql_output.table(connection.execute(query).to_arrow_table(), WIDTH_CHARACTERS)
 
     return answer
 

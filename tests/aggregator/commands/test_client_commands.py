@@ -15,7 +15,7 @@ import pytest
 from gangline import cli
 from gangline.aggregator.commands import hosts
 from gangline.aggregator.commands.connection import ScoreListing
-from gangline.aggregator.commands.host_table import width_of
+from gangline.aggregator.commands.terminal import width_of
 from tests.aggregator.commands.test_host_table import score
 
 COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])

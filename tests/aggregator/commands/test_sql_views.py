@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from gangline.aggregator.commands import sql, sql_backends, sql_output
@@ -223,14 +224,21 @@ def test_no_file_and_an_old_file(
     assert "cannot be opened" in words and "writes it anew" in words
 
 
+def _answer(names: list[str], rows: list[Any]) -> Any:
+    return pa.table([pa.array(column) for column in zip(*rows, strict=True)], names)
+
+
 def test_a_table_fits_the_terminal() -> None:
     """A long reason must not wrap every line; control characters of a host must not reach the screen."""
     rows = [("host-1", 0.123456789, "word " * 40), ("h\x1b[31m", None, "short")]
-    lines = sql_output.table(["host", "score", "why"], rows, 60).splitlines()
+    lines = sql_output.table(_answer(["host", "score", "why"], rows), 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert lines[1].endswith("…") and "0.123457" in lines[1]
     assert "\x1b" not in lines[2] and " -  short" in lines[2]
-    assert sql_output.table(["a"], [], 10).splitlines() == ["a", "(0 rows)"]
+    assert sql_output.table(pa.table({"a": pa.array([], pa.int32())}), 10).splitlines() == [
+        "a",
+        "(0 rows)",
+    ]
 
 
 def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
@@ -238,7 +246,7 @@ def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     at = datetime(2026, 11, 21, 3, 0, 1)
     names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
     rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
-    told = sql_output.table(names, rows, 74)
+    told = sql_output.table(_answer(names, rows), 74)
     head, line, count, left_out = told.splitlines()
     assert (
         "2026-11-21 03:00:01" in line
@@ -248,8 +256,8 @@ def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     )
     assert "sm_cloc" in head and max(map(len, (head, line))) <= 74 and count == "(1 row)"
     assert left_out.startswith("no room for 1 more: labels (all: ")
-    assert len(sql_output.table(names, rows, 0).splitlines()) == 3
-    assert sql_output.table(["words"], [("x" * 99,)], 10).splitlines()[1] == "x" * 9 + "…"
+    assert len(sql_output.table(_answer(names, rows), 0).splitlines()) == 3
+    assert sql_output.table(pa.table({"text": ["x" * 99]}), 10).splitlines()[1] == "x" * 9 + "…"
 
 
 #: A process of its own that may not take more address space than this: a mistake must not end the machine.

@@ -311,11 +311,10 @@ def test_figures(served: ServedExtender) -> None:
     served.send("POST", PRIORITIZE, b"{")
     _, text = served.send("GET", "/metrics")
     lines = text.decode().splitlines()
-    assert (
-        'gangline_extender_requests_total{path="/extender/v1/filter",outcome="answered"} 1' in lines
-    )
-    assert 'gangline_extender_requests_total{path="/extender/v1/prioritize",outcome="bad request"} 1' in lines  # fmt: skip
-    assert "gangline_extender_filtered_nodes 1" in lines and lines[-1] == "# EOF"
+    requests = "gangline_extender_requests_total"
+    assert f'{requests}{{outcome="answered",path="/extender/v1/filter"}} 1.0' in lines
+    assert f'{requests}{{outcome="bad request",path="/extender/v1/prioritize"}} 1.0' in lines
+    assert "gangline_extender_filtered_nodes 1.0" in lines
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,23 @@ def test_it_is_served_where_an_address_is_set() -> None:
         socket.create_connection(("127.0.0.1", port), 1.0)
     url = f"http://127.0.0.1:{port}/metrics"
     with serving_metrics(f"127.0.0.1:{port}", figures), urllib.request.urlopen(url, timeout=30) as answer:  # fmt: skip
-        assert answer.read().endswith(b"# EOF\n")
+        assert answer.read().startswith(
+            b"# HELP gangline_executor_actions_total steps carried out "
+        )
+
+
+def test_a_scraper_gets_the_form_that_it_asks_for() -> None:
+    """Prometheus asks for OpenMetrics first; a person's curl asks for anything, and reads the older form."""
+    of_prometheus = (
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+    )
+    text, media_type = ExecutorFigures().render(of_prometheus)
+    assert text.endswith(b"# EOF\n")
+    assert media_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    for accept in ("", "*/*", "text/plain"):
+        text, media_type = ExecutorFigures().render(accept)
+        assert b"# EOF" not in text
+        assert media_type.startswith("text/plain; version=0.0.4; charset=utf-8")
 
 
 def test_an_address_that_is_none_or_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from gangline.aggregator.advisories.advisory import Action, Advisory, Basis, Scope
 from gangline.aggregator.advisories.advisory import AdvisoryState as Answer
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.exposition import exposition
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.monitoring.host_metrics import (
     FAMILIES,
@@ -27,7 +28,7 @@ from gangline.aggregator.monitoring.host_metrics import (
     host_families,
 )
 from gangline.aggregator.server import StartError, metrics_socket
-from gangline.contract.metrics_http import ExpositionFormat, render_exposition
+from gangline.contract.metrics_http import ExpositionFormat
 from tests.aggregator.monitoring.test_metrics import scraped
 from tests.worlds import World, gpu_of
 
@@ -63,7 +64,9 @@ def exposed(
     """Return the samples of each family, as Prometheus' own parser reads them."""
     assert world.snapshot is not None
     snapshot = replace(world.snapshot, **changes)
-    text = render_exposition(host_families(snapshot, ADVISED, world.now_ns), form).decode()
+    shown, media_type = exposition(host_families(snapshot, ADVISED, world.now_ns), form.value)
+    text = shown.decode()
+    assert media_type.startswith(form.value)
     parse: Any = openmetrics_parser if form is ExpositionFormat.OPENMETRICS else plain_parser
     return {one.name: one.samples for one in parse.text_string_to_metric_families(text)}
 
@@ -129,9 +132,9 @@ def test_promtool_has_nothing_to_say(world: World) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    text = render_exposition(
-        host_families(world.snapshot, ADVISED, world.now_ns), ExpositionFormat.TEXT
-    ).decode()
+    text = exposition(host_families(world.snapshot, ADVISED, world.now_ns), "text/plain")[
+        0
+    ].decode()
     done = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
@@ -154,5 +157,5 @@ def test_a_live_aggregator_shows_them_when_told_to(lab: Any, make_agent: Any, un
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, scraped, one.metrics_port)
 
-    assert 'gangline_host_state{host="host-1",state="' in asyncio.run(scrape(True))
+    assert 'gangline_host_state{host="host-1",reason="' in asyncio.run(scrape(True))
     assert "gangline_host_" not in asyncio.run(scrape(False))

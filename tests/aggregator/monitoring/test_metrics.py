@@ -61,7 +61,7 @@ async def _scrape_live(lab: Lab, hosts: int) -> tuple[str, str]:
                 await asyncio.sleep(0.005)
         texts = [
             await loop.run_in_executor(None, scraped, one.metrics_port, accept)
-            for accept in ("", "text/plain")
+            for accept in (ExpositionFormat.OPENMETRICS.value, "text/plain")
         ]
     return texts[0], texts[1]
 
@@ -159,7 +159,7 @@ def test_a_failed_call_is_counted_by_method_and_code(
 
     text = asyncio.run(refused())
     method = 'method="TelemetryService/RegisterNode"'
-    assert f'method_failures_total{{{method},code="INVALID_ARGUMENT"}} 1' in text
+    assert f'method_failures_total{{code="INVALID_ARGUMENT",{method}}} 1.0' in text
 
 
 @pytest.mark.usefixtures("operators_file")

@@ -10,8 +10,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -234,35 +232,62 @@ FROM range(3)
 def test_every_kind_of_value_is_shown(snapshot: Path) -> None:
     """NULL is not NaN is not zero; spans, nanoseconds and maps read as what they are; nothing acts on a terminal."""
     (reply,) = ask_all(snapshot, [VALUES])
-    names = reply.table.schema.names
-    (row,) = sql_output.rows(reply.table.to_batches())
-    shown = dict(zip(names, map(sql_output._cell, row), strict=True))
+    (row,) = sql_output._cells(reply.table)
+    shown = dict(zip(reply.table.schema.names, row, strict=True))
     assert shown == {
-        "nothing": "-", "nan": "nan", "f": "0.1", "huge": "3", "money": "1.5",
-        "at": "2026-11-20 03:00:00", "zoned": "2026-11-20 03:00:00+00:00",
+        "nothing": "-", "nan": "nan", "f": "0.1", "huge": "3", "money": "1.50",
+        "at": "2026-11-20 03:00:00", "zoned": "2026-11-20 03:00:00+00",
         "fine": "2026-11-20 03:00:00.123456789", "span": "1 year 2 months 1 day 00:01:30", "none": "00:00:00",
-        "day": "2026-11-20", "bytes": "7800", "list": "[1, None]",
-        "struct": "{'a': '2026-11-20 03:00:00.123456', 'b': '1 day'}", "map": "{'k': [1]}", "enum": "e",
-        "yes": "True", "bell": " ]0;mine ", "turned": " ",
+        "day": "2026-11-20", "bytes": r"x\x00", "list": "[1, NULL]",
+        "struct": "{'a': '2026-11-20 03:00:00.123456789', 'b': 1 day}", "map": "{k=[1]}", "enum": "e",
+        "yes": "true", "bell": " ]0;mine ", "turned": " ",
     }  # fmt: skip
     out = io.StringIO()
-    sql_output.write_json(names, [row], out)
-    assert '"huge": 3, "money": 1.5' in out.getvalue() and '"nan": "nan"' in out.getvalue()
+    sql_output.write_json(reply.table.to_batches(), out)
+    (found,) = json.loads(out.getvalue())
+    assert found["huge"] == 3 and found["money"] == 1.5 and found["nan"] == "nan"
+    assert found["list"] == [1, None] and found["map"] == {"k": [1]} and found["nothing"] is None
 
 
-def test_values_without_an_arrow_kind() -> None:
-    """Negative spans, and what JSON has no word for."""
-    span = pa.scalar((-14, -1, -1_500_000_000), pa.month_day_nano_interval()).as_py()
-    assert sql_output.span(span) == "-1 year -2 months -1 day -00:00:01.5"
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    assert sql_output.plain({1: [Decimal(2), b"\x01", at]}) == {
-        "1": [2, "01", "2026-01-01 00:00:00+00:00"]
-    }
+class Screen(io.StringIO):
+    """A terminal, as far as a writer asks."""
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+
+def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
+    """A host's own text turned the operator's terminal: C1 controls and directions are no JSON escapes."""
+    answer = pa.table({"a\x1b": ["x\x9b31m\u202e", "ü"]})
+    parts = answer.to_batches()
+    for form in ("csv", "json"):
+        screen, file = Screen(), io.StringIO()
+        for out in (screen, file):
+            if form == "csv":
+                sql_output.write_csv(answer.schema.names, parts, out)
+            else:
+                sql_output.write_json(parts, out)
+        shown = screen.getvalue()
+        assert "ü" in shown and all(one.isprintable() or one == "\n" for one in shown)
+        assert "\x9b31m\u202e" in file.getvalue()  # a program gets what is stored
+
+
+def test_two_columns_of_one_name() -> None:
+    """`SELECT a.host, b.host`: CSV and a table have both, an object of JSON the last."""
+    answer = pa.Table.from_arrays([pa.array([1]), pa.array([float("inf")])], ["host", "host"])
+    out = io.StringIO()
+    sql_output.write_csv(answer.schema.names, answer.to_batches(), out)
+    assert out.getvalue() == "host,host\n1,inf\n"
+    out = io.StringIO()
+    sql_output.write_json(answer.to_batches(), out)
+    assert json.loads(out.getvalue()) == [{"host": "inf"}]
+    assert sql_output.table(answer, 0).splitlines()[1].split() == ["1", "inf"]
 
 
 def test_rows_as_records() -> None:
     """The widest row of all on the narrowest terminal."""
-    said = sql_output.records(["a", "long\x1bname"], [(1, "x\ny"), (None, 2.5)])
+    said = sql_output.records(pa.table({"a": [1, None], "long\x1bname": ["x\ny", "z"]}))
     assert said.splitlines()[1:3] == ["a          1", "long name  x y"]
     assert said.splitlines()[-1] == "(2 rows)" and "\x1b" not in said
 
