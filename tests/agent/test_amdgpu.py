@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import struct
+import weakref
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,22 @@ def test_nvidias_gpus_beside_them_are_not_mixed_up(tmp_path: Path) -> None:
     turn = host.turn("amdgpu_1s")
     assert turn.outcome is CollectOutcome.BLIND and not turn.blocks
     assert "NVIDIA" in turn.message
+
+
+def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -> None:
+    """Collector and tables referred to each other: the next collectors of the same host took the GPUs of a listing
+    from before, in which one was missing, for current."""
+    host = AmdHost(tmp_path, "mi300x-cpx")
+    for name in NAMES:
+        assert host.turn(name).outcome is CollectOutcome.OK
+    session = weakref.ref(host.session)
+    gc.disable()
+    try:
+        host.collectors.clear()
+        del host.session
+        assert session() is None
+    finally:
+        gc.enable()
 
 
 def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
