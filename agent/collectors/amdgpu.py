@@ -239,7 +239,7 @@ class MetricsTables:
 class AmdCollector:
     """The signals of AMD GPUs of one pace, in blocks that NVIDIA's have too.
 
-    `collect` raises NoData where the driver shows no GPU, AccessDenied beside GPUs of NVIDIA.
+    `collect` raises NoData where the driver shows no GPU.
     """
 
     enters_driver = True

@@ -225,7 +225,7 @@ class KfdProcesses(AmdCollector):
         if holdings is not self._last:  # the same object as long as nobody looked anew
             self._last = holdings
             self._fill()
-        self._listing.put(self._process_list)
+        self._listing.put(self.name, self._process_list)
 
     def _fill(self) -> None:
         found: list[tuple[AmdGpu, Process]] = []

@@ -27,7 +27,7 @@ No counterpart, so missing: `recovery_action`, `performance_state`, `temperature
 (bad pages are the same loss), ECC counts in the part's life and by cache, PCIe bytes, encoder and decoder, `memory_reserved_bytes`, and
 the tables `gpu_fast`, `gpu_phase` and `gpu_fabric`. The other die of an MI250X has no power and no limit of its own: its clock
 is judged only while the firmware says that it is held down. Of AMD's what is not read: use of the VCN engines, `gfx_low_utilization_acc`
-and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows NVIDIA's, and its AMD lanes are blind."""
+and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows both: rows of one table, each GPU by its own key."""
 
 GPU_SIGNALS = (
     Signal(1000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(SM)", "pace of the compute units"),
