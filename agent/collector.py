@@ -131,6 +131,13 @@ class CollectResult(NamedTuple):
     message: str = ""
 
 
+_OUTCOMES = {
+    NoData: CollectOutcome.NO_DATA,
+    AccessDenied: CollectOutcome.BLIND,
+    CallTimeout: CollectOutcome.HUNG,
+}
+
+
 def run_collector(collector: Collector, clock: Clock) -> CollectResult:
     """Run one pass. Never raises but RestartRequired: one broken sensor must not end the daemon."""
     began_ns = clock.boottime_ns()
@@ -140,16 +147,17 @@ def run_collector(collector: Collector, clock: Clock) -> CollectResult:
         blocks, outcome = collector.collect(), CollectOutcome.OK
         message = collector.access_error
         outcome = CollectOutcome.BLIND if message else outcome
-    except NoData as reason:
-        outcome, message = CollectOutcome.NO_DATA, str(reason)
-    except AccessDenied as reason:
-        outcome, message = CollectOutcome.BLIND, str(reason)
-    except CallTimeout as reason:
-        outcome, message = CollectOutcome.HUNG, str(reason)
     except RestartRequired:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
-        outcome, message = CollectOutcome.ERROR, f"{type(error).__name__}: {error}"
+        outcome = next(
+            (o for kind, o in _OUTCOMES.items() if isinstance(error, kind)), CollectOutcome.ERROR
+        )
+        message = (
+            f"{type(error).__name__}: {error}" if outcome is CollectOutcome.ERROR else str(error)
+        )
+        # A collector that stores its error would keep the frames of the turn, and by them all other collectors.
+        error.__traceback__ = error.__context__ = None
     seconds = (clock.boottime_ns() - began_ns) / 1e9
     return CollectResult(collector.name, blocks, seconds, outcome, message[:MESSAGE_CHARACTERS_MAX])
 

@@ -20,6 +20,7 @@ from .registration import InventoryCollector
 from .sampler.messages import TimedResult
 from .sampler.pool import SamplerPool
 from .self_metrics import SELF_METRICS_SECONDS, MemoryUsage, SelfMetrics, cpu_seconds
+from .shared_tables import SharedTables
 from .spool.event_queue import EventQueue
 from .spool.spool import Spool
 from .transport.client import Client
@@ -53,14 +54,14 @@ class _PendingFrame:
         self.until_ns = 0
         self.open = False
         self.due: Collection[str] = ()  # of `FRAME_TICK` and `SELF_TICK`, and of others
-        self.blocks: list[Block] = []
-        self.tables: set[str] = set()
+        self.blocks: list[tuple[str, Block]] = []  # and which collector filled it
+        self.tables: set[tuple[str, str]] = set()
 
     def begin(self, now_ns: int, until_ns: int, due: Collection[str]) -> None:
         self.boottime_ns, self.until_ns, self.due, self.open = now_ns, until_ns, due, True
 
-    def end(self) -> tuple[list[Block], Collection[str]]:
-        """Return its blocks, and whose turn it was; nothing is gathered then."""
+    def end(self) -> tuple[list[tuple[str, Block]], Collection[str]]:
+        """Return its blocks by collector, and whose turn it was; nothing is gathered then."""
         ended = self.blocks, self.due
         self.blocks, self.tables, self.due, self.open = [], set(), (), False
         return ended
@@ -121,6 +122,7 @@ class Daemon:
             lambda: (blocking_findings(), spool.dropped_frames),
         )
         self._pending = _PendingFrame()
+        self._shared_tables = SharedTables()
         self._reported: dict[str, tuple[CollectOutcome, int]] = {
             name: (CollectOutcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
         }
@@ -190,21 +192,22 @@ class Daemon:
         while self._samplers:
             for timed in self._samplers.poll(now_ns, ready):
                 self._record_result(timed.result, self._skips.count(timed), now_ns)
-                self._gather(timed.result.blocks, timed.began_ns, now_ns)
+                self._gather(timed.result, timed.began_ns, now_ns)
             if not self._samplers.has_more:
                 return
             self._flush(now_ns)  # the next round refills these blocks
             ready = ()
 
-    def _gather(self, blocks: Sequence[Block], began_ns: int, now_ns: int) -> None:
-        """Add blocks, whose offset is their boot time until it is known of which frame they are."""
+    def _gather(self, result: CollectResult, began_ns: int, now_ns: int) -> None:
+        """Add the blocks of a turn, whose offset is their boot time until it is known of which frame they are."""
         pending = self._pending
-        for block in blocks:
-            if block.table in pending.tables:
+        for block in result.blocks:
+            filled = block.table, result.collector
+            if filled in pending.tables:
                 self._flush(now_ns)
             block.offset_ns = began_ns
-            pending.tables.add(block.table)
-            pending.blocks.append(block)
+            pending.tables.add(filled)
+            pending.blocks.append((result.collector, block))
 
     def _flush_if_complete(self, now_ns: int) -> None:
         pending = self._pending
@@ -222,9 +225,10 @@ class Daemon:
     def _flush(self, now_ns: int) -> None:
         """Send what was gathered, if anything."""
         at_ns = self._pending.boottime_ns if self._pending.open else now_ns
-        blocks, due = self._pending.end()
-        for block in blocks:
+        filled, due = self._pending.end()
+        for _, block in filled:
             block.offset_ns -= at_ns
+        blocks = self._shared_tables.join(filled)
         if FRAME_TICK in due:
             blocks += self._self_blocks(SELF_TICK in due)
         if blocks:
@@ -254,7 +258,7 @@ class Daemon:
         began_ns = self._clock.boottime_ns()
         result = run_collector(collector, self._clock)
         self._record_result(result, self._schedule.skipped(result.collector), now_ns)
-        self._gather(result.blocks, began_ns, now_ns)
+        self._gather(result, began_ns, now_ns)
 
     def _poll_thread(self, deadline_thread: DeadlineThread, now_ns: int) -> None:
         result = (

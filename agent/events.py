@@ -124,7 +124,7 @@ class XidDeduplicator:
         self._memory[0] = int(reads)
 
     def record(self, address: str, code: int, boottime_ns: int) -> None:
-        """Note that the kernel log shows XID *code* of the GPU at a PCI address, at a boot time."""
+        """Note that the kernel log shows XID *code* of the GPU, or SXID of the NVSwitch, at a PCI address, at a boot time."""
         with self._lock:
             at = 8 + self._count % ENTRIES_MAX * self._ENTRY.size
             self._count += 1

@@ -94,10 +94,12 @@ def _measure(kind: str, capability: int) -> list[Result]:
             "with": stack.enter_context(_agent(ground, "with", engine, f"dcgm_library={library}")),
         }
         time.sleep(WARM_UP_SECONDS)
-        before = {each: ProcessCost.now(family(pid)) for each, pid in pids.items()}
+        # of these and no others: the inventory's child comes and goes
+        families = {each: family(pid) for each, pid in pids.items()}
+        before = {each: ProcessCost.now(families[each]) for each in pids}
         calls = len(engine.calls)
         time.sleep(MEASURED_SECONDS)
-        costs = {each: ProcessCost.now(family(pids[each])).since(before[each]) for each in pids}
+        costs = {each: ProcessCost.now(families[each]).since(before[each]) for each in pids}
         calls = len(engine.calls) - calls
     if calls < MEASURED_SECONDS // 10:
         raise RuntimeError(f"the agent made {calls} calls of DCGM in {MEASURED_SECONDS} s")

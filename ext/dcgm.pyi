@@ -7,9 +7,14 @@ LIBRARIES: tuple[str, ...]
 SYMBOLS: tuple[str, ...]
 REQUIRED: tuple[str, ...]
 VALUES_MAX: int
-#: DCGM_GROUP_ALL_GPUS, DCGM_FE_GPU.
+#: DCGM_GROUP_ALL_GPUS, DCGM_GROUP_ALL_NVSWITCHES.
 ALL_GPUS: int
+ALL_SWITCHES: int
+#: DCGM_FE_GPU and so on: kinds of what a field is of.
 ENTITY_GPU: int
+ENTITY_VGPU: int
+ENTITY_SWITCH: int
+ENTITY_LINK: int
 # dcgmReturn_t
 OK: int
 NOT_SUPPORTED: int
@@ -22,6 +27,7 @@ FUNCTION_NOT_FOUND: int
 CONNECTION_NOT_VALID: int
 IN_USE: int
 MODULE_NOT_LOADED: int
+INSUFFICIENT_SIZE: int
 BLANK_INT: int
 BLANK_FLOAT: float
 #: Of a violation whose GPU DCGM does not name (DCGM 3).
@@ -38,13 +44,13 @@ class DcgmError(Exception):
     def __init__(self, words: str, code: int, call: str) -> None: ...
 
 class FieldValue(NamedTuple):
-    """A field of a GPU. `value` is None where DCGM has none: blank, or `status` is no success."""
+    """A field of an entity. `value` is None where DCGM has none: blank, or `status` is no success. Of a blob: its first 256 bytes."""
 
-    gpu: int
+    entity: int
     field: int
     status: int
     timestamp_us: int
-    value: int | float | str | None
+    value: int | float | str | bytes | None
 
 class Incident(NamedTuple):
     """What a health watch has found; `health` is 10 (warning) or 20 (failure), `code` a DCGM_FR_ of dcgm_errors.h."""
@@ -83,10 +89,20 @@ class Dcgm:
     def devices(self) -> list[int]:
         """Return DCGM's ids of the GPUs."""
 
+    def entities(self, group: int) -> list[int]:
+        """Return DCGM's ids of the entities of a kind, at most 1,024."""
+
     def latest(
-        self, gpus: Sequence[int], fields: Sequence[int], live: bool = False
+        self,
+        entities: Sequence[int],
+        fields: Sequence[int],
+        live: bool = False,
+        group: int = ENTITY_GPU,
     ) -> list[FieldValue]:
-        """Return the last value of each field of each GPU that the engine has cached. *live*: it asks the driver now."""
+        """Return the last value of each field of each entity that the engine has cached: of 32 entities at most.
+
+        *live*: it asks the driver now. *group*: the kind of the entities.
+        """
 
     def groups(self) -> list[int]:
         """Return the engine's groups of entities."""
@@ -99,6 +115,9 @@ class Dcgm:
 
     def watch_health(self, group: int, systems: int, seconds: float) -> None:
         """Have the engine watch the health of *systems*."""
+
+    def create_group(self, name: str, entity_group: int, entities: Sequence[int]) -> int:
+        """Make a group of entities of one kind in the engine, which ends with the connection; return its id."""
 
     def watch_fields(self, group: int, fields: Sequence[int], name: str, seconds: float) -> None:
         """Have the engine watch *fields* in a field group of that name."""

@@ -29,29 +29,33 @@ SYMBOLS = (
     "dcgmInit", "dcgmShutdown", "errorString", "dcgmConnect_v2", "dcgmDisconnect", "dcgmGetAllDevices",
     "dcgmEntitiesGetLatestValues", "dcgmGroupGetAllIds", "dcgmHealthGet", "dcgmHealthCheck", "dcgmHealthSet_v2",
     "dcgmPolicyRegister_v2", "dcgmPolicyRegister", "dcgmFieldGroupCreate", "dcgmFieldGroupDestroy",
-    "dcgmWatchFields", "dcgmUnwatchFields",
+    "dcgmWatchFields", "dcgmUnwatchFields", "dcgmGetEntityGroupEntities", "dcgmGroupCreate", "dcgmGroupAddEntity",
 )
 REQUIRED = SYMBOLS[:7]
 if sizeof(DcgmCalls) != len(SYMBOLS) * sizeof(void *):
     raise ImportError("dcgm: SYMBOLS and DcgmCalls disagree")
 
 VALUES_MAX = 4096
-ALL_GPUS = 0x7FFFFFFF
-ENTITY_GPU = 1
+ALL_GPUS, ALL_SWITCHES = 0x7FFFFFFF, 0x7FFFFFFE
+#: dcgm_field_entity_group_t
+ENTITY_GPU, ENTITY_VGPU, ENTITY_SWITCH, ENTITY_LINK = 1, 2, 3, 6
 FLAG_LIVE = 1
 #: dcgmReturn_t
 (OK, NOT_SUPPORTED, TIMEOUT, VERSION_MISMATCH, NO_DATA, NOT_WATCHED, NO_PERMISSION, CONNECTION_NOT_VALID) = (
     0, -6, -11, -12, -14, -16, -17, -21
 )
-IN_USE, MODULE_NOT_LOADED = -34, -33
+IN_USE, MODULE_NOT_LOADED, INSUFFICIENT_SIZE = -34, -33, -31
 FUNCTION_NOT_FOUND = -20
 #: DCGM_INT64_BLANK and DCGM_FP64_BLANK of dcgm_structs.h; they and all above are no values.
 BLANK_INT, BLANK_FLOAT = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
 NO_GPU = 0xFFFFFFFF
 
-FieldValue = namedtuple("FieldValue", "gpu field status timestamp_us value")
+FieldValue = namedtuple("FieldValue", "entity field status timestamp_us value")
 Incident = namedtuple("Incident", "entity_group entity system health code message")
 Violation = namedtuple("Violation", "gpu condition timestamp_us first second")
+
+cdef enum:
+    GROUP_EMPTY = 1
 
 cdef Place **HERE = <Place **><uintptr_t>POINTER
 
@@ -169,33 +173,44 @@ cdef class Dcgm:
         self._check("dcgmGetAllDevices", code)
         return [ids[i] for i in range(max(0, min(count, DCGM_GPUS_MAX)))]
 
-    def latest(self, gpus, fields, bint live=False):
-        cdef DcgmEntity[DCGM_GPUS_MAX] entities
+    def entities(self, unsigned group):
+        cdef unsigned[DCGM_ENTITIES_MAX] ids
+        cdef int count = DCGM_ENTITIES_MAX, code
+        self._need(<void *>self._calls.entities, "dcgmGetEntityGroupEntities")
+        place_enter(HERE[0], b"", b"dcgmGetEntityGroupEntities")
+        with nogil:
+            code = self._calls.entities(self._handle, group, ids, &count, 0)
+        place_leave(HERE[0])
+        self._check("dcgmGetEntityGroupEntities", code)
+        return [ids[i] for i in range(max(0, min(count, DCGM_ENTITIES_MAX)))]
+
+    def latest(self, entities, fields, bint live=False, unsigned group=ENTITY_GPU):
+        cdef DcgmEntity[DCGM_GPUS_MAX] asked
         cdef unsigned short[128] ids
-        cdef unsigned gpu_count = len(gpus), field_count = len(fields), i, flags = FLAG_LIVE if live else 0
+        cdef unsigned count = len(entities), field_count = len(fields), i, flags = FLAG_LIVE if live else 0
         cdef int code
-        if gpu_count > DCGM_GPUS_MAX or field_count > 128 or gpu_count * field_count > VALUES_MAX:
-            raise ValueError(f"at most {DCGM_GPUS_MAX} GPUs and 128 fields, got {gpu_count} and {field_count}")
-        if not gpu_count or not field_count:
+        if count > DCGM_GPUS_MAX or field_count > 128 or count * field_count > VALUES_MAX:
+            raise ValueError(f"at most {DCGM_GPUS_MAX} entities and 128 fields, got {count} and {field_count}")
+        if not count or not field_count:
             return []
         if self._values == NULL:
             self._values = <DcgmFieldValue *>calloc(VALUES_MAX, sizeof(DcgmFieldValue))
             if self._values == NULL:
                 raise MemoryError
-        for i in range(gpu_count):
-            entities[i].group, entities[i].id = ENTITY_GPU, gpus[i]
+        for i in range(count):
+            asked[i].group, asked[i].id = group, entities[i]
         for i in range(field_count):
             ids[i] = fields[i]
-        for i in range(gpu_count * field_count):
+        for i in range(count * field_count):
             self._values[i].version, self._values[i].status = 0, NO_DATA
         place_enter(HERE[0], b"", b"dcgmEntitiesGetLatestValues")
         with nogil:
             code = self._calls.latest(
-                self._handle, entities, gpu_count, ids, field_count, flags, self._values
+                self._handle, asked, count, ids, field_count, flags, self._values
             )
         place_leave(HERE[0])
         self._check("dcgmEntitiesGetLatestValues", code)
-        return [_field_value(&self._values[i]) for i in range(gpu_count * field_count)]
+        return [_field_value(&self._values[i]) for i in range(count * field_count)]
 
     def groups(self):
         cdef uintptr_t[DCGM_GROUPS_MAX] ids
@@ -263,6 +278,29 @@ cdef class Dcgm:
             code = self._calls.health_set(self._handle, &params)
         place_leave(HERE[0])
         self._check("dcgmHealthSet_v2", code)
+
+    def create_group(self, str name, unsigned entity_group, entities):
+        cdef bytes text = name.encode()
+        cdef const char *words = text
+        cdef uintptr_t group = 0
+        cdef unsigned entity
+        cdef int code
+        for call, slot in (("dcgmGroupCreate", <uintptr_t>self._calls.group_create),
+                           ("dcgmGroupAddEntity", <uintptr_t>self._calls.group_add)):
+            self._need(<void *><uintptr_t>slot, call)
+        place_enter(HERE[0], b"", b"dcgmGroupCreate")
+        with nogil:
+            code = self._calls.group_create(self._handle, GROUP_EMPTY, words, &group)
+        place_leave(HERE[0])
+        self._check("dcgmGroupCreate", code)
+        for each in entities:
+            entity = each
+            place_enter(HERE[0], b"", b"dcgmGroupAddEntity")
+            with nogil:
+                code = self._calls.group_add(self._handle, group, entity_group, entity)
+            place_leave(HERE[0])
+            self._check("dcgmGroupAddEntity", code)
+        return group
 
     def watch_fields(self, uintptr_t group, fields, str name, double seconds):
         cdef unsigned short[128] ids
@@ -348,6 +386,8 @@ cdef _field_value(DcgmFieldValue *it):
             value = _text(it.value.text, 256)
             if value.startswith("<<<"):  # DCGM_STR_BLANK and its kin
                 value = None
+        elif it.field_type == c"b":
+            value = <bytes>it.value.text[:DCGM_BLOB_BYTES]
     return FieldValue(it.entity_id, it.field_id, it.status, it.timestamp_us, value)
 
 

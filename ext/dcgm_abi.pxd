@@ -13,7 +13,7 @@ cdef extern from *:
     #include <string.h>
     #include <time.h>
 
-    enum { DCGM_GPUS_MAX = 32, DCGM_GROUPS_MAX = 64, DCGM_MESSAGE_BYTES = 1024, DCGM_VALUE_BYTES = 4096 };
+    enum { DCGM_GPUS_MAX = 32, DCGM_ENTITIES_MAX = 1024, DCGM_GROUPS_MAX = 64, DCGM_BLOB_BYTES = 256, DCGM_MESSAGE_BYTES = 1024, DCGM_VALUE_BYTES = 4096 };
     enum { DCGM_INCIDENTS_MAX_V4 = 64, DCGM_INCIDENTS_MAX_V5 = 1024 };
 
     typedef struct { uint32_t version, persist_after_disconnect, timeout_ms, is_unix_socket; } DcgmConnectParams;
@@ -110,9 +110,12 @@ cdef extern from *:
         int (*field_group_destroy)(uintptr_t, uintptr_t);
         int (*watch)(uintptr_t, uintptr_t, uintptr_t, long long, double, int);
         int (*unwatch)(uintptr_t, uintptr_t, uintptr_t);
+        int (*entities)(uintptr_t, uint32_t, unsigned *, int *, unsigned);
+        int (*group_create)(uintptr_t, uint32_t, const char *, uintptr_t *);
+        int (*group_add)(uintptr_t, uintptr_t, uint32_t, unsigned);
     } DcgmCalls;
     """
-    enum: DCGM_GPUS_MAX, DCGM_GROUPS_MAX, DCGM_MESSAGE_BYTES, DCGM_VALUE_BYTES
+    enum: DCGM_GPUS_MAX, DCGM_ENTITIES_MAX, DCGM_GROUPS_MAX, DCGM_BLOB_BYTES, DCGM_MESSAGE_BYTES, DCGM_VALUE_BYTES
     enum: DCGM_INCIDENTS_MAX_V4, DCGM_INCIDENTS_MAX_V5
     ctypedef struct DcgmConnectParams:
         uint32_t version, persist_after_disconnect, timeout_ms, is_unix_socket
@@ -176,3 +179,6 @@ cdef extern from *:
         int (*field_group_destroy)(uintptr_t, uintptr_t) noexcept nogil
         int (*watch)(uintptr_t, uintptr_t, uintptr_t, long long, double, int) noexcept nogil
         int (*unwatch)(uintptr_t, uintptr_t, uintptr_t) noexcept nogil
+        int (*entities)(uintptr_t, uint32_t, unsigned *, int *, unsigned) noexcept nogil
+        int (*group_create)(uintptr_t, uint32_t, const char *, uintptr_t *) noexcept nogil
+        int (*group_add)(uintptr_t, uintptr_t, uint32_t, unsigned) noexcept nogil

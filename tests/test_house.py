@@ -36,7 +36,7 @@ ALLOWED = {
 #: part -> its folders, and its own files, bottom to top: each imports only what is in the lines before its own.
 LAYERS = {
     "agent": (
-        "clock diagnostic frame_builder gpu_list latest log spool",
+        "clock diagnostic frame_builder gpu_list latest log shared_tables spool",
         "events transport",
         "hardware",
         "collector config kernel_log",

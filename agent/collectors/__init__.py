@@ -20,7 +20,7 @@ from .rdma import rdma_1s, rdma_10s
 from .settings import Services, SettingsMinute
 from .tasks import BlockedTasks
 
-__all__ = ["COLLECTORS", "SAME_TABLES", "Roots"]
+__all__ = ["COLLECTORS", "FURTHER_TABLES", "SAME_TABLES", "Roots"]
 
 
 def _gpu_1s(roots: Roots) -> Collector:
@@ -158,6 +158,9 @@ SAME_TABLES = {
     "amdgpu_partition_10s": "mig_10s",
     "kfd_process_1s": "gpu_process_1s",
 }
+
+#: Tables that a collector of another name fills besides its own.
+FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
 
 #: Every collector by its name: device kind and pace, as in the tables that it fills; or see SAME_TABLES.
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {

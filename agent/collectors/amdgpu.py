@@ -165,11 +165,9 @@ class MetricsTables:
         self,
         gpus: Sequence[AmdGpu],
         buffers: Sequence[tuple[bytearray, bytearray]],
-        plan: Callable[[TableFiles, int, MetricsLayout], None],
     ) -> None:
-        """*plan*: says of a GPU by its number what to take of its table."""
+        """Reads nothing yet."""
         self.errors: dict[int, str] = {}
-        self._plan = plan
         self._gpus = gpus
         self._files = TableFiles(buffers)
         for gpu in gpus:
@@ -183,8 +181,13 @@ class MetricsTables:
         """Read no table of these GPUs."""
         self._files.spare(devices)
 
-    def read(self) -> None:
-        """Read all tables. Never raises; `errors` has the words of each that is missing."""
+    def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
+        """Read all tables. Never raises; `errors` has the words of each that is missing.
+
+        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read: a
+        collector and its tables that refer to each other live on, with the GPUs that they listed, until the next
+        garbage collection.
+        """
         if not self._files.read():
             if self.errors:
                 self.errors.clear()
@@ -194,7 +197,7 @@ class MetricsTables:
         for number in range(len(self._gpus)):
             state = self._files.state(number)
             if state not in (READ, SPARED):
-                is_new |= not self._is_current(number, state)
+                is_new |= not self._is_current(number, state, plan)
         if is_new and self._files.read():
             for number in range(len(self._gpus)):
                 if self._files.state(number) not in (READ, SPARED) and number not in self.errors:
@@ -202,7 +205,9 @@ class MetricsTables:
                         number, "gpu_metrics changes from read to read"
                     )
 
-    def _is_current(self, number: int, state: int) -> bool:
+    def _is_current(
+        self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
+    ) -> bool:
         """Plan a table whose header is new. True: nothing can be read of it, and why is noted."""
         if state == FAILED:
             error = self._files.error(number)
@@ -213,7 +218,7 @@ class MetricsTables:
             layout = layout_of(self._files.data(number))
             if state == SHORT:
                 raise MetricsError(f"gpu_metrics {layout.revision} ends before what it had before")
-            self._plan(self._files, number, layout)
+            plan(self._files, number, layout)
         except MetricsError as error:
             self.errors[number] = self._error_of(number, str(error))
             return True
@@ -234,7 +239,7 @@ class MetricsTables:
 class AmdCollector(Collector):
     """The signals of AMD GPUs of one pace, in blocks that NVIDIA's have too.
 
-    `collect` raises NoData where the driver shows no GPU, AccessDenied beside GPUs of NVIDIA.
+    `collect` raises NoData where the driver shows no GPU.
     """
 
     enters_driver = True
@@ -293,7 +298,7 @@ class AmdTables(AmdCollector):
         self._blocks = tuple(Block(table, [gpu.key for gpu in gpus]) for table in self.tables)
         self._cells = Cells(self._blocks)
         self._targets = Targets(self._blocks)
-        self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
+        self._metrics = MetricsTables(gpus, self._targets.buffers)
         self._files = CounterFiles(self._targets.buffers, kept_max=8 * len(gpus))
         self._has_files = False
         for row, gpu in enumerate(gpus):
@@ -340,7 +345,7 @@ class AmdTables(AmdCollector):
             self._files.spare(devices)
 
     def _read(self, now_ns: int) -> None:
-        self._metrics.read()
+        self._metrics.read(self._plan)
         if self._has_files:
             self._files.read()
         errors = self._metrics.errors

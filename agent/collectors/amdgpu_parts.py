@@ -70,7 +70,7 @@ class XgmiLinks(AmdCollector):
         self._blocks = Block(self.tables[0], links), Block(self.tables[1], with_sums)
         self._targets = Targets(self._blocks)
         self._speeds: list[tuple[FieldPlace, FieldPlace] | None] = [None] * len(gpus)
-        self._metrics = MetricsTables(gpus, self._targets.buffers, self._plan)
+        self._metrics = MetricsTables(gpus, self._targets.buffers)
 
     def _plan(self, files: TableFiles, number: int, layout: MetricsLayout) -> None:
         gpu, fields = self._gpus[number], layout.fields
@@ -92,7 +92,7 @@ class XgmiLinks(AmdCollector):
             self._metrics.exclude(devices)
 
     def _read(self, now_ns: int) -> None:
-        self._metrics.read()
+        self._metrics.read(self._plan)
         errors = self._metrics.errors
         self.access_error = next(iter(errors.values())) if errors else ""
         changes = self._blocks[1]
@@ -139,7 +139,7 @@ class AmdPartitions(AmdCollector):
         self._rows = {key: row for row, key in enumerate(keys)}
         self._blocks = tuple(Block(table, keys) for table in self.tables)
         self._targets = Targets(self._blocks)
-        self._metrics = MetricsTables(self._gpus, self._targets.buffers, self._plan)
+        self._metrics = MetricsTables(self._gpus, self._targets.buffers)
         changes = self._blocks[1]
         for gpu in self._gpus:
             for each in gpu.partitions:
@@ -167,7 +167,7 @@ class AmdPartitions(AmdCollector):
     def _read(self, now_ns: int) -> None:
         if not self._gpus:
             raise NoData("no AMD GPU is split into compute partitions (all are in SPX)")
-        self._metrics.read()
+        self._metrics.read(self._plan)
         errors = self._metrics.errors
         self.access_error = next(iter(errors.values())) if errors else ""
         used: dict[int, int] = {}
@@ -225,7 +225,7 @@ class KfdProcesses(AmdCollector):
         if holdings is not self._last:  # the same object as long as nobody looked anew
             self._last = holdings
             self._fill()
-        self._listing.put(self._process_list)
+        self._listing.put(self.name, self._process_list)
 
     def _fill(self) -> None:
         found: list[tuple[AmdGpu, Process]] = []

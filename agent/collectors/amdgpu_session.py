@@ -16,7 +16,7 @@ from ...ext.counterfiles import KEYED, CounterFiles
 from ...ext.hostfiles import Glance
 from ...ext.nvml import ALL_BITS, Rows
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, NoData, call_slot_name
+from ..collector import NoData, call_slot_name
 from ..hardware import pci
 from ..hardware.amdgpu import (
     AmdGpu,
@@ -26,7 +26,6 @@ from ..hardware.amdgpu import (
     kfd_processes,
 )
 from ..hardware.files import Roots, device_key
-from ..hardware.nvidia import driver_gpus
 
 SECOND_NS = 1_000_000_000
 #: Whether a card or a node came or went is looked at this often, and at once when a GPU does not answer.
@@ -41,11 +40,6 @@ HOLDINGS_NS = 10 * SECOND_NS
 LINK_BLOCKS = frozenset({"xgmi_wafl", "pcie_bif"})
 MEMORY_BLOCK = "umc"
 NO_GPU = "no AMD GPU that the amdgpu driver shows in /sys/class/drm"
-#: Both vendors' GPUs would fill one table from two collectors, and an on-change table travels in one block.
-TWO_VENDORS = (
-    "this host has NVIDIA GPUs, which are read; AMD GPUs beside them are not: give each vendor a host of its own, "
-    "or report it if you cannot"
-)
 _RAS_TABLE = "ras_10s_changes"
 #: How `ras/umc_err_count` reads: `ue: 0`, `ce: 3`, and `de: 0` from Linux 6.9 on.
 _RAS_FIELDS = {
@@ -150,14 +144,13 @@ class AmdGpuSession:
             Glance(roots.sys / "class/kfd/kfd/topology/nodes"),
         ]
         self._last_seen_keys: list[int] = []
-        self._is_shared = False  # with GPUs of NVIDIA
         self._listed_ns = -LIST_NS
         self._next_check_ns = -LIST_NS
         self._pids: list[int] = []
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
-        """See whether the GPUs are others, and return the boot time. Raises NoData, AccessDenied beside NVIDIA's GPUs."""
+        """See whether the GPUs are others, and return the boot time. Raises NoData."""
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
@@ -169,8 +162,6 @@ class AmdGpuSession:
                 self._list(now_ns)
         if not self.gpus:
             raise NoData(NO_GPU)
-        if self._is_shared:
-            raise AccessDenied(TWO_VENDORS)
         return now_ns
 
     def check_soon(self) -> None:
@@ -179,7 +170,6 @@ class AmdGpuSession:
 
     def _list(self, now_ns: int) -> None:
         self._listed_ns = now_ns
-        self._is_shared = bool(driver_gpus(self._roots.proc))
         gpus = amd_gpus(self._roots.sys)
         if gpus != self.gpus:
             self.gpus = gpus

@@ -1,4 +1,4 @@
-"""DCGM's host engine, where one runs: profiling metrics before Hopper, health watches, policy violations, XIDs.
+"""DCGM's host engine, where one runs: profiling metrics before Hopper, health watches, policy violations, XIDs, NVSwitches, vGPUs.
 
 `listen` takes what somebody has the engine watch already. `watch` has it watch more, and yields to a profiler. Either way no engine is started, no
 policy set, no diagnostic run. An engine that hangs is left behind as any driver is, in a lane of its own.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...contract.wire.telemetry_pb2 import HealthEvent
+from ...contract.xid.decode import decode
 from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
 from ..clock import Clock, SystemClock
@@ -22,6 +24,7 @@ from ..events import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR, E
 from ..hardware.files import Roots
 from . import dcgm_fields as fields
 from .dcgm_fields import DcgmGpu, ProfilingReader
+from .dcgm_parts import LINK_SXIDS, SWITCH_SXIDS, VIRTUALIZATION_MODE, EngineParts, link_parts
 
 #: A connection is made within this, or not.
 CONNECT_MILLISECONDS = 500
@@ -102,7 +105,8 @@ class DcgmListener(Collector):
         self._watching: set[str] = set()  # what this connection has the engine watch
         self._watched_health: dict[int, int] = {}  # group -> systems
         self._incidents = _StandingIncidents()
-        self._xids = _XidReports()
+        self._codes = _CodeReports()
+        self._parts = EngineParts(roots)
         self._zeros = self._reconnects = self._shown_ns = 0
         self._counts: tuple[int, ...] = ()
         self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
@@ -185,9 +189,11 @@ class DcgmListener(Collector):
         self._profiling, self._watched_health = ProfilingReader(), {}
         self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
         self._watch_error, self._watching = "", set()
-        values = dcgm.latest(dcgm.devices(), fields.IDENTITY_FIELDS, live=True)
+        wanted = (*fields.IDENTITY_FIELDS, VIRTUALIZATION_MODE)
+        values = dcgm.latest(dcgm.devices(), wanted, live=True)
+        self._parts.begin(each for each in values if each.field == VIRTUALIZATION_MODE)
         self._gpus = {gpu.number: gpu for gpu in fields.gpus_of(values)}
-        self._xids.begin()
+        self._codes.begin()
         old = [gpu for gpu in self._gpus.values() if gpu.needs_profiling]
         self._rows = {gpu.number: row for row, gpu in enumerate(old)}
         self._profiling_block = Block("gpu_fast_1s", [gpu.uuid for gpu in old]) if old else None
@@ -210,11 +216,16 @@ class DcgmListener(Collector):
         if now_ns >= self._health_ns:
             self._health_ns = now_ns // SECOND_NS * SECOND_NS + HEALTH_SECONDS * SECOND_NS
             self._read_health(dcgm, now_ns)
-            self._xids.take(dcgm.latest(list(self._gpus), [fields.XID]), self._clock)
+            xids = dcgm.latest(list(self._gpus), [fields.XID])
+            self._codes.take(library.ENTITY_GPU, xids, self._clock)
+            part_blocks, sxids = self._parts.read(dcgm, now_ns)
+            blocks += part_blocks
+            for group, values in sxids.items():
+                self._codes.take(group, values, self._clock)
         self._take_violations(dcgm)
         self._publish(now_ns)
         if not self.access_error:
-            self.access_error = self._watch_error
+            self.access_error = self._watch_error or self._parts.access_error
         if self._put_counts() or now_ns >= self._shown_ns:
             self._shown_ns = now_ns + SHOWN_SECONDS * SECOND_NS
             blocks.append(self._block)
@@ -228,7 +239,7 @@ class DcgmListener(Collector):
         zeros = self._zeros + self._profiling.multiplexed_zeros
         lost = self._dcgm.lost_violations if self._dcgm else 0
         counts = (
-            1, systems, len(self._incidents), self._reconnects, self._xids.reported_by_others, zeros, lost,
+            1, systems, len(self._incidents), self._reconnects, self._codes.reported_by_others, zeros, lost,
         )  # fmt: skip
         if counts == self._counts:
             return False
@@ -264,7 +275,8 @@ class DcgmListener(Collector):
     def _take_violations(self, dcgm: Dcgm) -> None:
         for violation in dcgm.violations():
             if violation.condition == fields.XID_CONDITION:
-                self._xids.add(violation.gpu, violation.first, violation.timestamp_us, self._clock)
+                report = _CodeReport(library.ENTITY_GPU, violation.gpu, fields.XID, violation.first)
+                self._codes.add(report, violation.timestamp_us, self._clock)
             elif self._publisher is not None:
                 self._publisher.publish(self._violation_event(violation))
 
@@ -281,6 +293,10 @@ class DcgmListener(Collector):
                 lambda dcgm: dcgm.watch_fields(library.ALL_GPUS, [fields.XID], FIELD_GROUP, 10.0),
             ),
             ("policy violations", _listen_to_policies),
+            (
+                "NVSwitches",
+                lambda dcgm: self._parts.watch(dcgm, FIELD_GROUP, float(HEALTH_SECONDS)),
+            ),
         )
         for what, step in steps:
             if what in self._watching:
@@ -313,8 +329,19 @@ class DcgmListener(Collector):
             return
         for incident, began_ns, revision in self._incidents.due(now_ns):
             publisher.publish(self._incident_event(incident, began_ns, revision, now_ns))
-        for gpu, code, at_ns in self._xids.due(now_ns, self._gpus):
-            publisher.publish(_xid_event(gpu, code, at_ns))
+        for report, at_ns in self._codes.due(now_ns, self._addresses_of):
+            if report.group == library.ENTITY_GPU:
+                publisher.publish(_xid_event(self._gpus[report.entity], report.code, at_ns))
+            else:
+                device = self._parts.switch_key(report.group, report.entity)
+                publisher.publish(_sxid_event(report, device, at_ns))
+
+    def _addresses_of(self, report: _CodeReport) -> Sequence[str]:
+        """Return the PCI addresses by which the kernel log may have named the device."""
+        if report.group != library.ENTITY_GPU:
+            return self._parts.addresses_of(report.group, report.entity)
+        gpu = self._gpus.get(report.entity)
+        return (gpu.address,) if gpu else ()
 
     def _device(self, group: int, number: int) -> tuple[str, str]:
         """Return kind and name of an entity: of a GPU its UUID, of others DCGM's own number."""
@@ -380,6 +407,24 @@ def _xid_event(gpu: DcgmGpu, code: int, at_ns: int) -> HealthEvent:
     )
 
 
+def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
+    """Return an SXID as the kernel log's line would have told it."""
+    is_fatal = {**SWITCH_SXIDS, **LINK_SXIDS}[report.field]
+    is_of_link = report.group == library.ENTITY_LINK
+    link = f", Link {link_parts(report.entity)[1]}" if is_of_link else ""
+    message = f"DCGM: SXid {report.code}, {'Fatal' if is_fatal else 'Non-fatal'}{link}"
+    attributes = decode(report.code, message, "", "sxid").attributes
+    return HealthEvent(
+        device_kind="nvswitch",
+        device=device,
+        name="nvswitch.sxid",
+        code=report.code,
+        message=message,
+        boottime_ns=at_ns,
+        attributes={**attributes, "source": "dcgm"},
+    )
+
+
 class _StandingIncidents:
     """What DCGM's health watches report, from when on, and when it was told."""
 
@@ -409,45 +454,68 @@ class _StandingIncidents:
         return due
 
 
-class _XidReports:
-    """XIDs as DCGM has them: told where neither the kernel log nor NVML has shown them, and otherwise once, by those."""
+class _CodeReport(NamedTuple):
+    """The code of an XID, or of an SXID of a switch or a link, as a field of DCGM's shows it."""
+
+    group: int
+    entity: int
+    field: int
+    code: int
+
+
+class _CodeReports:
+    """XIDs and SXIDs as DCGM has them: told where neither the kernel log nor NVML has shown them, and otherwise once, by those."""
 
     def __init__(self) -> None:
         self.reported_by_others = 0
-        self._last: dict[int, int] = {}  # GPU -> the code that its field has shown
-        self._is_first = True
-        self._waiting: list[tuple[int, int, int]] = []  # GPU, code, boot time
+        #: (kind, entity, field) -> the code that was shown last.
+        self._last: dict[tuple[int, int, int], int] = {}
+        self._waiting: list[tuple[_CodeReport, int]] = []  # and its boot time
 
     def begin(self) -> None:
         """The connection is new: what its fields show is of before."""
-        self._last, self._is_first = {}, True
+        self._last = {}
 
-    def take(self, values: Sequence[library.FieldValue], clock: Clock) -> None:
-        """Take the field's values. It keeps the last code for ever: only a change of it is news."""
+    def take(self, group: int, values: Sequence[library.FieldValue], clock: Clock) -> None:
+        """Take the values of entities of a kind. A field keeps the last code for ever: only a change of it is news."""
         for each in values:
             code = each.value if isinstance(each.value, int) else 0
-            if code and not self._is_first and self._last.get(each.gpu, 0) != code:
-                self.add(each.gpu, code, each.timestamp_us, clock)
-            self._last[each.gpu] = code
-        self._is_first = False
+            key = (group, each.entity, each.field)
+            if code > 0 and self._last.get(key, code) != code:
+                self.add(_CodeReport(*key, code), each.timestamp_us, clock)
+            self._last[key] = code
 
-    def add(self, gpu: int, code: int, timestamp_us: int, clock: Clock) -> None:
-        """Note an XID, which then waits for the better witnesses. Of one whose GPU DCGM does not name they alone tell."""
-        if gpu != library.NO_GPU and len(self._waiting) < XIDS_MAX:
-            self._waiting.append((gpu, code, _boottime_ns(timestamp_us, clock)))
+    def add(self, report: _CodeReport, timestamp_us: int, clock: Clock) -> None:
+        """Note a code, which then waits for the better witnesses. Of one whose GPU DCGM does not name they alone tell."""
+        if report.entity != library.NO_GPU and len(self._waiting) < XIDS_MAX:
+            self._waiting.append((report, _boottime_ns(timestamp_us, clock)))
 
-    def due(self, now_ns: int, gpus: dict[int, DcgmGpu]) -> list[tuple[DcgmGpu, int, int]]:
-        """Return (GPU, code, boot time) of those that have waited long enough and that nobody else has shown."""
-        old = {each for each in self._waiting if now_ns - each[2] >= 2 * DUPLICATE_NS_MAX}
+    def due(
+        self, now_ns: int, addresses_of: Callable[[_CodeReport], Sequence[str]]
+    ) -> list[tuple[_CodeReport, int]]:
+        """Return what has waited long enough and nobody else has shown, with its boot time.
+
+        *addresses_of*: the PCI addresses by which others may have shown it. A switch and its link report one SXID each: the
+        link's is taken.
+        """
+        old = {each for each in self._waiting if now_ns - each[1] >= 2 * DUPLICATE_NS_MAX}
         self._waiting = [each for each in self._waiting if each not in old]
-        due = list[tuple[DcgmGpu, int, int]]()
-        for number, code, at_ns in sorted(old, key=lambda each: each[2]):
-            gpu = gpus.get(number)
-            if gpu is None or any(
-                others.was_recorded(gpu.address, code, at_ns)
+        due, seen = list[tuple[_CodeReport, int]](), set[tuple[int, int]]()
+        for report, at_ns in sorted(old, key=lambda each: (-each[0].group, each[1])):
+            addresses = addresses_of(report)
+            if report.group == library.ENTITY_LINK:
+                seen.add((link_parts(report.entity)[0], report.code))
+            is_of_link = (
+                report.group == library.ENTITY_SWITCH and (report.entity, report.code) in seen
+            )
+            if not addresses or is_of_link:
+                continue
+            if any(
+                others.was_recorded(address, report.code, at_ns)
                 for others in (XID_DEDUPLICATOR, NVML_XIDS)
+                for address in addresses
             ):
-                self.reported_by_others += gpu is not None
+                self.reported_by_others += 1
             else:
-                due.append((gpu, code, at_ns))
+                due.append((report, at_ns))
         return due

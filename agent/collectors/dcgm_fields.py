@@ -96,9 +96,9 @@ class DcgmGpu:
 
 def gpus_of(values: Sequence[FieldValue]) -> list[DcgmGpu]:
     """Return the GPUs whose identity *values* give. One without a UUID is left out: nothing could be said of it."""
-    known: dict[int, dict[int, int | float | str | None]] = {}
+    known: dict[int, dict[int, int | float | str | bytes | None]] = {}
     for each in values:
-        known.setdefault(each.gpu, {})[each.field] = each.value
+        known.setdefault(each.entity, {})[each.field] = each.value
     return [
         DcgmGpu(
             number, uuid, _sysfs_address(has.get(PCI_ADDRESS)), _major(has.get(COMPUTE_CAPABILITY))
@@ -142,7 +142,7 @@ class ProfilingReader:
             if status != OK or number not in PROFILING_COLUMNS:
                 continue
             answered += 1
-            if value is None or isinstance(value, str):
+            if value is None or isinstance(value, str | bytes):
                 continue
             numbers += 1
             key = gpu, number

@@ -59,19 +59,34 @@ class GpuProcessList(NamedTuple):
 
 
 class ProcessListing:
-    """The last listing, for one who takes it."""
+    """The last listings, one of each driver, for one who takes them."""
 
     def __init__(self) -> None:
-        self._listing: GpuProcessList | None = None
+        self._new: dict[str, GpuProcessList] = {}
+        self._parts: tuple[GpuProcessList, ...] = ()
+        self._joined = GpuProcessList((), ())
 
-    def put(self, listing: GpuProcessList) -> None:
-        """Note what NVML has just listed: the same object as long as it is the same."""
-        self._listing = listing
+    def put(self, collector: str, listing: GpuProcessList) -> None:
+        """Note what a collector's driver has just listed: the same object as long as it is the same."""
+        self._new[collector] = listing
 
     def take(self) -> GpuProcessList | None:
-        """Return what was put since the last call; None: there was no look since then."""
-        listing, self._listing = self._listing, None
-        return listing
+        """Return what was put since the last call, of GPUs of all vendors; None: there was no look since then.
+
+        The same object as long as every part is the same.
+        """
+        parts, self._new = tuple(self._new.values()), {}
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        if len(parts) != len(self._parts) or any(
+            new is not old for new, old in zip(parts, self._parts, strict=True)
+        ):
+            self._parts = parts
+            self._joined = GpuProcessList(
+                tuple(gpu for part in parts for gpu in part.gpus),
+                tuple(process for part in parts for process in part.processes),
+            )
+        return self._joined
 
 
 _LISTINGS: weakref.WeakValueDictionary[Roots, ProcessListing] = weakref.WeakValueDictionary()
@@ -124,7 +139,7 @@ class GpuProcesses(GpuPartsCollector):
             )
             self._block = self._fill(self._query(self._lists.of))
             self._unchanged_turns_left = UNCHANGED_TURNS_MAX
-        self._listing.put(self._process_list)
+        self._listing.put(self.name, self._process_list)
         self.access_error = self.access_error or self._overflow_message
         return (self._block,)
 

@@ -155,6 +155,16 @@ def nvidia_gpus(sys: Path) -> dict[str, str]:
     return found
 
 
+def nvswitches(sys: Path) -> list[str]:
+    """Return the PCI addresses of NVSwitches, in order."""
+    folder = sys / "bus/pci/devices"
+    return [
+        address
+        for address in sorted(names_in(folder))
+        if (function := read_function(folder, address)) is not None and function.is_nvswitch
+    ]
+
+
 def read_function(folder: Path, address: str) -> Function | None:
     """Return a function of /sys/bus/pci/devices; None when it went, or is virtual."""
     device_folder = folder / address

@@ -340,7 +340,7 @@ class LogReader:
 
     def _add_line(self, parsed: ParsedLine, text: str, name: str, now_ns: int) -> None:
         wall_ns = self._clock.wall_ns() - (now_ns - self._log_ns)
-        if parsed.name == "gpu.xid":
+        if parsed.name in ("gpu.xid", "nvswitch.sxid"):
             XID_DEDUPLICATOR.record(parsed.device, parsed.code, self._log_ns)
         event_id = f"kmsg-{self._boot}-{self._epoch}-{name}"
         line = LogLine(parsed, text, self._log_ns, max(0, wall_ns), event_id)

@@ -69,25 +69,36 @@ class DcgmExposition:
         self, host: str, boottime_ns: Callable[[], int], attributes: Callable[[], Attributes]
     ) -> None:
         self._host, self._boottime_ns, self._attributes = host, boottime_ns, attributes
-        self._xids: dict[str, int] = {}
+        self._xids: dict[
+            str, tuple[int, int]
+        ] = {}  # device -> which XID it was, in order, and its code
+        self._xids_count = 0
 
     def observe(self, event: HealthEvent) -> None:
-        """Note the last XID of a GPU."""
-        if event.name == _XIDS and (event.device in self._xids or len(self._xids) < GPUS_MAX):
-            self._xids[event.device] = event.code
+        """Note the last XID of a GPU: its device is a UUID from NVML and DCGM, a PCI address from the kernel log."""
+        if event.name == _XIDS and (event.device in self._xids or len(self._xids) < 2 * GPUS_MAX):
+            self._xids_count += 1
+            self._xids[event.device] = self._xids_count, event.code
 
     def families(self, tables: Mapping[str, TableSnapshot]) -> Iterator[Family]:
         """Yield the list's families that there are fresh readings of. Never raises."""
         attributes = self._attributes()
+        # AMD's come last: nvidia-smi does not count them
         gpus = sorted(
-            (has.get("pci_address", ""), key) for (kind, key), has in attributes.items() if kind == "gpu"
-        )[:GPUS_MAX]  # fmt: skip
+            (has.get("vendor") == "AMD", has.get("pci_address", ""), key)
+            for (kind, key), has in attributes.items()
+            if kind == "gpu"
+        )[:GPUS_MAX]
         labels = {
             key: _labels(number, key, attributes["gpu", key], self._host)
-            for number, (_, key) in enumerate(gpus)
+            for number, (_, _, key) in enumerate(gpus)
+        }
+        xids = {
+            key: float(max(self._xids.get(name, (0, 0)) for name in (key, address))[1])
+            for _, address, key in gpus
         }
         for row in ROWS:
-            values = self._values(row, tables, labels)
+            values = self._values(row, tables, xids)
             samples = [
                 (labels[key], format_number(value)) for key, value in values if key in labels
             ]
@@ -96,10 +107,10 @@ class DcgmExposition:
                 yield Family(row.name, kind, "", row.help, samples)
 
     def _values(
-        self, row: DcgmRow, tables: Mapping[str, TableSnapshot], gpus: Mapping[str, str]
+        self, row: DcgmRow, tables: Mapping[str, TableSnapshot], xids: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         if row.signal == _XIDS:
-            return [(key, float(self._xids.get(key, 0))) for key in gpus]
+            return list(xids.items())
         values = self._fresh(row.signal, tables)
         if row.signal == _USED:
             reserved = self._fresh(_RESERVED, tables)

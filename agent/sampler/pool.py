@@ -127,16 +127,24 @@ class SlowDeviceCache:
         return remaining
 
     def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
-        """Fill the empty rows of the lane's blocks; what was kept for them is gone then."""
+        """Fill the empty rows of the lane's blocks; what was kept for them is gone then.
+
+        What has no row in a block waits for the next of its table: GPUs of another vendor are in a block of their own.
+        """
         for block in (
             (block for timed in results for block in timed.result.blocks) if self._stored else ()
         ):
             for at_ns, slow_block in self._stored.pop(block.table, ()):
-                if now_ns - at_ns <= AGE_NS_MAX and slow_block.signal_ids == block.signal_ids:
-                    _fill_missing(slow_block, block)
+                if now_ns - at_ns > AGE_NS_MAX:
+                    continue
+                if not _fill_missing(slow_block, block):
+                    self._stored.setdefault(block.table, []).append((at_ns, slow_block))
 
 
-def _fill_missing(slow_block: Block, block: Block) -> None:
+def _fill_missing(slow_block: Block, block: Block) -> bool:
+    """Fill the cells that are missing; False: no device of *slow_block* has a row."""
+    if slow_block.signal_ids != block.signal_ids:
+        return True
     rows = {name: row for row, name in enumerate(block.devices)}
     pairs = [(row, rows[name]) for row, name in enumerate(slow_block.devices) if name in rows]
     for column in range(len(block.signal_ids)):
@@ -146,6 +154,7 @@ def _fill_missing(slow_block: Block, block: Block) -> None:
             if slow_block.valid[source] and not block.valid[target]:
                 block.ints[target] = slow_block.ints[source]
                 block.valid[target] = 1
+    return bool(pairs)
 
 
 # ----------------------------------------------------------------------

@@ -58,6 +58,8 @@ SIGNAL_GROUPS = (
     SignalGroup("gpu fabric", gpu.GPU_FABRIC_TEXT, gpu.GPU_FABRIC_SIGNALS),
     SignalGroup("gpu fast", gpu.GPU_FAST_TEXT, gpu.GPU_FAST_SIGNALS),
     SignalGroup("dcgm", gpu.DCGM_TEXT, gpu.DCGM_SIGNALS),
+    SignalGroup("nvswitch", gpu.NVSWITCH_TEXT, gpu.NVSWITCH_SIGNALS),
+    SignalGroup("vgpu", gpu.VGPU_TEXT, gpu.VGPU_SIGNALS),
     SignalGroup("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
     SignalGroup("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
     SignalGroup("step", gpu.STEP_TEXT, gpu.STEP_SIGNALS),

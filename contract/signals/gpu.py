@@ -27,7 +27,7 @@ No counterpart, so missing: `recovery_action`, `performance_state`, `temperature
 (bad pages are the same loss), ECC counts in the part's life and by cache, PCIe bytes, encoder and decoder, `memory_reserved_bytes`, and
 the tables `gpu_fast`, `gpu_phase` and `gpu_fabric`. The other die of an MI250X has no power and no limit of its own: its clock
 is judged only while the firmware says that it is held down. Of AMD's what is not read: use of the VCN engines, `gfx_low_utilization_acc`
-and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows NVIDIA's, and its AMD lanes are blind."""
+and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows both: rows of one table, each GPU by its own key."""
 
 GPU_SIGNALS = (
     Signal(1000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(SM)", "pace of the compute units"),
@@ -404,4 +404,36 @@ DCGM_SIGNALS = (
     Signal(2811, "gpu.dcgm_warning", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "the same, a warning"),
     Signal(2812, "gpu.dcgm_policy", Kind.EVENT, Pace.EVENT, _DCGM_POLICY, "a policy that somebody has set in DCGM was violated; the condition in `code`: 0x1 double bit ECC, 0x2 PCIe, 0x4 retired pages, 0x8 thermal, 0x10 power, 0x20 NVLink, 0x40 XID"),
     Signal(2813, "gpu.diagnostic", Kind.EVENT, Pace.EVENT, "gangline diag import", "a diagnostic that somebody ran of the GPU; code 0: all tests passed, 1: a test warned, 2: a test failed; the tests in the attributes"),
+)
+
+NVSWITCH_TEXT = """NVSwitches of the host and their links, from DCGM's host engine: where somebody has it watch these fields, or with `dcgm = "watch"`.
+Devices: the switch's PCI address, or `nvswitch0` with DCGM's number where the engine does not say the address; a link is `0000:05:00.0/link12`.
+An SXID is the event `nvswitch.sxid`. Switches outside the host (NVL72) are not seen from the host."""
+
+def _switch(signal_id: int, name: str, kind: Kind, source: str, tells: str) -> Signal:
+    return Signal(signal_id, name, kind, Pace.TEN_SECONDS, source, tells, on_change=True)
+
+
+NVSWITCH_SIGNALS = (
+    _switch(2814, "nvswitch.temperature_celsius", Kind.GAUGE, "DCGM field 858", "the switch's heat"),
+    _switch(2815, "nvswitch.temperature_slowdown_celsius", Kind.GAUGE, "DCGM field 859", "heat at which it slows down"),
+    _switch(2816, "nvswitch.temperature_shutdown_celsius", Kind.GAUGE, "DCGM field 860", "heat at which it switches itself off"),
+    _switch(2817, "nvswitch.power_watts", Kind.GAUGE, "DCGM fields 705, 706, 707", "power of its three rails (VDD, DVDD, HVDD); missing where one is"),
+    _switch(2818, "nvswitch.voltage_volts", Kind.GAUGE, "DCGM field 701", "its voltage"),
+    _switch(2819, "nvswitch.reset_required_state", Kind.STATE, "DCGM field 864", "1: it must be reset"),
+    _switch(2830, "nvswitch_link.link_state", Kind.STATE, "DCGM field 870", "0 off, 1 safe, 2 active, 3 error, 4 inactive"),
+    _switch(2831, "nvswitch_link.replay_errors", Kind.COUNTER, "DCGM field 784", "transmissions that were repeated"),
+    _switch(2832, "nvswitch_link.recovery_errors", Kind.COUNTER, "DCGM field 785", "times the link had to be trained again"),
+    _switch(2833, "nvswitch_link.flit_errors", Kind.COUNTER, "DCGM field 786", "errors of flow control"),
+    _switch(2834, "nvswitch_link.crc_errors", Kind.COUNTER, "DCGM field 787", "checksum errors, all lanes"),
+    _switch(2835, "nvswitch_link.ecc_errors", Kind.COUNTER, "DCGM field 788", "bit errors that were repaired, all lanes"),
+)
+
+VGPU_TEXT = """vGPUs that a hypervisor shares its GPUs as, from DCGM's host engine. Device: the vGPU's UUID, or `vgpu7` with DCGM's number."""
+
+VGPU_SIGNALS = (
+    _switch(2840, "vgpu.memory_used_bytes", Kind.GAUGE, "DCGM field 525, MiB", "memory of the GPU in use by the virtual machine"),
+    _switch(2841, "vgpu.license_state", Kind.STATE, "DCGM field 526", "1: licensed; 0: not, and the driver slows it down"),
+    _switch(2842, "vgpu.frame_rate_limit_hertz", Kind.GAUGE, "DCGM field 527", "frames a second that it may draw"),
+    _switch(2843, "vgpu.type_number", Kind.STATE, "DCGM field 522", "vGPU type, by NVML's number"),
 )

@@ -200,7 +200,7 @@ KERNEL_LOG_SIGNALS = (
     Signal(2202, "kernel_log.lost_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg EPIPE, sequence numbers", "records that were overwritten before they were read, since the agent started"),
     Signal(2203, "kernel_log.not_understood_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg EINVAL, agent.kernel_log", "records too long for the reader or not in the form of a record, since the agent started"),
     Signal(2204, "kernel_log.incidents_count", Kind.GAUGE, Pace.TEN_SECONDS, "agent.kernel_log", "incidents that may still go on: their last line is less than 60 s old"),
-    Signal(2210, "nvswitch.sxid", Kind.EVENT, Pace.EVENT, "kernel log: nvidia-nvswitch SXid", "an NVSwitch reported an SXID; code in `code`, link and severity in the attributes"),
+    Signal(2210, "nvswitch.sxid", Kind.EVENT, Pace.EVENT, "kernel log: nvidia-nvswitch SXid; DCGM fields 782, 783, 856, 857", "an NVSwitch reported an SXID; code in `code`, link and severity in the attributes"),
     Signal(2212, "gpu.driver_message", Kind.EVENT, Pace.EVENT, "kernel log: NVRM", "the driver said something of weight without an XID: a GPU that cannot be initialised, a firmware that does not answer"),
     Signal(2720, "gpu.ras_error", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "an AMD GPU's RAS reports errors: code 0 repaired, 1 not repaired, 2 deferred, 3 more bad pages than the driver's threshold; the block in `block`"),
     Signal(2721, "gpu.hang", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "a queue of an AMD GPU does not advance: code 0, and the driver resets it; 1, it came back by itself"),

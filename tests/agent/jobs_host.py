@@ -144,7 +144,7 @@ class JobsHost:
             for h in holdings
         ]
         answer = {GPU, OTHER_GPU, *(row.gpu for row in rows)} if gpus is None else gpus
-        self._held.put(GpuProcessList(tuple(sorted(answer)), tuple(rows)))
+        self._held.put("gpu_process_1s", GpuProcessList(tuple(sorted(answer)), tuple(rows)))
 
     def turn(
         self, collector: GpuJobs, *holdings: GpuProcess | int, **more: Iterable[str]

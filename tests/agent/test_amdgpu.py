@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import struct
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,13 +48,20 @@ def test_a_host_without_amd_gpus_is_no_data(name: str, tmp_path: Path) -> None:
     assert turn.outcome is CollectOutcome.NO_DATA and "no AMD GPU" in turn.message
 
 
-def test_nvidias_gpus_beside_them_are_not_mixed_up(tmp_path: Path) -> None:
-    """Two collectors filled one on-change table: the second one's rows ended the first one's, each turn."""
-    host = AmdHost(tmp_path)
-    (host.host.root / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
-    turn = host.turn("amdgpu_1s")
-    assert turn.outcome is CollectOutcome.BLIND and not turn.blocks
-    assert "NVIDIA" in turn.message
+def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -> None:
+    """Collector and tables referred to each other: the next collectors of the same host took the GPUs of a listing
+    from before, in which one was missing, for current."""
+    host = AmdHost(tmp_path, "mi300x-cpx")
+    for name in NAMES:
+        assert host.turn(name).outcome is CollectOutcome.OK
+    session = weakref.ref(host.session)
+    gc.disable()
+    try:
+        host.collectors.clear()
+        del host.session
+        assert session() is None
+    finally:
+        gc.enable()
 
 
 def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:

@@ -33,13 +33,15 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 class DcgmHost:
     """A host with a played engine, a clock that is handed in, and who is told."""
 
-    def __init__(self, folder: Path, library: str, mode: str = "listen") -> None:
+    def __init__(
+        self, folder: Path, library: str, mode: str = "listen", sys: Path = Path("/nowhere")
+    ) -> None:
         self.engine = HostEngine(folder / "engine")
         for number, (uuid, address) in enumerate(zip(UUIDS, ADDRESSES, strict=True)):
             self.engine.gpu(number, uuid, address, 9 if number == 2 else 8)
         self.engine.write()
         self.clock = HandedClock()
-        self.roots = Roots(Path("/nowhere"), Path("/nowhere"), dcgm=mode, dcgm_library=library)
+        self.roots = Roots(sys, Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
         self.counts: Block | None = None  # as they last came: they come when one has changed
         self.listener = DcgmListener(self.roots, self.clock)

@@ -110,6 +110,27 @@ def test_the_last_xid_is_shown(latest: LatestReadings) -> None:
     assert f"DCGM_FI_DEV_XID_ERRORS{LABELS} 79.0" in text(latest, ExpositionFormat.TEXT, event)
 
 
+def test_an_xid_of_the_kernel_log_names_the_gpu_by_its_address(latest: LatestReadings) -> None:
+    """The first witness of an XID is the kernel log, which knows no UUID: the metric stayed 0."""
+    of_log = HealthEvent(name="gpu.xid", device=GPU["pci_address"], code=95)
+    of_nvml = HealthEvent(name="gpu.xid", device=UUID, code=79)
+    for events, code in (((of_log,), 95), ((of_nvml, of_log), 95), ((of_log, of_nvml), 79)):
+        assert f"DCGM_FI_DEV_XID_ERRORS{LABELS} {code}.0" in text(
+            latest, ExpositionFormat.TEXT, *events
+        )
+
+
+def test_amds_gpus_do_not_shift_the_numbers_of_nvidias(latest: LatestReadings) -> None:
+    """`gpu` is the number that nvidia-smi gives: an AMD GPU at a lower address took it."""
+    amd = ("gpu", "GPU-8f3c9c1d2e4a5b60")
+    attributes = {("gpu", UUID): GPU, amd: {"vendor": "AMD", "pci_address": "0000:01:00.0"}}
+    dcgm = DcgmExposition("node-1", lambda: 0, lambda: attributes)
+    shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
+    lines = render_exposition(shown.families(), ExpositionFormat.TEXT).decode()
+    assert f"DCGM_FI_DEV_GPU_TEMP{LABELS} 41.0" in lines
+    assert 'DCGM_FI_DEV_XID_ERRORS{gpu="1",UUID="GPU-8f3c9c1d2e4a5b60"' in lines
+
+
 def test_old_readings_are_not_shown(latest: LatestReadings) -> None:
     dcgm = DcgmExposition("node-1", lambda: 3600 * 10**9, lambda: {("gpu", UUID): GPU})
     names = [family.name for family in dcgm.families(latest.tables)]

@@ -66,6 +66,10 @@ READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
     "fabric_route": (
         GPU, {"gpu_fabric.route_unhealthy_state": 1}, {"gpu_fabric.route_unhealthy_state": 2}, 8,
     ),
+    "nvswitch_reset": (
+        "0000:c1:00.0", {"nvswitch.reset_required_state": 1},
+        {"nvswitch.reset_required_state": 0, "nvswitch.temperature_celsius": 79.0}, 32,
+    ),
     "nvme_dead": ("nvme0", {"nvme.controller_state": 6}, {"nvme.controller_state": 2}, 20),
 }  # fmt: skip
 #: Rows of what must have been well before: row -> (device, well, wrong, look-alike, seconds).

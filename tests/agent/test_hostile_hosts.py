@@ -94,16 +94,9 @@ def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading],
     assert_sane(reading)
 
 
-def _known_fault(whole: tuple[Host, Reading]) -> None:
-    """A bad device hides the XGMI links of another GPU where GPUs are partitioned (CPX): not mended yet."""
-    if any("CPX" in str(value) for value in whole[1].__dict__.values()):
-        pytest.xfail("XGMI links of a neighbor are lost in CPX")
-
-
 @pytest.mark.slow
 def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) -> None:
     """One NIC of nine answered garbage, and nine rows were missing. Here: each cell of all others as it was."""
-    _known_fault(whole)
     host, reading = whole
     source = random.Random(host.name)
     chosen = victims(host)
@@ -117,7 +110,6 @@ def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) 
 @pytest.mark.slow
 def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Reading]) -> None:
     """A card was pulled between list and read; links to it dangled. The others are read as before."""
-    _known_fault(whole)
     host, reading = whole
     source = random.Random(f"{host.name} gone")
     chosen = victims(host)
@@ -172,7 +164,6 @@ def _counter_files(collector: Collector) -> set[Path]:
 @pytest.mark.slow
 def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
     """An interface in Latin-1, one with a blank, one of 200 characters: keys that fit a frame, and no harm to others."""
-    _known_fault(whole)
     host, reading = whole
     for case, kind in enumerate(
         ("class/net", "class/infiniband", "block", "class/hwmon", "class/nvme", "bus/pci/devices")

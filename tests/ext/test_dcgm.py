@@ -37,6 +37,9 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostEngine:
     made = HostEngine(tmp_path / "engine")
     made.gpu(0, UUID.format(0), "0000:9b:00.0", 8)
     made.gpu(1, UUID.format(1), "0000:c4:00.0", 8)
+    made.switch(0, "0000:05:00.0", 4)
+    made.switch(1, "0000:06:00.0", 4)
+    made.set_of(3, 0, 858, "i", 5, 45)
     made.write()
     return made
 
@@ -71,12 +74,29 @@ class TestContract:
 
     def test_what_nobody_watches_is_no_value(self, client: Dcgm) -> None:
         (value,) = client.latest(client.devices()[:1], (1008,))
-        assert value.value is None and (value.field, value.gpu) == (1008, client.devices()[0])
+        assert value.value is None and (value.field, value.entity) == (1008, client.devices()[0])
 
     def test_health_is_asked_for_with_a_version_that_the_library_takes(self, client: Dcgm) -> None:
         for group in client.groups():
             if client.health_systems(group):
                 assert all(each.health in (10, 20) for each in client.health(group))
+
+    def test_switches_and_links_are_entities_with_the_ids_of_the_header(self, client: Dcgm) -> None:
+        """A link's id is its kind (8 bits), its index (8), and its switch (16): dcgm_link_t."""
+        try:
+            switches = client.entities(dcgm.ENTITY_SWITCH)
+            links = client.entities(dcgm.ENTITY_LINK)
+        except DcgmError as error:
+            assert error.code in (dcgm.NOT_SUPPORTED, dcgm.MODULE_NOT_LOADED)
+            return
+        of_switches = [link for link in links if link & 0xFF == dcgm.ENTITY_SWITCH]
+        assert {link >> 16 for link in of_switches} <= set(switches)
+        values = client.latest(switches, (858, 870), group=dcgm.ENTITY_SWITCH)
+        assert [value.entity for value in values[::2]] == switches
+        assert all(value.value is None or value.field == 858 for value in values)
+
+    def test_the_list_of_gpus_is_that_of_the_devices(self, client: Dcgm) -> None:
+        assert sorted(client.entities(dcgm.ENTITY_GPU)) == sorted(client.devices())
 
     def test_an_address_where_nobody_answers_is_an_error(self, client: Dcgm) -> None:
         if client.library.startswith("libdcgm"):
@@ -153,10 +173,33 @@ def test_more_than_there_is_room_for_is_refused(
 ) -> None:
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
-    with pytest.raises(ValueError, match="at most 32 GPUs and 128 fields"):
+    with pytest.raises(ValueError, match="at most 32 entities and 128 fields"):
         client.latest(range(33), [1])
-    with pytest.raises(ValueError, match="at most 32 GPUs and 128 fields"):
+    with pytest.raises(ValueError, match="at most 32 entities and 128 fields"):
         client.latest([0], range(129))
+
+
+def test_a_blob_is_its_first_bytes(libraries: dict[int, str], engine: HostEngine) -> None:
+    client = Dcgm(libraries[4])
+    client.connect(ADDRESS, 900)
+    engine.set(0, 503, "b", 5, "7,9")
+    engine.write()
+    (value,) = client.latest([0], [503])
+    assert isinstance(value.value, bytes) and len(value.value) == 256
+    assert value.value[:12] == bytes([2, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0])
+
+
+def test_more_entities_than_there_is_room_for_is_an_error(
+    libraries: dict[int, str], engine: HostEngine
+) -> None:
+    """The engine says how many there are, and fills nothing beyond the room."""
+    client = Dcgm(libraries[4])
+    client.connect(ADDRESS, 900)
+    engine.entities += [(6, 3 | number << 8) for number in range(1030)]
+    engine.write()
+    with pytest.raises(DcgmError, match="dcgmGetEntityGroupEntities") as error:
+        client.entities(dcgm.ENTITY_LINK)
+    assert error.value.code == dcgm.INSUFFICIENT_SIZE
 
 
 @pytest.mark.parametrize("major", MAJORS)

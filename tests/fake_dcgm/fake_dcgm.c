@@ -17,7 +17,7 @@
 #define VERSION(type, number) ((unsigned)(sizeof(type) | (unsigned)(number) << 24))
 
 enum { OK = 0, BADPARAM = -1, UNINITIALIZED = -10, TIMEOUT = -11, VER_MISMATCH = -12, NO_DATA = -14, NOT_WATCHED = -16,
-       CONNECTION_NOT_VALID = -21, MAX_LIMIT = -24 };
+       CONNECTION_NOT_VALID = -21, MAX_LIMIT = -24, INSUFFICIENT_SIZE = -31 };
 enum { GPUS_MAX = 32, LINES_MAX = 4096, LINE_BYTES = 1400, GROUPS_MAX = 64 };
 
 typedef struct { unsigned version, persistAfterDisconnect, timeoutMs, addressIsUnixSocket; } ConnectParams;
@@ -49,7 +49,7 @@ typedef struct {
 
 static char lines[LINES_MAX][LINE_BYTES];
 static int line_count, field_count, initialised;
-static struct { unsigned gpu, field; char type; long long ts; char text[256]; } fields_known[LINES_MAX];
+static struct { unsigned group, entity, field; char type; long long ts; char text[256]; } fields_known[LINES_MAX];
 static struct stat seen;
 static unsigned registered;
 #if MAJOR == 4
@@ -94,9 +94,9 @@ static void read_scenario(void)
     line_count = field_count = 0;
     while (file && line_count < LINES_MAX && fgets(lines[line_count], LINE_BYTES, file)) {
         lines[line_count][strcspn(lines[line_count], "\n")] = 0;
-        if (sscanf(lines[line_count], "field %u %u %c %lld %255s", &fields_known[field_count].gpu,
-                   &fields_known[field_count].field, &fields_known[field_count].type, &fields_known[field_count].ts,
-                   fields_known[field_count].text) == 5)
+        if (sscanf(lines[line_count], "field %u:%u %u %c %lld %255s", &fields_known[field_count].group,
+                   &fields_known[field_count].entity, &fields_known[field_count].field, &fields_known[field_count].type,
+                   &fields_known[field_count].ts, fields_known[field_count].text) == 6)
             field_count++; /* not among the lines: those are gone through by each call */
         else
             line_count++;
@@ -233,12 +233,26 @@ static long long now_us(void)
     return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
 }
 
+/* Numbers apart by commas, and before them how many there are: the form of the list of vGPUs. */
+static void fill_blob(FieldValue *value, const char *text)
+{
+    unsigned *numbers = (unsigned *)value->value.blob;
+    char *end;
+    for (*numbers = 0; *text && *numbers < 60; text = *end ? end + 1 : end) {
+        numbers[*numbers + 1] = (unsigned)strtoul(text, &end, 10);
+        if (end == text)
+            return;
+        ++*numbers;
+    }
+}
+
 static void fill(FieldValue *value)
 {
     value->status = NOT_WATCHED;
     for (int i = 0; i < field_count; i++) {
         const char *text = fields_known[i].text;
-        if (fields_known[i].gpu != value->entityId || fields_known[i].field != value->fieldId)
+        if (fields_known[i].group != value->entityGroupId || fields_known[i].entity != value->entityId
+            || fields_known[i].field != value->fieldId)
             continue;
         value->fieldType = (unsigned short)fields_known[i].type;
         value->status = OK;
@@ -249,6 +263,8 @@ static void fill(FieldValue *value)
             value->value.dbl = strcmp(text, "blank") ? atof(text) : 140737488355328.0;
         else if (value->fieldType == 's')
             strcpy(value->value.str, strcmp(text, "blank") ? text : "<<<NULL>>>");
+        else if (value->fieldType == 'b')
+            fill_blob(value, text);
         else
             value->value.i64 = strcmp(text, "blank") ? atoll(text) : 0x7ffffffffffffff2;
     }
@@ -269,6 +285,39 @@ EXPORT int dcgmEntitiesGetLatestValues(uintptr_t handle, Entity *entities, unsig
     }
     tell_violations();
     return OK;
+}
+
+EXPORT int dcgmGetEntityGroupEntities(uintptr_t handle, unsigned group, unsigned *ids, int *count, unsigned flags)
+{
+    char words[16];
+    int room = *count, found = 0;
+    unsigned kind, id;
+    snprintf(words, sizeof words, "%u", group);
+    int code = enter("dcgmGetEntityGroupEntities", handle, words);
+    (void)flags;
+    for (int i = 0; !code && i < line_count; i++)
+        if ((sscanf(lines[i], "entity %u %u", &kind, &id) == 2 && kind == group)
+            || (group == 1 && sscanf(lines[i], "gpu %u", &id) == 1)) {
+            if (found < room)
+                ids[found] = id;
+            found++;
+        }
+    *count = found;
+    return code ? code : found > room ? INSUFFICIENT_SIZE : OK;
+}
+
+EXPORT int dcgmGroupCreate(uintptr_t handle, unsigned type, const char *name, uintptr_t *id)
+{
+    static uintptr_t last = 1000;
+    *id = ++last;
+    return type == 1 ? enter("dcgmGroupCreate", handle, name) : BADPARAM;
+}
+EXPORT int dcgmGroupAddEntity(uintptr_t handle, uintptr_t id, unsigned group, unsigned entity)
+{
+    char words[40];
+    (void)id;
+    snprintf(words, sizeof words, "%u %u", group, entity);
+    return enter("dcgmGroupAddEntity", handle, words);
 }
 
 EXPORT int dcgmGroupGetAllIds(uintptr_t handle, uintptr_t *ids, unsigned *count)

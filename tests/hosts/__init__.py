@@ -24,7 +24,9 @@ from gangline.agent.hardware.files import Roots
 from tests.amd_metrics import Value, pack, pack_described
 
 HERE = Path(__file__).parent
-NAMES = ("gb200-nvl72", "h100-ib", "h200-roce", "mi250x", "mi300x-cpx", "mi300x-spx", "plain-vm")
+NAMES = (
+    "gb200-nvl72", "h100-ib", "h200-roce", "mi250x", "mi300x-cpx", "mi300x-spx", "mixed-vendors", "plain-vm",
+)  # fmt: skip
 LATER = "@later"
 #: A name that no loader finds, so that the NVML of the machine which runs the tests is not asked.
 NO_NVML = "no-nvml-here.so"

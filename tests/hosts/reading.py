@@ -156,11 +156,17 @@ def _gb200(gpu: Gpu, number: int) -> Gpu:
     return with_fabric(with_c2c(with_links(with_gpm(gpu), 18, BLACKWELL), 5), health=health)
 
 
+def _h100_pcie(gpu: Gpu, number: int) -> Gpu:
+    gpu.name = "NVIDIA H100 PCIe"
+    return with_gpm(_held_by(gpu, 8000) if number == 0 else gpu)
+
+
 #: What the GPUs of each host have beside what every GPU has.
 PARTS: dict[str, Callable[[Gpu, int], Gpu]] = {
     "h100-ib": _h100,
     "h200-roce": _h200,
     "gb200-nvl72": _gb200,
+    "mixed-vendors": _h100_pcie,
 }
 
 
@@ -207,10 +213,11 @@ class FastByHand(GpuFast):
 
 def as_document(turns: list[CollectResult]) -> dict[str, object]:
     """Return the readings by table and device, and the words of those that had none."""
-    tables: dict[str, object] = {}
+    tables: dict[str, dict[str, object]] = {}
     words: dict[str, str] = {}
     for turn in turns:
-        tables |= {block.table: _known(block) for block in turn.blocks}
+        for block in turn.blocks:  # two vendors' collectors fill one table
+            tables.setdefault(block.table, {}).update(_known(block))
         if turn.outcome is not CollectOutcome.OK:
             words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
     return {"tables": tables, "without readings": words}

@@ -38,12 +38,15 @@ KINDS_ABSENT = {
     "lustre_target": "no network file system",
     "mig": "GPUs are whole",
     "nfs": "no network file system",
+    "nvswitch": "no host engine",
+    "nvswitch_link": "no host engine",
     "probe": "nothing hangs that is not sampled by a process",
     "ras": "of AMD's GPUs",
     "service": "services are not modelled",
     "settings": "settings are not modelled",
     "step": "jobs report nothing by themselves",
     "tasks": "tasks are not modelled",
+    "vgpu": "no host engine",
 }
 #: Counters of trouble that an H100 machine with InfiniBand does not have -> why. Patterns.
 COUNTERS_ABSENT = {

@@ -85,3 +85,20 @@ def test_profiling_metrics_fill_the_cells_that_nvml_leaves_empty() -> None:
     from_nvml.clear()
     overlay.apply(_turn(from_nvml), SECOND)
     assert not any(from_nvml.valid), "a reading is shown once"
+
+
+def test_what_a_slow_gpu_said_waits_for_the_block_that_has_its_row() -> None:
+    """A host with GPUs of two vendors has two blocks of one table: the first took the other's readings away."""
+    cache = SlowDeviceCache()
+    slow, nvidia, amd = (Block("gpu_1s", [name]) for name in ("amd", "nvidia", "amd"))
+    slow.put_float(0, 0, 1.5)
+    cache.store(_turn(slow), 0)
+    cache.apply([*_turn(nvidia), *_turn(amd)], SECOND)
+    assert amd.floats[0] == 1.5 and amd.valid[0] and not any(nvidia.valid)
+    amd.clear()
+    cache.apply(_turn(amd), SECOND)
+    assert not any(amd.valid), "a reading is shown once"
+    cache.store(_turn(slow), 0)
+    cache.apply(_turn(nvidia), 3 * SECOND)
+    cache.apply(_turn(amd), SECOND)
+    assert not any(amd.valid), "after two seconds it is of another time"

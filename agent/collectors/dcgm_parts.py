@@ -1,0 +1,272 @@
+"""NVSwitches, their links, and vGPUs, as DCGM's host engine has them: NVML shows none of these.
+
+The engine is asked for switches where the PCI bus has one, and for vGPUs where a GPU is shared among virtual machines.
+Elsewhere it is asked nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...contract.block import Block
+from ...ext import dcgm as library
+from ...ext.dcgm import (
+    ENTITY_GPU,
+    ENTITY_LINK,
+    ENTITY_SWITCH,
+    ENTITY_VGPU,
+    Dcgm,
+    DcgmError,
+    FieldValue,
+)
+from ..hardware import pci
+from ..hardware.files import Roots, device_key
+from .block_writer import put
+
+#: Which parts there are is looked up this often; so is whether somebody watches their fields.
+LIST_NS = 60_000_000_000
+#: Entities of one call: each value takes 4 KiB of the client's memory.
+ENTITIES_PER_CALL = 16
+#: Room of a group of DCGM 3.
+GROUP_ENTITIES_MAX = 64
+#: `DCGM_GPU_VIRTUALIZATION_MODE_HOST_VGPU` of field 500: a hypervisor that shares the GPU as vGPUs.
+VIRTUALIZATION_MODE, HOST_VGPU = 500, 3
+#: The vGPUs of a GPU: a count and as many ids, of 32 bits each.
+VGPU_IDS, VGPU_UUID = 503, 523
+#: PCI domain, bus, device and function of a switch.
+SWITCH_ADDRESS = (866, 867, 868, 869)
+#: Watts of VDD, DVDD and HVDD of a switch.
+SWITCH_POWER = (705, 706, 707)
+#: Fields whose value is the code of the last SXID; True: of a fatal one. Of a switch, and of a link.
+SWITCH_SXIDS: Mapping[int, bool] = {856: True, 857: False}
+LINK_SXIDS: Mapping[int, bool] = {782: True, 783: False}
+#: DCGM says with these that it has no such entities, or cannot look.
+NOTHING_THERE = (
+    library.NOT_SUPPORTED,
+    library.NO_DATA,
+    library.NOT_WATCHED,
+    library.MODULE_NOT_LOADED,
+    library.FUNCTION_NOT_FOUND,
+)
+
+
+class PartField(NamedTuple):
+    """The signal that a field fills. What is not from `least` to `most`, in DCGM's unit, is no reading."""
+
+    signal: str
+    scale: float = 1.0
+    least: float = 0.0
+    most: float = 2.0**63
+
+
+MEBIBYTE = 1 << 20
+SWITCH_FIELDS: Mapping[int, PartField] = {
+    701: PartField("nvswitch.voltage_volts", 1e-3, 1, 100_000),
+    858: PartField("nvswitch.temperature_celsius", 1.0, 1, 200),
+    859: PartField("nvswitch.temperature_slowdown_celsius", 1.0, 1, 200),
+    860: PartField("nvswitch.temperature_shutdown_celsius", 1.0, 1, 200),
+    864: PartField("nvswitch.reset_required_state", 1, 0, 1),
+}
+#: Of throughput (780, 781, 861, 862) DCGM does not say the unit: it differs by the library below it (NSCQ: mebibits).
+LINK_FIELDS: Mapping[int, PartField] = {
+    784: PartField("nvswitch_link.replay_errors"),
+    785: PartField("nvswitch_link.recovery_errors"),
+    786: PartField("nvswitch_link.flit_errors"),
+    787: PartField("nvswitch_link.crc_errors"),
+    788: PartField("nvswitch_link.ecc_errors"),
+    870: PartField("nvswitch_link.link_state", 1, 0, 4),
+}
+VGPU_FIELDS: Mapping[int, PartField] = {
+    522: PartField("vgpu.type_number"),
+    525: PartField("vgpu.memory_used_bytes", MEBIBYTE, 0, 1 << 30),
+    526: PartField("vgpu.license_state", 1, 0, 1),
+    527: PartField("vgpu.frame_rate_limit_hertz", 1, 1, 10_000),
+}
+_SWITCH_ALL = (*SWITCH_FIELDS, *SWITCH_POWER, *SWITCH_SXIDS)
+_LINK_ALL = (*LINK_FIELDS, *LINK_SXIDS)
+
+
+class EngineParts:
+    """The parts that the engine of one connection has, and their readings. Every method raises DcgmError."""
+
+    def __init__(self, roots: Roots) -> None:
+        """Looks at the PCI bus."""
+        self.access_error = ""
+        self._addresses = tuple(pci.nvswitches(roots.sys))
+        self._vgpu_hosts: Sequence[int] = ()
+        self._keys: dict[int, dict[int, str]] = {}
+        self._blocks: dict[int, Block] = {}
+        self._list_ns = 0
+        self._watched: dict[int, bool] = {}  # kind of entity -> whether its fields have values
+
+    def begin(self, virtualization: Iterable[FieldValue]) -> None:
+        """Start anew: the connection is new. *virtualization*: field 500 of each GPU."""
+        self._vgpu_hosts = [each.entity for each in virtualization if each.value == HOST_VGPU]
+        self._list_ns, self._watched = 0, {}
+
+    def addresses_of(self, group: int, entity: int) -> Sequence[str]:
+        """Return the PCI addresses by which the kernel log may name a switch, or the switch of a link."""
+        key = self.switch_key(group, entity)
+        return (key,) if key in self._addresses else self._addresses
+
+    def switch_key(self, group: int, entity: int) -> str:
+        """Return the key of a switch, or of the switch of a link."""
+        number = entity if group == ENTITY_SWITCH else link_parts(entity)[0]
+        return self._keys.get(ENTITY_SWITCH, {}).get(number, f"nvswitch{number}")
+
+    def read(self, dcgm: Dcgm, now_ns: int) -> tuple[list[Block], dict[int, list[FieldValue]]]:
+        """Return the blocks of all parts, and the values of SXIDs by the kind of entity."""
+        if not self._addresses and not self._vgpu_hosts:
+            return [], {}
+        if now_ns >= self._list_ns:
+            self._list_ns = now_ns + LIST_NS
+            self._list(dcgm)
+            self._watched = {}
+        sxids: dict[int, list[FieldValue]] = {}
+        for group, fields in (
+            (ENTITY_SWITCH, _SWITCH_ALL),
+            (ENTITY_LINK, _LINK_ALL),
+            (ENTITY_VGPU, tuple(VGPU_FIELDS)),
+        ):
+            if self._watched.get(group, True):
+                values = self._values(dcgm, group, list(self._keys.get(group, ())), fields)
+                self._watched[group] = any(each.status == library.OK for each in values)
+                self._fill(group, values)
+                sxids[group] = [
+                    e for e in values if e.field in SWITCH_SXIDS or e.field in LINK_SXIDS
+                ]
+        return list(self._blocks.values()), sxids
+
+    def watch(self, dcgm: Dcgm, name: str, seconds: float) -> None:
+        """Have the engine watch the fields of switches and links. It watches those of vGPUs by itself."""
+        if not self._addresses:
+            return
+        if not self._keys:
+            self._list(dcgm)
+        if not self._keys.get(ENTITY_SWITCH):
+            return
+        fields = (*_SWITCH_ALL, *SWITCH_ADDRESS)
+        dcgm.watch_fields(library.ALL_SWITCHES, fields, f"{name}-nvswitches", seconds)
+        links = list(self._keys.get(ENTITY_LINK, ()))
+        for first in range(0, len(links), GROUP_ENTITIES_MAX):
+            group_name = f"{name}-links-{first // GROUP_ENTITIES_MAX}"
+            group = dcgm.create_group(
+                group_name, ENTITY_LINK, links[first : first + GROUP_ENTITIES_MAX]
+            )
+            dcgm.watch_fields(group, _LINK_ALL, group_name, seconds)
+
+    # ---- which there are
+
+    def _list(self, dcgm: Dcgm) -> None:
+        switches: list[int] = []
+        links: list[int] = []
+        self.access_error = ""
+        if self._addresses:
+            switches = self._entities(dcgm, ENTITY_SWITCH)
+            links = [i for i in self._entities(dcgm, ENTITY_LINK) if i & 0xFF == ENTITY_SWITCH]
+        self._keys = {ENTITY_SWITCH: self._switch_keys(dcgm, switches)}
+        self._keys[ENTITY_LINK] = {
+            link: device_key(f"{self.switch_key(ENTITY_LINK, link)}/link{link_parts(link)[1]}")
+            for link in links
+        }
+        self._keys[ENTITY_VGPU] = self._vgpu_keys(dcgm)
+        for group, table in _TABLES.items():
+            keys = tuple(self._keys[group].values())
+            block = self._blocks.get(group)
+            if keys != (block.devices if block else ()):
+                self._blocks[group] = Block(table, keys)
+
+    def _entities(self, dcgm: Dcgm, group: int) -> list[int]:
+        try:
+            return dcgm.entities(group)
+        except DcgmError as error:
+            if error.code == library.INSUFFICIENT_SIZE:
+                self.access_error = "the engine has more than 1,024 links of NVLink: none is read"
+            elif error.code not in NOTHING_THERE:
+                raise
+            return []
+
+    def _switch_keys(self, dcgm: Dcgm, switches: Sequence[int]) -> dict[int, str]:
+        found = {number: f"nvswitch{number}" for number in switches}
+        numbers: dict[int, list[int]] = {}
+        for each in self._values(dcgm, ENTITY_SWITCH, switches, SWITCH_ADDRESS):
+            if isinstance(each.value, int):
+                numbers.setdefault(each.entity, []).append(each.value)
+        for number, digits in numbers.items():
+            if len(digits) == len(SWITCH_ADDRESS):
+                domain, bus, device, function = digits
+                address = f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+                if address in self._addresses:
+                    found[number] = address
+        return found
+
+    def _vgpu_keys(self, dcgm: Dcgm) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for each in self._values(dcgm, ENTITY_GPU, self._vgpu_hosts, [VGPU_IDS]):
+            if isinstance(each.value, bytes):
+                found |= {number: f"vgpu{number}" for number in vgpu_ids(each.value)}
+        for each in self._values(dcgm, ENTITY_VGPU, list(found), [VGPU_UUID]):
+            if isinstance(each.value, str) and each.value:
+                found[each.entity] = device_key(each.value)
+        return found
+
+    # ---- their readings
+
+    def _values(
+        self, dcgm: Dcgm, group: int, entities: Sequence[int], fields: Sequence[int]
+    ) -> list[FieldValue]:
+        found: list[FieldValue] = []
+        try:
+            for first in range(0, len(entities), ENTITIES_PER_CALL):
+                some = entities[first : first + ENTITIES_PER_CALL]
+                found += dcgm.latest(some, fields, group=group)
+        except DcgmError as error:
+            if error.code not in NOTHING_THERE:
+                raise
+        return found
+
+    def _fill(self, group: int, values: Sequence[FieldValue]) -> None:
+        block = self._blocks.get(group)
+        if block is None:
+            return
+        block.clear()
+        rows = {entity: row for row, entity in enumerate(self._keys[group])}
+        watts: dict[int, list[float]] = {}
+        for each in values:
+            field, value = _FIELDS[group].get(each.field), each.value
+            if not isinstance(value, int | float):
+                continue
+            if field is not None and field.least <= value <= field.most:
+                put(block, field.signal, rows[each.entity], value * field.scale)
+            elif each.field in SWITCH_POWER and 0 <= value <= 10_000:
+                watts.setdefault(each.entity, []).append(value)
+        for entity, each_rail in watts.items():
+            if len(each_rail) == len(SWITCH_POWER):
+                put(block, "nvswitch.power_watts", rows[entity], sum(each_rail))
+
+
+_FIELDS: Mapping[int, Mapping[int, PartField]] = {
+    ENTITY_SWITCH: SWITCH_FIELDS,
+    ENTITY_LINK: LINK_FIELDS,
+    ENTITY_VGPU: VGPU_FIELDS,
+}
+_TABLES = {
+    ENTITY_SWITCH: "nvswitch_10s_changes",
+    ENTITY_LINK: "nvswitch_link_10s_changes",
+    ENTITY_VGPU: "vgpu_10s_changes",
+}
+
+
+def link_parts(link: int) -> tuple[int, int]:
+    """Return switch and index of a link: its id is 8 bits of kind, 8 of index, 16 of the switch (dcgm_link_t)."""
+    return link >> 16, link >> 8 & 0xFF
+
+
+def vgpu_ids(blob: bytes) -> tuple[int, ...]:
+    """Return the ids of a GPU's vGPUs; of more than the blob holds, those that it holds."""
+    if len(blob) < 4:
+        return ()
+    (count,) = struct.unpack_from("=I", blob)
+    return struct.unpack_from(f"={min(count, len(blob) // 4 - 1)}I", blob, 4)
