@@ -191,7 +191,9 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
         longer += crossing * (1.0 - 1.0 / domains)
         preference += rate * (domains - 1.0)
     for place, nodes, total, fastest, slower, preferred in zip(
-        np.flatnonzero(fits).tolist(),  # not a prefix: of groups 4 nodes may hold some that 6 do not
+        np.flatnonzero(
+            fits
+        ).tolist(),  # not a prefix: of groups 4 nodes may hold some that 6 do not
         some.tolist(),
         hazard.tolist(),
         speed.tolist(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -174,10 +175,23 @@ class RecoveryOption:
 
 
 @dataclass(frozen=True, slots=True)
+class UndisturbedGang:
+    """What the gang would lose to the job's end if nobody had failed: what the ways to go on cost more than is the failure's price."""
+
+    parts: tuple[PricePart, ...]
+    total: Quantity
+    p50_gpu_hours: float
+    p90_gpu_hours: float
+    interruption: Quantity  #: probability of one before the job's end
+    running: GangPrice
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """Ways to go on, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
 
     options: tuple[RecoveryOption, ...]
+    undisturbed: UndisturbedGang
     failed: Indexes  #: those of the incident, and members that are out whom nobody named
     domains: tuple[SuspectDomain, ...]
     futile_reason: str
@@ -211,8 +225,8 @@ def plan_recovery(
     )
     culprit, probability = answer.culprit()
     return RecoveryPlan(
-        tuple(options), failed, tuple(domains), answer.futile_reason(), culprit, probability
-    )
+        tuple(options), answer.undisturbed(), failed, tuple(domains), answer.futile_reason(), culprit, probability
+    )  # fmt: skip
 
 
 class SampledPart(NamedTuple):
@@ -223,6 +237,14 @@ class SampledPart(NamedTuple):
     source: QuantitySource
     evidence: str
     delay_hours: Floats | float = 0.0  #: beside detecting to resuming, by which it delays the job
+
+
+class _RunningGang(NamedTuple):
+    """What a gang loses while it runs: its price, and the parts of that at the points, or as they are."""
+
+    price: GangPrice
+    sampled: list[SampledPart]
+    fixed: list[PricePart]
 
 
 class _Answer:
@@ -538,7 +560,6 @@ class _Answer:
         extra: Sequence[SampledPart],
         steps: Sequence[str],
     ) -> RecoveryOption:
-        needs = self.needs
         restarts = not self.incident.goes_on_in_process or kind in (
             RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
         )  # fmt: skip
@@ -553,12 +574,12 @@ class _Answer:
         for each in extra:
             total.add(each.name, each.samples, each.source, each.evidence)
         self._add_delay(total, hours, extra)
-        running = self._running(kind, nodes, total)
+        is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
+        gang = self._repaired_gang if is_repaired else self._running(self.table, nodes)
+        _add_running(total, gang)
+        running = gang.price
         parts, lost, p50, p90 = total.parts_and_total()
-        survival = running.survival
-        second = Quantity(
-            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, f"over the {needs.hours:g} h that are left"
-        )  # fmt: skip
+        second = self._interruption(running)
         is_replaced = chosen is not None
         return RecoveryOption(
             kind, nodes, places,
@@ -580,34 +601,54 @@ class _Answer:
         source = weakest(one.source for one in hours.values())
         total.add("delay", late * self.needs.delay_rate, source, words)
 
-    def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:
-        """Add to *total* what the gang loses from then to the job's end; return its price."""
-        is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
-        table = self._repaired_table() if is_repaired else self.table
+    def undisturbed(self) -> UndisturbedGang:
+        """Return what the gang would lose if nobody had failed. Where a member fell, it was as the middle one of the others is."""
+        gang, total = self._repaired_gang, SampledSum()
+        _add_running(total, gang)
+        parts, lost, p50, p90 = total.parts_and_total()
+        return UndisturbedGang(parts, lost, p50, p90, self._interruption(gang.price), gang.price)
+
+    def _interruption(self, running: GangPrice) -> Quantity:
+        """Return the probability of an interruption before the job's end."""
+        survival = running.survival
+        words = f"over the {self.needs.hours:g} h that are left"
+        return Quantity(
+            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, words
+        )  # fmt: skip
+
+    @cached_property
+    def _repaired_gang(self) -> _RunningGang:
+        return self._running(self._repaired_table(), self.incident.current)
+
+    def _running(self, table: NodeTable, nodes: Indexes) -> _RunningGang:
+        """Return what the gang on *nodes* loses until the job's end."""
         gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
         lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
         # A gang that shrinks has fewer data groups of the same pipelines.
         layout = layout_of(replace(self.needs, data_parallel=0), nodes.size, self.gpus_per_node)
         groups = group_spans(table, nodes, layout, self.needs) if layout else None
         members = planner.members_of(table, nodes, None, groups)
-        found = price(members, lost, hours, self.needs.preferences)
-        for one in found.parts:
+        found = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
+        for one in found.price.parts:
             # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
+            each = one.gpu_hours
             if one.name == "slowest member":
-                samples = drawn_between(one.gpu_hours, SPEED)
-                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+                samples = drawn_between(each, SPEED)
+                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif one.name == "topology":
                 # The interval has all tiers at one end at once; each errs on its own.
                 tiers = sum(count > 1 for count in members.domains)
-                samples = drawn_between(narrowed(one.gpu_hours, max(tiers, 1)), TOPOLOGY)
-                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+                samples = drawn_between(narrowed(each, max(tiers, 1)), TOPOLOGY)
+                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif "interruptions" not in one.name and one.name != "spot preemption":
-                total.add_fixed(one)
+                found.fixed.append(one)
         hazard = float(members.hazard.sum()) + float(members.preemption.sum())
         mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, INTERRUPTION) * gpus
         words = f"{mean:.3g} expected over {hours:g} h"
-        total.add("second failures", failures, QuantitySource.ASSUMED, words)
+        found.sampled.append(
+            SampledPart("second failures", failures, QuantitySource.ASSUMED, words)
+        )
         return found
 
     def _repaired_table(self) -> NodeTable:
@@ -635,3 +676,10 @@ class _Answer:
         ]
         more = self.places.size - len(pairs)
         return "replace " + ", ".join(pairs) + (f" and {more} more" if more else "")
+
+
+def _add_running(total: SampledSum, gang: _RunningGang) -> None:
+    for one in gang.sampled:
+        total.add(one.name, one.samples, one.source, one.evidence)
+    for part in gang.fixed:
+        total.add_fixed(part)

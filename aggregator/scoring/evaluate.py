@@ -24,7 +24,7 @@ from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
-from .node_facts import NodeFacts, node_costs, node_domains, node_facts
+from .node_facts import GangVerdicts, NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
@@ -259,8 +259,12 @@ def evaluate(
     frozen = outage.silent_together(view, silent_seconds) - not_received
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
+    ended = {
+        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
+        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
+    }
     tracked = fleet.active_symptoms = _track(
-        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, restart_state
+        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, restart_state, ended
     )
     weighed = without_noise(fleet, tracked, now_ns)
     transient = _by_host(
@@ -319,6 +323,7 @@ def evaluate(
             node_costs(
                 fleet.declared, names, fleet.epoch, same_epoch.facts.costs if same_epoch else None
             ),
+            _gang_verdicts(observed, ended),
         ),
         tenants=fleet.declared.tenants,
     )
@@ -394,8 +399,9 @@ def _track(
     previous: Judgement | None,
     jump_ns: int,
     restart_state: RestartState,
+    ended: Mapping[str, frozenset[int]],
 ) -> dict[int, dict[RuleAndDevice, TrackedSymptom]]:
-    """Return every host's holds. A host that is silent keeps its own, and so does a part that is not read: missing is not
+    """Return every host's holds; by rule, the hosts for which it *ended*. A host that is silent keeps its own, and so does a part that is not read: missing is not
     healthy.
 
     Where our clock was set back, or forward by *jump_ns*, all of them are as old as they were.
@@ -404,10 +410,6 @@ def _track(
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
-    ended = {
-        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
-        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
-    }
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
@@ -427,6 +429,18 @@ def _track(
         if after:
             result[host] = after
     return result
+
+
+def _gang_verdicts(
+    observed: Mapping[int, Sequence[ObservedSymptom]], ended: Mapping[str, frozenset[int]]
+) -> GangVerdicts:
+    """Return which hosts their gangs find slow at a normal clock, and which they find as fast as the others."""
+    slow: dict[int, float] = {}
+    for host, symptoms in observed.items():
+        found = [one.symptom.speed for one in symptoms if one.symptom.rule.name in ended]
+        if found:
+            slow[host] = min(found)
+    return GangVerdicts(slow, frozenset().union(*ended.values()))
 
 
 def _host_inputs(

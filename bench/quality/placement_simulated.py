@@ -39,14 +39,16 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: The aggregator hears the fleet for so long before gangs are placed, and at these hours before as well.
-WATCHED_SECONDS = 300.0
-EARLIER_HOURS, EARLIER_SECONDS = (12.0, 5.0), 120.0
+#: The aggregator hears the fleet for so long before gangs are placed, and for so long at some hours before as well.
+WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
 #: Hosts that are free, over those of the gang.
 POOL_SHARE = 2.0
-#: (scenario, hosts of a gang, midnights)
-PLACED = (("quarter", 64, (50, 75)), ("nvl72", 36, (14, 19, 24)))
+#: (scenario, hosts of a gang, midnights, hours before each at which it is heard as well)
+PLACED = (
+    ("quarter", 64, (50, 75), (12.0, 5.0)),
+    ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
+)
 DRAWS = 20
 WANTED = 0.80
 #: From then on the effects that stand at the midnight are looked at, in hours; each stands for the time until the next.
@@ -247,12 +249,14 @@ def model_hazards(world: World, now: float) -> Floats:
     return hazards
 
 
-def judged_numbers(world: World, now: float, seconds: float = WATCHED_SECONDS) -> HostNumbers:
-    """Return hazards, speeds and states that an aggregator has after it heard the hosts until *now* + *seconds*."""
+def judged_numbers(
+    world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
+) -> HostNumbers:
+    """Return hazards, speeds and states that an aggregator has after it heard the hosts until *now* + *seconds*, and before."""
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)
-    for hours in EARLIER_HOURS:
+    for hours in earlier_hours:
         for step in world.frames(hosts, now - hours * HOUR, now - hours * HOUR + EARLIER_SECONDS):
             aggregator.step(step)
         aggregator.reconnect()
@@ -286,7 +290,15 @@ def free_hosts(world: World, now: float, count: int, source: np.random.Generator
     return np.array(free[:count], dtype=np.intp)
 
 
-def gain(world: World, gang: int, days: Sequence[int], seed: int, draws: int = DRAWS, watched: float = WATCHED_SECONDS) -> SimulatedGain:  # fmt: skip
+def gain(
+    world: World,
+    gang: int,
+    days: Sequence[int],
+    earlier_hours: Sequence[float],
+    seed: int,
+    draws: int = DRAWS,
+    watched: float = WATCHED_SECONDS,
+) -> SimulatedGain:
     """Return what gangs lose that are placed at the midnights of *days*, by way to choose."""
     source = np.random.default_rng(seed)
     needs = GangRequirements(gang, gpus_per_node=GPUS, hours=GANG_HOURS)
@@ -296,7 +308,7 @@ def gain(world: World, gang: int, days: Sequence[int], seed: int, draws: int = D
     found: list[list[float]] = []
     for day in days:
         now = day * DAY
-        judged = judged_numbers(world, now, watched)
+        judged = judged_numbers(world, now, earlier_hours, watched)
         begins = now + watched
         truth = HostNumbers(
             true_rates(world, begins, GANG_HOURS), true_speeds(world, begins, GANG_HOURS), nobody
@@ -322,7 +334,7 @@ def gain(world: World, gang: int, days: Sequence[int], seed: int, draws: int = D
 
 def simulated_section(seed: int) -> str:
     """Return the section of the published page."""
-    rows = [gain(World(name, seed), gang, days, seed) for name, gang, days in PLACED]
+    rows = [gain(World(name, seed), gang, *moments, seed) for name, gang, *moments in PLACED]
     cells = [
         (
             f"`{one.scenario}`", str(one.gang), str(one.gangs), f"{one.gpu_hours:,.0f}",

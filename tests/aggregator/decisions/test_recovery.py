@@ -83,6 +83,25 @@ def incidents(
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=incidents())
+def test_the_price_before_is_that_of_waiting_without_the_wait(
+    case: tuple[list[Node], GangRequirements, Incident, RecoveryPlan],
+) -> None:
+    """The price of a gang after a loss says nothing to whom nobody told that of before."""
+    _, _, _, plan = case
+    before = plan.undisturbed
+    assert before.total.value == pytest.approx(sum(one.gpu_hours.value for one in before.parts))
+    assert before.total.lower <= before.total.value <= before.total.upper
+    assert before.p50_gpu_hours <= before.p90_gpu_hours
+    (waits,) = (one for one in plan.options if one.kind == RecoveryKind.WAIT_FOR_REPAIR)
+    assert {one.name for one in before.parts} >= {"slowest member", "second failures"}
+    for one in before.parts:
+        assert one in waits.parts
+    assert waits.total.value > before.total.value
+    assert waits.running is before.running
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(case=incidents())
 def test_every_way_is_whole_and_names_whom_it_stops(
     case: tuple[list[Node], GangRequirements, Incident, RecoveryPlan],
 ) -> None:
