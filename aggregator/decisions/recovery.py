@@ -64,6 +64,7 @@ from .sampled_hours import (
     points,
     repair_hours,
     second_failures,
+    slowest_width,
 )
 
 #: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
@@ -76,6 +77,12 @@ FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
 )
 #: State from the memory of a peer, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
+#: Until all processes of a gang run again: a restart, which is until the gang works, without the restore that is priced beside it.
+RESTART_ACT_MINUTES = (
+    RESTART_MINUTES[0] - REMOTE_RESTORE_MINUTES[0],
+    RESTART_MINUTES[1] - REMOTE_RESTORE_MINUTES[1],
+    RESTART_MINUTES[2] - REMOTE_RESTORE_MINUTES[2],
+)
 #: Work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
 #: P(the same node fails again soon) where it goes on as it is (assumed), and where the job failed there before.
@@ -106,8 +113,8 @@ ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
     RecoveryKind.FREE_NODE: ("act.free_node", FREE_NODE_MINUTES),
     RecoveryKind.BORROW: ("act.borrow", BORROW_MINUTES),
     RecoveryKind.SHRINK: ("act.shrink", RESHARD_MINUTES),
-    RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_MINUTES),
-    RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_MINUTES),
+    RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
+    RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
 }
 PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
 
@@ -507,9 +514,8 @@ class _Answer:
         needs, checkpoint = self.needs, self.incident.checkpoint
         factor, minutes = ACT_MINUTES[kind]
         act = self._hours("act", nan, minutes, factor)
-        restart = self._hours("restart", needs.restart_hours, RESTART_MINUTES, RESTART_ACT_FACTOR)
-        if restarts and restart.value > act.value:
-            act = restart
+        if restarts:
+            act = self._restart_act(act)
         survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
         if survives:
             resume = self._hours(
@@ -523,6 +529,11 @@ class _Answer:
                 REMOTE_RESTORE_MINUTES, STORAGE_RESUME_FACTOR,
             )  # fmt: skip
             lost = self._lost_work()
+        if restarts and not isnan(needs.restart_hours):
+            # That of the request is until the gang works again.
+            act = declared(max(act.value - resume.value, 0.0), f"{act.evidence}, less the restore")
+            if act.value == 0.0:
+                resume = declared(needs.restart_hours, "restart of the request")
         return {
             DETECT: self._hours("detect", needs.detect_hours, DETECT_MINUTES, DETECT_FACTOR),
             DECIDE: self._hours("decide", needs.decide_hours, DECIDE_MINUTES, DECIDE_FACTOR),
@@ -530,6 +541,12 @@ class _Answer:
             RESUME: resume,
             LOST_WORK: lost,
         }
+
+    def _restart_act(self, act: Quantity) -> Quantity:
+        """Return how long it takes until all processes run again, where *act* is of those of the failed nodes alone."""
+        given = self.needs.restart_hours
+        restart = self._hours("restart", given, RESTART_ACT_MINUTES, RESTART_ACT_FACTOR)
+        return restart if not isnan(given) or restart.value > act.value else act
 
     def _lost_work(self) -> Quantity:
         age = self.incident.checkpoint.age_hours
@@ -633,12 +650,13 @@ class _Answer:
             # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
             each = one.gpu_hours
             if one.name == "slowest member":
-                samples = drawn_between(each, SPEED)
+                samples = drawn_between(narrowed(each, slowest_width(members)), SPEED)
                 found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif one.name == "topology":
                 # The interval has all tiers at one end at once; each errs on its own.
                 tiers = sum(count > 1 for count in members.domains)
-                samples = drawn_between(narrowed(each, max(tiers, 1)), TOPOLOGY)
+                width = max(tiers, 1) ** -0.5
+                samples = drawn_between(narrowed(each, width), TOPOLOGY)
                 found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif "interruptions" not in one.name and one.name != "spot preemption":
                 found.fixed.append(one)
