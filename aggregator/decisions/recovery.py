@@ -56,7 +56,6 @@ from .sampled_hours import (
     POINTS,
     RESUME,
     SPEED,
-    TOPOLOGY,
     SampledSum,
     drawn,
     drawn_between,
@@ -65,6 +64,7 @@ from .sampled_hours import (
     repair_hours,
     second_failures,
     slowest_width,
+    topology_lost,
 )
 
 #: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
@@ -653,10 +653,9 @@ class _Answer:
                 samples = drawn_between(narrowed(each, slowest_width(members)), SPEED)
                 found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif one.name == "topology":
-                # The interval has all tiers at one end at once; each errs on its own.
-                tiers = sum(count > 1 for count in members.domains)
-                width = max(tiers, 1) ** -0.5
-                samples = drawn_between(narrowed(each, width), TOPOLOGY)
+                samples = (
+                    lost.gross_gpu_hours * found.price.speed.value * topology_lost(members, lost)
+                )
                 found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif "interruptions" not in one.name and one.name != "spot preemption":
                 found.fixed.append(one)

@@ -259,10 +259,7 @@ def evaluate(
     frozen = outage.silent_together(view, silent_seconds) - not_received
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
-    ended = {
-        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
-        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
-    }
+    ended = _ended_by_gangs(view)
     tracked = fleet.active_symptoms = _track(
         view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, restart_state, ended
     )
@@ -313,18 +310,7 @@ def evaluate(
         component_speeds=component_speeds(
             host_inputs.relative_speed, host_inputs.last_received_ns > 0, observed
         ),
-        facts=node_facts(
-            hosts,
-            node_domains(
-                fleet.declared, names, fleet.epoch, same_epoch.facts.domains if same_epoch else None
-            ),
-            same_epoch.facts if same_epoch else None,
-            (now_ns - same_epoch.computed_ns) / 1e9 if same_epoch else 0.0,
-            node_costs(
-                fleet.declared, names, fleet.epoch, same_epoch.facts.costs if same_epoch else None
-            ),
-            _gang_verdicts(observed, ended),
-        ),
+        facts=_facts(fleet, names, hosts, same_epoch, now_ns, _gang_verdicts(observed, ended)),
         tenants=fleet.declared.tenants,
     )
 
@@ -429,6 +415,30 @@ def _track(
         if after:
             result[host] = after
     return result
+
+
+def _ended_by_gangs(view: FleetView) -> dict[str, frozenset[int]]:
+    """Return the hosts of which a gang says that they are slow no more, by the rule that had said so."""
+    return {
+        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
+        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
+    }
+
+
+def _facts(
+    fleet: Fleet,
+    names: tuple[str, ...],
+    hosts: Hosts,
+    previous: Judgement | None,
+    now_ns: int,
+    verdicts: GangVerdicts,
+) -> NodeFacts:
+    """Return what decisions need of each node. *previous*: a judgement with the same node indexes."""
+    before = previous.facts if previous else None
+    domains = node_domains(fleet.declared, names, fleet.epoch, before.domains if before else None)
+    costs = node_costs(fleet.declared, names, fleet.epoch, before.costs if before else None)
+    seconds = (now_ns - previous.computed_ns) / 1e9 if previous else 0.0
+    return node_facts(hosts, domains, before, seconds, costs, verdicts)
 
 
 def _gang_verdicts(

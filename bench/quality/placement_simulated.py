@@ -383,7 +383,10 @@ def gain(
 
 def simulated_section(seed: int) -> str:
     """Return the section of the published page."""
-    rows = [gain(World(name, seed), gang, *moments, seed) for name, gang, *moments in PLACED]
+    rows = [
+        gain(World(name, seed), gang, days, earlier_hours, seed)
+        for name, gang, days, earlier_hours in PLACED
+    ]
     cells = [
         (
             f"`{one.scenario}`", str(one.gang), str(one.gangs), f"{one.gpu_hours:,.0f}",
