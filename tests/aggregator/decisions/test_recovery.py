@@ -33,6 +33,7 @@ from gangline.aggregator.decisions.sampled_hours import (
     repair_hours,
     second_failures,
     slowest_width,
+    topology_lost,
 )
 from gangline.aggregator.model import HealthState
 from tests.aggregator.decisions.fleets import Node, table_of, violations
@@ -345,6 +346,30 @@ def test_the_slowest_of_many_is_surer_than_one_whose_speed_errs_as_much() -> Non
         # Of the slowest 64 alone: beyond them it is a little too wide.
         more = 0.03 if count <= 64 else 0.1
         assert -0.03 < slowest_width(members) - (high - low) / width < more, count
+
+
+def test_each_tier_errs_on_its_own() -> None:
+    """A sum of costs was drawn about the sum of their medians: 18 % of cases lost less to topology than the middle one did."""
+    table, _ = table_of(racks(8))
+    needs = GangRequirements(8, gpus_per_node=8, communication_share=0.3)
+    members = planner.members_of(table, np.arange(8))
+    lost = prices.lost_time(needs, 64)
+    found = topology_lost(members, lost)
+    factor = prices.topology_factor(members, lost.communication, lost.crossing)
+    assert np.median(found) > 1.0 - factor.value
+    assert np.quantile(found, 0.95) < 1.0 - factor.lower
+    random = np.random.default_rng(1)
+    longer = np.zeros(20_000)
+    for at, cost in enumerate(lost.crossing):
+        share, _, most = members.tier_shares(at)
+        scale = random.normal(size=longer.size) / 1.6449
+        above = (most * cost.upper / max(share * cost.value, 1e-12)) ** scale if share else 1.0
+        longer += share * cost.value * np.where(scale < 0.0, 1.0 + np.maximum(scale, -1.0), above)
+    expected = 1.0 - 1.0 / (1.0 + 0.3 * longer)
+    for share in (0.1, 0.5, 0.9):
+        assert np.quantile(found, share) == pytest.approx(np.quantile(expected, share), rel=0.08)
+    alone = replace(members, domains=[1] * 5, unknown=[0] * 5)
+    assert (topology_lost(alone, lost) == 0.0).all()
 
 
 def test_what_the_request_declares_is_what_counts() -> None:
