@@ -185,7 +185,7 @@ def recovery_text(
             f"most likely cause: {culprit} (probability {reply.culprit_probability:.2f}, by hazards)"
         )
     if reply.options:
-        lines += ["", _options_table(reply.options), ""]
+        lines += ["", _options_table(reply), ""]
         shown = min(shown, len(reply.options))
         lines.append(f"option {shown}, {_title(reply.options[shown - 1])} (--show N: another)")
         lines += _option_lines(reply.options[shown - 1], names, explain=explain)
@@ -198,11 +198,20 @@ def recovery_text(
     return "\n".join(lines)
 
 
-def _options_table(options: Sequence[wire.RecoveryOption]) -> str:
+def _options_table(reply: wire.PlanRecoveryResponse) -> str:
+    """Return the options, below what the gang would lose without the failure. A server of an older version does not say that."""
     rows = [
         ("OPTION", "LOST GPU-H", "P50", "P90", "RUNS IN", "STOPS", "NODES", "SECOND FAILURE", "SPEED", "WHAT")
     ]  # fmt: skip
-    for at, one in enumerate(options, 1):
+    if reply.HasField("undisturbed"):
+        before = reply.undisturbed
+        rows.append(
+            (
+                "-", f"{before.price.total_gpu_hours.value:.1f}", f"{before.p50_gpu_hours:.1f}", f"{before.p90_gpu_hours:.1f}",
+                "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if nobody had failed",
+            )
+        )  # fmt: skip
+    for at, one in enumerate(reply.options, 1):
         steps = one.detect_hours, one.decide_hours, one.act_hours, one.resume_hours
         minutes = 60.0 * sum(each.value for each in steps)
         waits = one.kind == wire.RECOVERY_WAIT_FOR_REPAIR

@@ -190,15 +190,16 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
         domains = _least_domains(counts[1:].astype(np.float64), some - counts[0])
         longer += crossing * (1.0 - 1.0 / domains)
         preference += rate * (domains - 1.0)
-    for place, (nodes, total, fastest, slower, preferred) in enumerate(
-        zip(
-            some.tolist(),
-            hazard.tolist(),
-            speed.tolist(),
-            longer.tolist(),
-            preference.tolist(),
-            strict=True,
-        )
+    for place, nodes, total, fastest, slower, preferred in zip(
+        np.flatnonzero(
+            fits
+        ).tolist(),  # not a prefix: of groups 4 nodes may hold some that 6 do not
+        some.tolist(),
+        hazard.tolist(),
+        speed.tolist(),
+        longer.tolist(),
+        preference.tolist(),
+        strict=True,
     ):
         if total * (1.0 - _ROUNDING) > terms.needs.hazard_sum_max:
             continue

@@ -58,7 +58,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
     arrays: dict[str, Any] = {name: getattr(snapshot.columns, name) for name in _COLUMNS}
     arrays |= {name: getattr(facts, name) for name in _FACTS}
     arrays |= {
-        "domain_ids": domains.ids, "rails": domains.rails, "component_speeds": snapshot.component_speeds,
+        "pace_before": facts.pace_before, "domain_ids": domains.ids, "rails": domains.rails, "component_speeds": snapshot.component_speeds,
         "excluded": excluded,
         "price_per_gpu_hour": facts.costs.price, "preemptions_per_hour": facts.costs.preemption,
         "reserved_nodes": np.concatenate(
@@ -207,19 +207,21 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         about["rails_count"],
     )
     # Decisions of before these were read have no part of them.
-    price, preemption = (
+    price, preemption, pace = (
         np.asarray(found.get(name, ()), dtype=np.float32).reshape(-1)
-        for name in ("price_per_gpu_hour", "preemptions_per_hour")
+        for name in ("price_per_gpu_hour", "preemptions_per_hour", "pace_before")
     )
     costs = NodeCosts(price=price, preemption=preemption)
     tenants = {
         name: ExchangeRates(*map(float, rates))
         for name, rates in dict(found.get("tenants", {})).items()
     }
-    facts = NodeFacts(domains, **{name: found[name] for name in _FACTS}, costs=costs)
+    facts = NodeFacts(
+        domains, **{name: found[name] for name in _FACTS}, pace_before=pace, costs=costs
+    )
     excluded = found["excluded"]
     sizes = {column.size for column in (*columns, excluded, facts.gpus, domains.rails)}
-    sizes |= {column.size or count for column in (costs.price, costs.preemption)}
+    sizes |= {column.size or count for column in (costs.price, costs.preemption, pace)}
     if sizes != {count} or domains.ids.shape != (len(DOMAIN_FIELDS), count):
         raise ValueError(f"columns of {sorted(sizes)} nodes for {count} names")
     ends = np.cumsum([0, *(size for _, size in found["reservations"])])

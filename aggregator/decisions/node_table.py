@@ -140,6 +140,15 @@ def node_table(
         components[before, COMPUTE] = np.minimum(components, facts.speed_before[:, None])[
             before, COMPUTE
         ]
+    may_be_faster = np.ones(count)
+    if facts.pace_before.size == count:
+        # Whom a gang waited for at a normal clock the next one waits for, unless it says otherwise.
+        pace = facts.pace_before
+        with np.errstate(invalid="ignore"):
+            is_remembered = components.min(axis=1) > pace
+        may_be_faster[is_remembered] = pace[is_remembered]
+        relative = np.minimum(relative, pace)
+        components = np.minimum(components, pace[:, None])
     if needs is not None:
         # Of a host that computes nothing now it says what is known to be slow, and nothing of its spread.
         known = 1.0 / (1.0 + expected_slowdowns(needs, components).astype(np.float64))
@@ -154,7 +163,7 @@ def node_table(
     speed = np.maximum(np.where(broken, SPEED_MIN, speed), SPEED_MIN)
     half = np.where(measured, reach, 0.0)
     lower = np.where(measured, speed - half, known * SPEED_IDLE[1])
-    upper = np.where(measured, speed + half, known * SPEED_IDLE[2])
+    upper = np.where(measured, speed + half, known * SPEED_IDLE[2]) / may_be_faster
     lower = np.where(has_value, lower, np.minimum(SPEED_SILENT[1], speed))
     upper = np.where(has_value, upper, SPEED_SILENT[2])
     out = excluded_now(snapshot) if excluded is None else excluded

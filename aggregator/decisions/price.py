@@ -115,6 +115,12 @@ class Members:
     speed_evidence: str = ""
     hazard_evidence: str = ""
 
+    def tier_shares(self, at: int) -> tuple[float, float, float]:
+        """Return the share of communication that crosses a priced tier, with its interval."""
+        if self.crossing_shares is not None:
+            return self.crossing_shares[at]
+        return crossing_shares(self.domains[at], self.unknown[at])
+
 
 @dataclass(frozen=True, slots=True)
 class PricePart:
@@ -219,12 +225,10 @@ def topology_factor(
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
-    for at_tier, (tier, domains, unknown, cost) in enumerate(
+    for row, (tier, domains, unknown, cost) in enumerate(
         zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
     ):
-        shares = crossing_shares(domains, unknown)
-        if members.crossing_shares is not None:
-            shares = members.crossing_shares[at_tier]
+        shares = members.tier_shares(row)
         for at, each in enumerate((cost.value, cost.lower, cost.upper)):
             longer[at] += shares[at] * each
         if domains > 1 or unknown:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -55,7 +56,6 @@ from .sampled_hours import (
     POINTS,
     RESUME,
     SPEED,
-    TOPOLOGY,
     SampledSum,
     drawn,
     drawn_between,
@@ -63,6 +63,8 @@ from .sampled_hours import (
     points,
     repair_hours,
     second_failures,
+    slowest_width,
+    topology_lost,
 )
 
 #: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
@@ -75,6 +77,12 @@ FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
 )
 #: State from the memory of a peer, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
+#: Until all processes of a gang run again: a restart, which is until the gang works, without the restore that is priced beside it.
+RESTART_ACT_MINUTES = (
+    RESTART_MINUTES[0] - REMOTE_RESTORE_MINUTES[0],
+    RESTART_MINUTES[1] - REMOTE_RESTORE_MINUTES[1],
+    RESTART_MINUTES[2] - REMOTE_RESTORE_MINUTES[2],
+)
 #: Work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
 #: P(the same node fails again soon) where it goes on as it is (assumed), and where the job failed there before.
@@ -105,8 +113,8 @@ ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
     RecoveryKind.FREE_NODE: ("act.free_node", FREE_NODE_MINUTES),
     RecoveryKind.BORROW: ("act.borrow", BORROW_MINUTES),
     RecoveryKind.SHRINK: ("act.shrink", RESHARD_MINUTES),
-    RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_MINUTES),
-    RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_MINUTES),
+    RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
+    RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_ACT_MINUTES),
 }
 PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
 
@@ -174,10 +182,23 @@ class RecoveryOption:
 
 
 @dataclass(frozen=True, slots=True)
+class UndisturbedGang:
+    """What the gang would lose to the job's end if nobody had failed: what the ways to go on cost more than is the failure's price."""
+
+    parts: tuple[PricePart, ...]
+    total: Quantity
+    p50_gpu_hours: float
+    p90_gpu_hours: float
+    interruption: Quantity  #: probability of one before the job's end
+    running: GangPrice
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """Ways to go on, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
 
     options: tuple[RecoveryOption, ...]
+    undisturbed: UndisturbedGang
     failed: Indexes  #: those of the incident, and members that are out whom nobody named
     domains: tuple[SuspectDomain, ...]
     futile_reason: str
@@ -211,8 +232,8 @@ def plan_recovery(
     )
     culprit, probability = answer.culprit()
     return RecoveryPlan(
-        tuple(options), failed, tuple(domains), answer.futile_reason(), culprit, probability
-    )
+        tuple(options), answer.undisturbed(), failed, tuple(domains), answer.futile_reason(), culprit, probability
+    )  # fmt: skip
 
 
 class SampledPart(NamedTuple):
@@ -223,6 +244,14 @@ class SampledPart(NamedTuple):
     source: QuantitySource
     evidence: str
     delay_hours: Floats | float = 0.0  #: beside detecting to resuming, by which it delays the job
+
+
+class _RunningGang(NamedTuple):
+    """What a gang loses while it runs: its price, and the parts of that at the points, or as they are."""
+
+    price: GangPrice
+    sampled: list[SampledPart]
+    fixed: list[PricePart]
 
 
 class _Answer:
@@ -485,9 +514,8 @@ class _Answer:
         needs, checkpoint = self.needs, self.incident.checkpoint
         factor, minutes = ACT_MINUTES[kind]
         act = self._hours("act", nan, minutes, factor)
-        restart = self._hours("restart", needs.restart_hours, RESTART_MINUTES, RESTART_ACT_FACTOR)
-        if restarts and restart.value > act.value:
-            act = restart
+        if restarts:
+            act = self._restart_act(act)
         survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
         if survives:
             resume = self._hours(
@@ -501,6 +529,11 @@ class _Answer:
                 REMOTE_RESTORE_MINUTES, STORAGE_RESUME_FACTOR,
             )  # fmt: skip
             lost = self._lost_work()
+        if restarts and not isnan(needs.restart_hours):
+            # That of the request is until the gang works again.
+            act = declared(max(act.value - resume.value, 0.0), f"{act.evidence}, less the restore")
+            if act.value == 0.0:
+                resume = declared(needs.restart_hours, "restart of the request")
         return {
             DETECT: self._hours("detect", needs.detect_hours, DETECT_MINUTES, DETECT_FACTOR),
             DECIDE: self._hours("decide", needs.decide_hours, DECIDE_MINUTES, DECIDE_FACTOR),
@@ -508,6 +541,12 @@ class _Answer:
             RESUME: resume,
             LOST_WORK: lost,
         }
+
+    def _restart_act(self, act: Quantity) -> Quantity:
+        """Return how long it takes until all processes run again, where *act* is of those of the failed nodes alone."""
+        given = self.needs.restart_hours
+        restart = self._hours("restart", given, RESTART_ACT_MINUTES, RESTART_ACT_FACTOR)
+        return restart if not isnan(given) or restart.value > act.value else act
 
     def _lost_work(self) -> Quantity:
         age = self.incident.checkpoint.age_hours
@@ -538,7 +577,6 @@ class _Answer:
         extra: Sequence[SampledPart],
         steps: Sequence[str],
     ) -> RecoveryOption:
-        needs = self.needs
         restarts = not self.incident.goes_on_in_process or kind in (
             RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
         )  # fmt: skip
@@ -553,12 +591,12 @@ class _Answer:
         for each in extra:
             total.add(each.name, each.samples, each.source, each.evidence)
         self._add_delay(total, hours, extra)
-        running = self._running(kind, nodes, total)
+        is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
+        gang = self._repaired_gang if is_repaired else self._running(self.table, nodes)
+        _add_running(total, gang)
+        running = gang.price
         parts, lost, p50, p90 = total.parts_and_total()
-        survival = running.survival
-        second = Quantity(
-            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, f"over the {needs.hours:g} h that are left"
-        )  # fmt: skip
+        second = self._interruption(running)
         is_replaced = chosen is not None
         return RecoveryOption(
             kind, nodes, places,
@@ -580,34 +618,54 @@ class _Answer:
         source = weakest(one.source for one in hours.values())
         total.add("delay", late * self.needs.delay_rate, source, words)
 
-    def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:
-        """Add to *total* what the gang loses from then to the job's end; return its price."""
-        is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
-        table = self._repaired_table() if is_repaired else self.table
+    def undisturbed(self) -> UndisturbedGang:
+        """Return what the gang would lose if nobody had failed. Where a member fell, it was as the middle one of the others is."""
+        gang, total = self._repaired_gang, SampledSum()
+        _add_running(total, gang)
+        parts, lost, p50, p90 = total.parts_and_total()
+        return UndisturbedGang(parts, lost, p50, p90, self._interruption(gang.price), gang.price)
+
+    def _interruption(self, running: GangPrice) -> Quantity:
+        """Return the probability of an interruption before the job's end."""
+        survival = running.survival
+        words = f"over the {self.needs.hours:g} h that are left"
+        return Quantity(
+            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, words
+        )  # fmt: skip
+
+    @cached_property
+    def _repaired_gang(self) -> _RunningGang:
+        return self._running(self._repaired_table(), self.incident.current)
+
+    def _running(self, table: NodeTable, nodes: Indexes) -> _RunningGang:
+        """Return what the gang on *nodes* loses until the job's end."""
         gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
         lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
         # A gang that shrinks has fewer data groups of the same pipelines.
         layout = layout_of(replace(self.needs, data_parallel=0), nodes.size, self.gpus_per_node)
         groups = group_spans(table, nodes, layout, self.needs) if layout else None
         members = planner.members_of(table, nodes, None, groups)
-        found = price(members, lost, hours, self.needs.preferences)
-        for one in found.parts:
+        found = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
+        for one in found.price.parts:
             # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
+            each = one.gpu_hours
             if one.name == "slowest member":
-                samples = drawn_between(one.gpu_hours, SPEED)
-                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+                samples = drawn_between(narrowed(each, slowest_width(members)), SPEED)
+                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif one.name == "topology":
-                # The interval has all tiers at one end at once; each errs on its own.
-                tiers = sum(count > 1 for count in members.domains)
-                samples = drawn_between(narrowed(one.gpu_hours, max(tiers, 1)), TOPOLOGY)
-                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+                samples = (
+                    lost.gross_gpu_hours * found.price.speed.value * topology_lost(members, lost)
+                )
+                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
             elif "interruptions" not in one.name and one.name != "spot preemption":
-                total.add_fixed(one)
+                found.fixed.append(one)
         hazard = float(members.hazard.sum()) + float(members.preemption.sum())
         mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, INTERRUPTION) * gpus
         words = f"{mean:.3g} expected over {hours:g} h"
-        total.add("second failures", failures, QuantitySource.ASSUMED, words)
+        found.sampled.append(
+            SampledPart("second failures", failures, QuantitySource.ASSUMED, words)
+        )
         return found
 
     def _repaired_table(self) -> NodeTable:
@@ -635,3 +693,10 @@ class _Answer:
         ]
         more = self.places.size - len(pairs)
         return "replace " + ", ".join(pairs) + (f" and {more} more" if more else "")
+
+
+def _add_running(total: SampledSum, gang: _RunningGang) -> None:
+    for one in gang.sampled:
+        total.add(one.name, one.samples, one.source, one.evidence)
+    for part in gang.fixed:
+        total.add_fixed(part)

@@ -14,8 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from ..counter_deltas import Floats
-from .price import REPAIR_HOURS, PricePart
-from .quantity import Quantity, QuantitySource, weakest
+from .price import REPAIR_HOURS, LostTime, Members, PricePart
+from .quantity import Quantity, QuantitySource, assumed, weakest
 
 #: Points, and what each has a dimension for.
 POINTS = 512
@@ -23,6 +23,10 @@ DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER, TOPOLOGY, SPEED, 
     range(11)
 )
 DIMENSIONS = 11
+#: Of further coordinates, one for each priced tier; that of the topology is of the share of communication.
+CROSSING_ROOTS = np.array([2.0, 3.0, 5.0, 7.0, 11.0])
+#: Of a normal distribution: half the width of a 90 % interval.
+Z90 = 1.6449
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
@@ -66,7 +70,11 @@ def drawn_between(one: Quantity, dimension: int) -> Floats:
 
     Above the median of a value that is not zero they are lognormal, else normal; below it normal, and none is below the lower end.
     """
-    scale = _normals()[:, dimension] / 1.6449
+    return _between(one, _normals()[:, dimension])
+
+
+def _between(one: Quantity, normals: Floats) -> Floats:
+    scale = normals / Z90
     below = one.value + (one.value - one.lower) * np.maximum(scale, -1.0)
     above = one.value + (one.upper - one.value) * scale
     if one.value > 0.0 and one.upper > one.value:
@@ -74,14 +82,73 @@ def drawn_between(one: Quantity, dimension: int) -> Floats:
     return np.asarray(np.where(scale < 0.0, below, above), dtype=np.float64)
 
 
-def narrowed(one: Quantity, count: int) -> Quantity:
-    """Return *one*, the sum of *count* parts that err alike and each on its own; its interval has all at one end at once."""
-    share = count**-0.5
+@cache
+def _crossing_normals() -> Floats:
+    """Return normals at the points, a column for each priced tier: multiples of roots of primes, modulo 1."""
+    inverse = NormalDist().inv_cdf
+    evenly = np.arange(1, POINTS + 1)[:, None] * np.sqrt(CROSSING_ROOTS) % 1.0
+    return np.array(
+        [[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in evenly.tolist()],
+        dtype=np.float64,
+    )
+
+
+def topology_lost(members: Members, lost: LostTime) -> Floats:
+    """Return the share of the pace that crossing tiers takes. What each tier costs errs on its own: of a sum of such costs the
+    median is above the sum of the medians, and the interval is not all of them at one end."""
+    normals = _crossing_normals()
+    longer = np.zeros(POINTS)
+    for at, cost in enumerate(lost.crossing):
+        shares = members.tier_shares(at)
+        value, lower, upper = (
+            share * each
+            for share, each in zip(shares, (cost.value, cost.lower, cost.upper), strict=True)
+        )
+        if upper > 0.0:
+            longer += _between(assumed(value, lower, upper, ""), normals[:, at])
+    communication = np.clip(drawn_between(lost.communication, TOPOLOGY), 0.0, 1.0)
+    return np.asarray(1.0 - 1.0 / (1.0 + communication * longer), dtype=np.float64)
+
+
+def narrowed(one: Quantity, width: float) -> Quantity:
+    """Return *one* with an interval of *width* times as much: of parts that each err on their own it has all at one end at once."""
     return replace(
         one,
-        lower=one.value - share * (one.value - one.lower),
-        upper=one.value + share * (one.upper - one.value),
+        lower=one.value - width * (one.value - one.lower),
+        upper=one.value + width * (one.upper - one.value),
     )
+
+
+#: Members of a gang that may be its slowest, and speeds at which their distributions are looked at.
+SLOW_MEMBERS, SPEED_STEPS = 64, 33
+
+
+def slowest_width(members: Members) -> float:
+    """Return how wide the interval of the slowest of *members* is whose speeds err each on its own, over that of speeds that err alike.
+
+    More members than `SLOW_MEMBERS` make it a little narrower still.
+    """
+    at = np.argsort(members.speed_lower, kind="stable")[:SLOW_MEMBERS]
+    speed = members.speed[at]
+    below = np.maximum(speed - members.speed_lower[at], 0.0) / Z90
+    above = np.maximum(members.speed_upper[at] - speed, 0.0) / Z90
+    low = float(np.minimum(members.speed_lower, members.speed).min())
+    high = float(np.maximum(members.speed_upper, members.speed).min())
+    if not low < high:
+        return 1.0
+    grid = np.linspace(low - (high - low), high, SPEED_STEPS)[:, None]
+    spread = np.maximum(np.where(grid < speed, below, above), 1e-9)
+    faster = 1.0 - np.interp((grid - speed) / spread, *_normal_shares())
+    shares = 1.0 - faster.prod(axis=1)  # that the slowest is below, by speed
+    ends = np.interp((0.05, 0.95), shares, grid[:, 0])
+    return float(min((ends[1] - ends[0]) / (high - low), 1.0))
+
+
+@cache
+def _normal_shares() -> tuple[Floats, Floats]:
+    """Return points of the normal distribution, and the shares below them."""
+    at = np.linspace(-5.0, 5.0, 201)
+    return at, np.array([NormalDist().cdf(one) for one in at.tolist()], dtype=np.float64)
 
 
 @cache

@@ -25,7 +25,7 @@ from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
-from .node_facts import NodeFacts, node_costs, node_domains, node_facts
+from .node_facts import GangVerdicts, NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
@@ -176,8 +176,9 @@ def evaluate(
     frozen = outage.silent_together(view, silent_seconds) - awaited
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
+    ended = _ended_by_gangs(view)
     tracked = fleet.active_symptoms = _track(
-        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, settling
+        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, settling, ended
     )
     weighed = without_noise(fleet, tracked, now_ns)
     transient = _by_host(
@@ -230,17 +231,7 @@ def evaluate(
         component_speeds=component_speeds(
             host_inputs.relative_speed, host_inputs.last_received_ns > 0, observed
         ),
-        facts=node_facts(
-            hosts,
-            node_domains(
-                fleet.declared, names, fleet.epoch, same_epoch.facts.domains if same_epoch else None
-            ),
-            same_epoch.facts if same_epoch else None,
-            (now_ns - same_epoch.computed_ns) / 1e9 if same_epoch else 0.0,
-            node_costs(
-                fleet.declared, names, fleet.epoch, same_epoch.facts.costs if same_epoch else None
-            ),
-        ),
+        facts=_facts(fleet, names, hosts, same_epoch, now_ns, _gang_verdicts(observed, ended)),
         tenants=fleet.declared.tenants,
     )
 
@@ -315,9 +306,10 @@ def _track(
     previous: Judgement | None,
     jump_ns: int,
     settling: SettlingHosts,
+    ended: Mapping[str, frozenset[int]],
 ) -> dict[int, dict[RuleAndDevice, TrackedSymptom]]:
-    """Return every host's holds. A host that is silent or *settling* keeps its own, and so does a part that is not read:
-    missing is not healthy.
+    """Return every host's holds; by rule, the hosts for which it *ended*. A host that is silent or *settling* keeps its own, and so
+    does a part that is not read: missing is not healthy.
 
     Where our clock was set back, or forward by *jump_ns*, all of them are as old as they were.
     """
@@ -325,10 +317,6 @@ def _track(
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
-    ended = {
-        SLOW.name: gang.hosts_keeping_pace(view),
-        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
-    }
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
@@ -352,6 +340,42 @@ def _track(
         if after:
             result[host] = after
     return result
+
+
+def _ended_by_gangs(view: FleetView) -> dict[str, frozenset[int]]:
+    """Return the hosts of which a gang says that they are slow no more, by the rule that had said so."""
+    return {
+        SLOW.name: gang.hosts_keeping_pace(view),
+        SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
+    }
+
+
+def _facts(
+    fleet: Fleet,
+    names: tuple[str, ...],
+    hosts: Hosts,
+    previous: Judgement | None,
+    now_ns: int,
+    verdicts: GangVerdicts,
+) -> NodeFacts:
+    """Return what decisions need of each node. *previous*: a judgement with the same node indexes."""
+    before = previous.facts if previous else None
+    domains = node_domains(fleet.declared, names, fleet.epoch, before.domains if before else None)
+    costs = node_costs(fleet.declared, names, fleet.epoch, before.costs if before else None)
+    seconds = (now_ns - previous.computed_ns) / 1e9 if previous else 0.0
+    return node_facts(hosts, domains, before, seconds, costs, verdicts)
+
+
+def _gang_verdicts(
+    observed: Mapping[int, Sequence[ObservedSymptom]], ended: Mapping[str, frozenset[int]]
+) -> GangVerdicts:
+    """Return which hosts their gangs find slow at a normal clock, and which they find as fast as the others."""
+    slow: dict[int, float] = {}
+    for host, symptoms in observed.items():
+        found = [one.symptom.speed for one in symptoms if one.symptom.rule.name in ended]
+        if found:
+            slow[host] = min(found)
+    return GangVerdicts(slow, frozenset().union(*ended.values()))
 
 
 def _host_inputs(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fingerprints.sensitivity import SPEED_MIN
 from ..counter_deltas import Codes, Flags
 from ..declared.model import NOWHERE, Declared
+from ..model import HealthState
 from .results import Hosts
 from .score import SPREAD_SILENT, Z90
 
@@ -62,7 +64,17 @@ class NodeFacts:
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     #: Relative speed when it last computed, averaged over about an hour of that; NaN where it never did.
     speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    #: Speed as the last gang that could tell found it at a normal clock; 1 where none found it slow.
+    pace_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     costs: NodeCosts = field(default_factory=NodeCosts)
+
+
+@dataclass(frozen=True, slots=True)
+class GangVerdicts:
+    """What gangs say now: hosts that they wait for, with their speed, and hosts that keep pace with the others."""
+
+    slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    alike: frozenset[int] = frozenset()
 
 
 def node_domains(
@@ -108,6 +120,7 @@ def node_facts(
     previous: NodeFacts | None = None,
     seconds: float = 0.0,
     costs: NodeCosts | None = None,
+    verdicts: GangVerdicts = GangVerdicts(),
 ) -> NodeFacts:
     """Return the facts of all *hosts*. *previous*: those of the same nodes *seconds* ago, and of no others."""
     inputs = hosts.inputs
@@ -126,8 +139,26 @@ def node_facts(
     )
     return NodeFacts(
         domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy(), before,
-        costs or NodeCosts(),
+        _pace_before(hosts, previous, verdicts), costs or NodeCosts(),
     )  # fmt: skip
+
+
+def _pace_before(hosts: Hosts, previous: NodeFacts | None, verdicts: GangVerdicts) -> Singles:
+    """Return what gangs said of each host last. Who is in maintenance may come back as another."""
+    pace = np.ones(len(hosts), dtype=np.float32)
+    if previous is not None:
+        known = previous.pace_before[: pace.size]
+        pace[: known.size] = known
+    pace[[host for host in verdicts.alike if host < pace.size]] = 1.0
+    for host, speed in verdicts.slow.items():
+        pace[host] = max(speed, SPEED_MIN)
+    repaired = [
+        host
+        for host, score in hosts.computed_scores.items()
+        if score.state is HealthState.MAINTENANCE
+    ]
+    pace[repaired] = 1.0
+    return pace
 
 
 def _speed_before(now: Singles, previous: NodeFacts | None, seconds: float) -> Singles:

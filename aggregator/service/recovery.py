@@ -224,6 +224,18 @@ def response_of(
             tier=tier, name=one.name, failed_nodes=one.failed, member_nodes=one.members,
             chance=one.chance,
         )  # fmt: skip
+    before, undisturbed = plan.undisturbed, reply.undisturbed
+    undisturbed.p50_gpu_hours, undisturbed.p90_gpu_hours = (
+        before.p50_gpu_hours,
+        before.p90_gpu_hours,
+    )
+    messages_of: dict[str, Any] = {
+        "price": messages.parts_message(before.total, before.parts, explain=explain),
+        "interruption_probability": messages.estimate_message(before.interruption, explain=explain),
+        "speed": messages.estimate_message(before.running.speed, explain=explain),
+    }
+    for name, message in messages_of.items():
+        getattr(undisturbed, name).CopyFrom(message)
     reply.options.extend(_option_message(one, explain=explain) for one in plan.options)
     return reply
 

@@ -153,8 +153,22 @@ class SuspectedDomain(_message.Message):
     chance: float
     def __init__(self, tier: _Optional[_Union[_placement_pb2.Tier, str]] = ..., name: _Optional[str] = ..., failed_nodes: _Optional[int] = ..., member_nodes: _Optional[int] = ..., chance: _Optional[float] = ...) -> None: ...
 
+class UndisturbedGang(_message.Message):
+    __slots__ = ("price", "p50_gpu_hours", "p90_gpu_hours", "interruption_probability", "speed")
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    P50_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    P90_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTION_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    price: _placement_pb2.PlacementPrice
+    p50_gpu_hours: float
+    p90_gpu_hours: float
+    interruption_probability: _placement_pb2.Estimate
+    speed: _placement_pb2.Estimate
+    def __init__(self, price: _Optional[_Union[_placement_pb2.PlacementPrice, _Mapping]] = ..., p50_gpu_hours: _Optional[float] = ..., p90_gpu_hours: _Optional[float] = ..., interruption_probability: _Optional[_Union[_placement_pb2.Estimate, _Mapping]] = ..., speed: _Optional[_Union[_placement_pb2.Estimate, _Mapping]] = ...) -> None: ...
+
 class PlanRecoveryResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason", "notes")
+    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason", "undisturbed", "notes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +182,7 @@ class PlanRecoveryResponse(_message.Message):
     CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    UNDISTURBED_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[RecoveryOption]
@@ -182,8 +197,9 @@ class PlanRecoveryResponse(_message.Message):
     candidates_source: str
     degraded: bool
     degraded_reason: str
+    undisturbed: UndisturbedGang
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., undisturbed: _Optional[_Union[UndisturbedGang, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportRecoveryRequest(_message.Message):
     __slots__ = ("incident", "decision_id", "kind", "fault_time", "detect_time", "decide_time", "act_time", "resume_time", "success", "lost_gpu_hours", "restarted_processes", "restored_from_peer", "workload", "note", "validate_only")

@@ -88,6 +88,40 @@ def fuzz_plans(source: random.Random) -> str:
     return ACCEPTED
 
 
+def fuzz_more_room(source: random.Random) -> str:
+    """One more candidate, or one constraint less, is never dearer; other names in another order change nothing. By the stated
+    bound where not all subsets are tried."""
+    nodes, needs = _fleet(source), _gang(source)
+    subsets_max = source.choice((4000.0, 0.0))
+    before = planner.plan(*table_of(nodes), needs, subsets_max=subsets_max)
+    if not before:
+        return REFUSED
+    out = [at for at, node in enumerate(nodes) if not node.free]
+    order = list(range(len(nodes)))
+    source.shuffle(order)
+    shuffled = [replace(nodes[at], name=f"x{at}") for at in order]
+    wider = [(shuffled, needs), (nodes, replace(needs, within=None)), (nodes, replace(needs, same_rails=False)),
+             (nodes, replace(needs, spread_over=None, spread_nodes_max=0)), (nodes, replace(needs, score_min=0.0))]  # fmt: skip
+    for more in out[:1]:
+        wider.append(
+            ([replace(one, free=one.free or at == more) for at, one in enumerate(nodes)], needs)
+        )
+    cost = before[0].price.total.value
+    slack = 1e-6 * abs(cost) + 1e-9
+    for number, (fleet, wanted) in enumerate(wider):
+        found = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
+        if not found:  # a survival, or segments that meet a spread: the search itself is no proof
+            is_crosscut = needs.survival_min > 0.0 or (
+                needs.segment_nodes > 1 and needs.spread_over is not None
+            )
+            assert subsets_max == 0.0 and is_crosscut, (nodes, needs, number)
+            continue
+        gap = found[0].gap_gpu_hours if subsets_max == 0.0 and number else 0.0
+        assert found[0].price.total.value <= cost + gap + slack, (nodes, needs, number)
+        assert number or found[0].price.total.value >= cost - slack, (nodes, needs)
+    return ACCEPTED
+
+
 def fuzz_blockers(source: random.Random) -> str:
     """The set in conflict is one, none of it can be left out, and each change that is offered fits."""
     nodes, needs = _fleet(source), _gang(source)
@@ -188,6 +222,7 @@ def fuzz_requests(source: random.Random) -> str:
 
 TARGETS = {
     "placement-plans": fuzz_plans,
+    "placement-more-room": fuzz_more_room,
     "placement-blockers": fuzz_blockers,
     "placement-recoveries": fuzz_recoveries,
     "placement-requests": fuzz_requests,

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from bench.quality.placement_simulated import (
+    SLOW_AT_CLOCK,
     HostNumbers,
     SimulatedGain,
     base_table,
     fault_table,
     free_hosts,
+    of_class,
+    told_slow,
     true_rates,
     true_speeds,
     with_numbers,
@@ -48,6 +51,25 @@ def test_true_speeds_have_what_stands_and_only_while_it_does(world: World) -> No
     assert (speeds > 0.0).all() and speeds.max() < 1.1
 
 
+def test_a_slow_host_is_told_by_a_job_that_can(world: World) -> None:
+    """A bound by what could be seen that counts what nobody could see is none."""
+    now = 10.0 * DAY
+    rows = world.schedule.rows[of_class(world, SLOW_AT_CLOCK)]
+    slow = np.zeros(world.schedule.hosts, dtype=bool)
+    slow[rows["host"]] = True
+    ever, briefly = told_slow(world, [(0.0, now)]), told_slow(world, [(now, now + 60.0)])
+    assert ever.any() and not ever[~slow].any()
+    assert not briefly.any()  # a job takes two minutes to tell
+    spans = [(now, now + 300.0)]
+    seen = told_slow(world, spans)
+    assert not seen[~told_slow(world, [(0.0, now + 300.0)])].any()
+    for host in np.flatnonzero(seen).tolist():
+        job = world.schedule.job_at(host, now + 150.0)
+        assert job is not None and job.hosts.size >= 3
+    known, unknown = (true_speeds(world, now, 24.0, hidden) for hidden in (None, slow))
+    assert known[slow].max() < 0.97 and np.median(unknown[slow]) > 0.97
+
+
 def test_free_hosts_are_up_and_the_oracle_takes_the_best_of_them(world: World) -> None:
     """A gang on a host in repair would gain what nobody can have."""
     now, source = 12.0 * DAY, np.random.default_rng(1)
@@ -68,6 +90,6 @@ def test_free_hosts_are_up_and_the_oracle_takes_the_best_of_them(world: World) -
 
 def test_the_share_of_the_gain_is_against_the_blind_one() -> None:
     """0 is as good as blind, 1 is the oracle, and worse than blind is below zero."""
-    one = SimulatedGain("x", 8, 1, 100.0, 50.0, 42.0, 40.0, 55.0, 41.0)
+    one = SimulatedGain("x", 8, 1, 100.0, 50.0, 42.0, 40.0, 55.0, 41.0, 44.0, 42.0)
     assert one.share(one.planned) == pytest.approx(0.8)
     assert one.share(one.control) == pytest.approx(-0.5)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.aggregator.commands.recover import recovery_text
 from gangline.contract.wire import placement_pb2, recovery_pb2, score_pb2
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
@@ -123,7 +124,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
                     replies.append(reply)
                 return bool(replies)
 
-            until(all_are_lost, "three hosts have failed", 180.0)
+            until(all_are_lost, "three hosts have failed", 300.0)
     reply = replies[0]
     assert {names[at] for at in reply.failed_node_index} == lost
     assert not reply.restart_is_futile and not reply.domains
@@ -141,10 +142,14 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
     assert len(waits.stopped_node_index) == GANG - 3
     # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
     assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {one.kind for one in reply.options}
-    # The price before, and what of it and of the incident is still to come.
-    for price in (before.price, best.price):
+    # The price of the plan; and of the gang's hours from the loss on: as if nobody had failed, and as it goes on.
+    for price in (before.price, reply.undisturbed.price, best.price):
         total = price.total_gpu_hours
         assert total.lower <= total.value <= total.upper and total.value > 0.0
         assert total.value == pytest.approx(sum(one.gpu_hours.value for one in price.parts))
         print(f"{total.value:.0f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})")
+    assert best.price.total_gpu_hours.value > reply.undisturbed.price.total_gpu_hours.value
+    shown = [one.split() for one in recovery_text(reply, names).splitlines()]
+    (row,) = (one for one in shown if one[-4:] == ["if", "nobody", "had", "failed"])
+    assert float(row[1]) == pytest.approx(reply.undisturbed.price.total_gpu_hours.value, abs=0.06)
     assert {one.name for one in best.price.parts} >= {"detect", "decide", "resume", "lost work"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.node_table import node_table
-from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.planner import Candidates, PlacementChoice
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.reported_factors import NOTHING_REPORTED
@@ -165,30 +165,50 @@ def relaxations(needs: GangRequirements) -> list[GangRequirements]:
     ]
 
 
-@pytest.mark.xfail(
-    reason="found in 100 examples, seldom in 25: the search misses the cheapest plan", strict=False
-)
+def one_more(nodes: list[Node], another: Node) -> tuple[list[Node], list[Node]]:
+    """Return the fleet with a node that is no candidate, and the same where it is one.
+
+    A node that joins the fleet is more than a candidate: the price that it declares is what others are assumed to cost.
+    """
+    return [*nodes, replace(another, free=False)], [*nodes, another]
+
+
+def within_bound(cost: float, after: PlacementChoice, subsets_max: float) -> bool:
+    """Whether *after* costs no more than *cost*: where all subsets are tried; else by its stated bound."""
+    slack = after.gap_gpu_hours if subsets_max == 0.0 else 0.0
+    return after.price.total.value <= cost * (1 + 1e-6) + slack + SLACK
+
+
 @pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
-@given(nodes=fleets(9), needs=gangs(), data=st.data())
+@given(
+    nodes=fleets(9), needs=gangs(), another=fleets(2), is_candidate=st.booleans(), less=st.integers(0, 5)
+)  # fmt: skip
+@example(
+    nodes=[Node("h0")], needs=GangRequirements(1, gpus_per_node=4, hours=1.0, currency_rate=0.02),
+    another=[Node("h1", price=2.0)], is_candidate=True, less=0,
+)  # fmt: skip
 def test_more_room_is_never_worse(
-    nodes: list[Node], needs: GangRequirements, data: st.DataObject, subsets_max: float
+    nodes: list[Node],
+    needs: GangRequirements,
+    another: list[Node],
+    is_candidate: bool,
+    less: int,
+    subsets_max: float,
 ) -> None:
     """One more candidate, or one constraint less, and a worse price: nobody could trust either. Within the stated bound."""
+    changed, wanted = nodes, needs
+    if is_candidate:
+        nodes, changed = one_more(nodes, another[0])
+    else:
+        wanted = relaxations(needs)[less]
     before = planned(nodes, needs, subsets_max=subsets_max)
     if not before:
         return
-    cost = before[0].price.total.value
-    if data.draw(st.booleans()):
-        another = data.draw(fleets(2))[0]
-        after = planned([*nodes, another], needs, subsets_max=subsets_max)
-    else:
-        less = data.draw(st.sampled_from(relaxations(needs)))
-        after = planned(nodes, less, subsets_max=subsets_max)
+    after = planned(changed, wanted, subsets_max=subsets_max)
     if not after:
         assert subsets_max == 0.0 and is_crosscut(needs)
         return
-    slack = after[0].gap_gpu_hours if subsets_max == 0.0 else 0.0
-    assert after[0].price.total.value <= cost * (1 + 1e-6) + slack + SLACK
+    assert within_bound(before[0].price.total.value, after[0], subsets_max)
 
 
 @pytest.mark.parametrize("subsets_max", [4000.0, 0.0])

@@ -1,4 +1,4 @@
-"""The speed of a host that computes nothing now is the one that it had when it last did."""
+"""The speed of a host of which nothing tells now is the one that it had when something last did."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.decisions.node_table import SPEED_IDLE, node_table
-from gangline.aggregator.scoring.node_facts import SPEED_SECONDS
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.node_facts import (
+    SPEED_SECONDS,
+    GangVerdicts,
+    NodeFacts,
+    node_facts,
+)
+from gangline.aggregator.scoring.results import Hosts
 from gangline.fingerprints.sensitivity import COMPUTE, WorkloadNeeds
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.worlds import World, gpu_of
@@ -64,3 +71,37 @@ def test_what_never_computed_is_assumed_and_a_workload_feels_what_it_uses() -> N
     needs = WorkloadNeeds(tuple(shares), tuple(shares))
     assert node_table(known, needs).speed[1] == pytest.approx(SLOW, abs=1e-6)
     assert SPEED_SECONDS == 3600.0
+
+
+def test_whom_a_gang_waited_for_stays_slow_until_a_gang_says_otherwise() -> None:
+    """Slow at a normal clock: an hour after its job ended nothing said so, and the next gang waited for it again."""
+    snapshot = World(3).run(1)
+    hosts, domains = snapshot.hosts, snapshot.facts.domains
+    assert isinstance(hosts, Hosts)
+
+    def after(previous: NodeFacts | None, verdicts: GangVerdicts) -> NodeFacts:
+        return node_facts(hosts, domains, previous, 1.0, None, verdicts)
+
+    waited = after(None, GangVerdicts(slow={1: 0.9}))
+    silent = after(waited, GangVerdicts())
+    assert silent.pace_before.tolist() == pytest.approx([1.0, 0.9, 1.0])
+    assert after(silent, GangVerdicts(alike=frozenset({0}))).pace_before[1] == pytest.approx(0.9)
+    assert after(silent, GangVerdicts(alike=frozenset({1}))).pace_before.tolist() == [1.0] * 3
+    both = after(silent, GangVerdicts(slow={1: 0.8}, alike=frozenset({1})))
+    assert both.pace_before[1] == pytest.approx(0.8)
+    maintained = hosts.with_scores({1: replace(hosts[1], state=HealthState.MAINTENANCE)})
+    assert node_facts(maintained, domains, silent).pace_before.tolist() == [1.0] * 3
+
+
+def test_a_plan_takes_whom_a_gang_waited_for_as_slow() -> None:
+    """Also one that computes at a normal clock now, in a job that cannot tell; it may be as fast as its clock all the same."""
+    snapshot = snapshot_of([Node("a"), Node("b"), Node("c", speed=0.8), Node("d", speed=float("nan"))])  # fmt: skip
+    pace = np.array([1.0, 0.9, 0.9, 0.9], dtype=np.float32)
+    facts = replace(snapshot.facts, pace_before=pace)
+    table = node_table(replace(snapshot, facts=facts))
+    assert table.speed[:3].tolist() == pytest.approx([1.0, 0.9, 0.8])
+    assert table.speed[3] <= 0.9
+    assert table.speed_upper[1] >= 1.0 and table.speed_lower[1] < 0.9
+    shares = tuple(float(at == COMPUTE) for at in range(7))
+    needs = WorkloadNeeds(shares, shares)
+    assert node_table(replace(snapshot, facts=facts), needs).speed[1] == pytest.approx(0.9)
