@@ -25,6 +25,9 @@ from pathlib import Path
 from sources import BuildError, Pins, fetch, read_pins, sha256_of, unpack
 
 PREFIX = "/opt/gangline"
+#: The wheels of the tools, as pip's requirements with hashes: of what runs here, and of what compiles modules for the runtime.
+TOOLS, COMPILE_TOOLS = (Path(__file__).with_name(name) for name in ("tools.txt", "compile.txt"))
+WITH_HASHES = ("--require-hashes", "--only-binary", ":all:", "--requirement")
 #: What the build takes from the machine: command -> Debian's package.
 COMMANDS = {
     "make": "make",
@@ -107,15 +110,15 @@ def check_commands() -> None:
         )
 
 
-def install_tools(pins: Pins, work: Path) -> Path:
-    """Install the pinned tools from PyPI; return the folder of their commands."""
+def install_tools(work: Path) -> Path:
+    """Install the tools of tools.txt from PyPI, each with the SHA-256 that it has there; return the folder of their commands."""
     folder = work / "tools"
     stamp = folder / "ready"
-    if not stamp.exists() or stamp.read_text() != repr(pins.tools):
+    if not stamp.exists() or stamp.read_text() != TOOLS.read_text():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         pip = [str(folder / "bin" / "pip"), "--disable-pip-version-check", "install", "--quiet"]
-        subprocess.run([*pip, *pins.tools], check=True)
-        stamp.write_text(repr(pins.tools))
+        subprocess.run([*pip, *WITH_HASHES, str(TOOLS)], check=True)
+        stamp.write_text(TOOLS.read_text())
     return folder / "bin"
 
 
@@ -149,7 +152,7 @@ class Toolchain:
 
 def toolchain(pins: Pins, work: Path, epoch: int) -> Toolchain:
     """Write `gangline-cc`, `-ar` and `-ranlib`, so that no path of this machine is compiled in."""
-    tools = install_tools(pins, work)
+    tools = install_tools(work)
     zig = next(tools.parent.glob("lib/python3*/site-packages/ziglang/zig"))
     folder = work / "bin"
     folder.mkdir(parents=True, exist_ok=True)

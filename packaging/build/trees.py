@@ -17,8 +17,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime import PREFIX, Toolchain, architecture
-from sources import BuildError, read_pins
+from runtime import COMPILE_TOOLS, PREFIX, WITH_HASHES, Toolchain, architecture
+from sources import BuildError, sha256_of
 from wheels import ROOT, for_target, pip
 
 #: Counts the builds of one version; the packages of one build need each other.
@@ -141,21 +141,10 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, source / name)
-    needed = work / "build-site"
+    needed = work / f"build-site-{sha256_of(COMPILE_TOOLS)[:16]}"
     if not needed.exists():
-        constraints = ROOT / "packaging" / "constraints.txt"
-        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        pip(
-            tools,
-            "install",
-            "--quiet",
-            "-c",
-            constraints,
-            *for_target(architecture()),
-            "--target",
-            needed,
-            *wanted,
-        )
+        target = for_target(architecture())
+        pip(tools, "install", "--quiet", *target, "--target", needed, *WITH_HASHES, COMPILE_TOOLS)
     log = work / "gangline.log"
     log.unlink(missing_ok=True)
     chain.run(
@@ -191,17 +180,7 @@ def write_manuals(
     python: Path, sites: list[Path], tools: Path, work: Path, stage: Path, epoch: int
 ) -> None:
     """Make man pages and completion from the commands as they will be installed."""
-    needed = work / "manual-site"
-    pip(
-        tools,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--upgrade",
-        "--target",
-        needed,
-        *read_pins().manual_tools,
-    )
+    (needed,) = tools.parent.glob("lib/python3*/site-packages")
     script = Path(__file__).with_name("manuals.py")
     said = subprocess.run(
         [str(python), "-sPB", str(script), str(stage), str(epoch)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +114,23 @@ def test_every_wheel_has_a_hash(build: dict[str, ModuleType], tmp_path: Path) ->
     (tmp_path / "wheels.txt").write_text("60dd  h2.whl\n")
     with pytest.raises(build["sources"].BuildError, match="expected a SHA-256"):
         build["wheels"].read_hashes(tmp_path / "wheels.txt")
+
+
+def test_every_tool_has_a_hash(build: dict[str, ModuleType]) -> None:
+    """The compiler writes what the daemon runs: a version alone is what an index says it is."""
+    pinned: dict[str, str] = {}
+    for name in ("tools.txt", "compile.txt"):
+        lines = [row for row in (BUILD / name).read_text().splitlines() if not row.startswith("#")]
+        for line in lines:
+            match = re.fullmatch(
+                r"([A-Za-z0-9_.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)", line
+            )
+            assert match is not None, line
+            pinned[match[1].lower()] = match[2]
+    for tool in build["sources"].read_pins().tools:
+        name, _, version = tool.partition("==")
+        assert pinned[name] == version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for requirement in project["build-system"]["requires"]:
+        assert re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() in pinned
+    assert "--require-hashes" in build["runtime"].WITH_HASHES
