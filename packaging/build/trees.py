@@ -165,15 +165,36 @@ def split_gangline(site: Path, stage: Path) -> None:
             shutil.move(site / "gangline" / folder, to / folder)
 
 
-def compile_bytecode(python: Path, folder: Path, epoch: int) -> None:
-    """Compile all of *folder* once and for all: root's files are written by nobody, and their dates are all the same."""
-    code = "import compileall, sys, py_compile; sys.exit(not compileall.compile_dir(sys.argv[1], stripdir=sys.argv[2], "
-    code += "quiet=1, force=True, workers=1, maxlevels=40, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH))"
-    subprocess.run(
-        [str(python), "-EsP", "-X", "no_debug_ranges", "-c", code, str(folder), str(folder)],
-        check=True,
-        env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
-    )
+#: Its arguments: folder, where it is installed, a pattern of what is left out, and whether x.pyc lies beside x.py (`legacy`).
+COMPILE = """
+import compileall, py_compile, re, sys
+folder, installed, without, legacy = sys.argv[1:]
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+sys.exit(not compileall.compile_dir(folder, stripdir=folder, prependdir=installed, rx=re.compile(without), legacy=bool(legacy),
+    invalidation_mode=mode, quiet=1, force=True, workers=1, maxlevels=40))
+"""
+
+
+def compile_bytecode(python: Path, tree: Path, epoch: int) -> None:
+    """Compile all of a package's *tree* once and for all: root's files are written by nobody, and their dates are all the same.
+
+    Gangline keeps its sources, so that tracebacks quote them. Libraries are shipped as compiled modules alone: half as many files,
+    and dpkg waits for the disk once for each.
+    """
+    own = tree / SITE / "gangline"
+    folders = [(tree / "lib", "/site-packages/gangline/", "legacy")]
+    if own.exists():
+        folders.append((own, "^$", ""))
+    for folder, without, legacy in folders:
+        installed = f"{PREFIX}/current/{folder.relative_to(tree)}"
+        subprocess.run(
+            [str(python), "-EsP", "-X", "no_debug_ranges", "-c", COMPILE, str(folder), installed, without, legacy],
+            check=True,
+            env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
+        )  # fmt: skip
+    for source in list((tree / "lib").rglob("*.py")):
+        if not source.is_relative_to(own):
+            source.unlink()
 
 
 def write_manuals(
@@ -249,7 +270,7 @@ def assemble(
         for source, to in FILES.get(package, {}).items():
             (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
-        compile_bytecode(python, stage / package / tree_of(package) / "lib", epoch)
+        compile_bytecode(python, stage / package / tree_of(package), epoch)
         _documents(stage, package)
         set_modes_and_dates(stage / package, epoch)
     return stage
