@@ -79,6 +79,13 @@ CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "k
 #: Of Python's library: what a service never imports, or cannot use here.
 LIBRARY_WITHOUT = [
     "__phello__",
+    "_pyrepl",
+    "curses",
+    "dbm",
+    # Code pages of DOS, of mainframes and of old Macintoshes.
+    "encodings/cp[078]*",
+    "encodings/cp1[01]*",
+    "encodings/mac_*",
     "ensurepip",
     "idlelib",
     "pydoc_data",
@@ -87,6 +94,8 @@ LIBRARY_WITHOUT = [
     "turtle.py",
     "turtledemo",
     "venv",
+    "wsgiref",
+    "xmlrpc",
     "config-*",
     "site-packages/README.txt",
 ]

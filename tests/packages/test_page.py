@@ -123,6 +123,23 @@ def test_the_agent_is_installed_upgraded_and_taken_back(operator: Operator, tmp_
 
 
 @needs_packages
+def test_the_script_for_other_systems_ends_with_a_row(operator: Operator, tmp_path: Path) -> None:
+    """What the page's last table asks for on RHEL and Ubuntu: it runs on Debian too, and prints a row of that table."""
+    for name in ("old", "new"):
+        (operator.host.root / name).mkdir()
+    for package in PACKAGES:
+        shutil.copy(path_of(package, "deb"), operator.host.root / "old")
+        shutil.copy(repacked(package, tmp_path), operator.host.root / "new")
+    shutil.copy(ROOT / "packaging" / "try_on_host.sh", operator.host.root)
+    printed = operator.types("sh /try_on_host.sh /old /new").splitlines()
+    heading = re.search(r"^## Where this was tried\n(.*)$", PAGE, re.MULTILINE)
+    assert heading is not None and printed[-1].count("|") == heading[1].count("|")
+    assert printed[-1].startswith("| Debian") and f"-{NEXT} and back, removal" in printed[-1]
+    assert operator.types("sh /try_on_host.sh /old", codes=(2,)).startswith("usage, as root")
+    operator.types("apt purge gangline-agent gangline-runtime")
+
+
+@needs_packages
 def test_the_aggregator_is_installed_and_lists_the_host(operator: Operator) -> None:
     """The lines of `Install the aggregator`, beside an agent on the same host."""
     for path in (operator.host.root / WHERE.lstrip("/")).iterdir():
