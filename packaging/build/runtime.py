@@ -72,7 +72,7 @@ MODULES_WITHOUT = [
     "nis",
     "readline",
 ]
-#: Encodings of texts that no driver and no kernel writes.
+#: Encodings of texts that no driver and no kernel writes; the command is in UTF-8 mode whatever the locale.
 CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "kr", "tw")] + [
     "_multibytecodec"
 ]
@@ -82,10 +82,17 @@ LIBRARY_WITHOUT = [
     "_pyrepl",
     "curses",
     "dbm",
-    # Code pages of DOS, of mainframes and of old Macintoshes.
-    "encodings/cp[078]*",
+    # Code pages of DOS, of mainframes and of old Macintoshes; those whose tables are in CODECS_WITHOUT.
+    "encodings/big5*",
+    "encodings/cp[0789]*",
     "encodings/cp1[01]*",
+    "encodings/euc_*",
+    "encodings/gb*",
+    "encodings/hz.py",
+    "encodings/iso2022_*",
+    "encodings/johab.py",
     "encodings/mac_*",
+    "encodings/shift_jis*",
     "ensurepip",
     "idlelib",
     "pydoc_data",

@@ -61,13 +61,15 @@ FILES = {
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
 #: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one. It names its own version's
-#: interpreter, so that the processes that it starts are of that version too.
-LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsP
+#: interpreter, so that the processes that it starts are of that version too. All are in UTF-8 mode: the runtime has no codec for a
+#: locale such as zh_CN.GB18030, and an interpreter that lacks the codec of its locale does not start.
+LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsPXutf8
 import os
 import sys
 
 for name in ("PYTHONHOME", "PYTHONPATH"):
     os.environ.pop(name, None)
+os.environ["PYTHONUTF8"] = "1"
 
 from gangline.cli import main
 

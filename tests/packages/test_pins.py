@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -134,3 +135,13 @@ def test_every_tool_has_a_hash(build: dict[str, ModuleType]) -> None:
     for requirement in project["build-system"]["requires"]:
         assert re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() in pinned
     assert "--require-hashes" in build["runtime"].WITH_HASHES
+
+
+def test_the_command_starts_whatever_the_locale(build: dict[str, ModuleType]) -> None:
+    """The runtime has no codec for zh_CN.GB18030, and an interpreter that lacks the codec of its locale ends at once."""
+    launcher = build["trees"].LAUNCHER
+    flags = launcher.partition("\n")[0].rpartition(" ")[2]
+    code = "import sys; print(sys.flags.utf8_mode, sys.flags.ignore_environment, sys.flags.no_user_site, sys.flags.safe_path)"
+    shown = subprocess.run([sys.executable, flags, "-c", code], check=True, capture_output=True, text=True)  # fmt: skip
+    assert shown.stdout.split() == ["1", "1", "1", "True"]
+    assert 'os.environ["PYTHONUTF8"] = "1"' in launcher  # of the processes that it starts
