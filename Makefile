@@ -177,7 +177,7 @@ image:
 
 # The same on every Debian that is supported, booted: SUITES="bullseye bookworm trixie".
 test-hosts: packages .venv/ready-dev
-	GANGLINE_PACKAGES=dist GANGLINE_SUITES='$(or $(SUITES),bullseye bookworm trixie)' $(BIN)/pytest -q tests/packages/test_install.py
+	GANGLINE_PACKAGES=dist GANGLINE_SUITES='$(or $(SUITES),bullseye bookworm trixie)' $(BIN)/pytest -q tests/packages/test_install.py tests/packages/test_page.py
 
 # 20 upgrades and 20 downgrades of an agent that samples, 5 of them killed in the middle: nothing lost, nothing doubled.
 soak-packages: .venv/ready-dev

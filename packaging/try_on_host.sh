@@ -48,10 +48,14 @@ step() {
     echo "ok      $name"
 }
 
-# sampling: wait until the agent has a fresh status, at most 60 s.
+main_pid() {
+    systemctl show --property=MainPID --value gangline-agent
+}
+
+# sampling: wait until the process that systemd runs now has written its status, at most 60 s.
 sampling() {
     for _ in $(seq 60); do
-        if gangline agent status >/dev/null 2>&1; then
+        if grep -Eqs "\"pid\": *$(main_pid)[,}]" /run/gangline/status.json; then
             return 0
         fi
         sleep 1
@@ -60,7 +64,7 @@ sampling() {
 }
 
 running_version() {
-    readlink "/proc/$(systemctl show --property=MainPID --value gangline-agent)/exe" | cut -d/ -f5
+    readlink "/proc/$(main_pid)/exe" | cut -d/ -f5
 }
 
 step "install" install "$old"
@@ -69,7 +73,7 @@ step "enable and start" systemctl enable --now gangline-agent
 step "first sample" sampling
 took=$(($(date +%s) - began))
 first=$(running_version)
-pgrep -u gangline -f 'gangline agent' >/dev/null || failed "the agent runs as its user"
+[ "$(stat -c %U "/proc/$(main_pid)")" = gangline ] || failed "the agent runs as its user"
 gangline doctor || echo "note    gangline doctor found problems, above"
 step "upgrade" install "$new"
 step "sampling after the upgrade" sampling

@@ -72,13 +72,16 @@ def files_of(later: bool) -> str:
 
 
 def change(host: Booted, later: bool, kill_after: float | None) -> bool:
-    """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself."""
+    """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself.
+
+    Raises RuntimeError with what it printed where it fails by itself.
+    """
     command = ["sh", "-c", f"{INSTALL} {files_of(later)}"]
-    with (host.root / "packages" / "apt.log").open("ab") as log:
+    path = host.root / "packages" / "apt.log"
+    with path.open("wb") as log:
         child = subprocess.Popen(host.command(*command), stdout=log, stderr=log)
         try:
             child.wait(kill_after)
-            return child.returncode == 0
         except subprocess.TimeoutExpired:
             for pid in descendants(child.pid):
                 try:
@@ -87,6 +90,9 @@ def change(host: Booted, later: bool, kill_after: float | None) -> bool:
                     continue
             child.wait()
             return False
+    if child.returncode:
+        raise RuntimeError(f"apt ended with {child.returncode}: {path.read_text()[-3000:]}")
+    return True
 
 
 def agent_status(host: Booted) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..clock import Clock
 
 CHILD = Path(__file__).with_name("job_ranks_child.py")
 #: Isolated: no folder of a user's, no site packages, no variable is looked at. 20 ms.
-COMMAND = (sys.executable, "-I", "-S", str(CHILD))
+COMMAND = (sys.executable, "-I", "-S", "-X", "utf8", str(CHILD))
 #: A child asks after so many processes; more wait for the next one.
 BATCH_MAX = 64
 WAITING_MAX = 4096

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import deb
+import rpm
 from runtime import PREFIX, architecture, build_runtime, toolchain
 from sbom import write_sbom
 from sources import BuildError, checked, read_pins, sha256_of
@@ -239,6 +240,8 @@ def _write(package: str, kind: str, config: Path, tools: Path, to: Path, epoch: 
         raise BuildError(f"nfpm cannot write {name}: {said.stdout}{said.stderr}")
     if kind == "deb":
         deb.pack(to / name, epoch)
+    else:
+        rpm.pack(to / name)
     return to / name
 
 

@@ -25,6 +25,9 @@ from pathlib import Path
 from sources import BuildError, Pins, fetch, read_pins, sha256_of, unpack
 
 PREFIX = "/opt/gangline"
+#: The wheels of the tools, as pip's requirements with hashes: of what runs here, and of what compiles modules for the runtime.
+TOOLS, COMPILE_TOOLS = (Path(__file__).with_name(name) for name in ("tools.txt", "compile.txt"))
+WITH_HASHES = ("--require-hashes", "--only-binary", ":all:", "--requirement")
 #: What the build takes from the machine: command -> Debian's package.
 COMMANDS = {
     "make": "make",
@@ -69,13 +72,27 @@ MODULES_WITHOUT = [
     "nis",
     "readline",
 ]
-#: Encodings of texts that no driver and no kernel writes.
+#: Encodings of texts that no driver and no kernel writes; the command is in UTF-8 mode whatever the locale.
 CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "kr", "tw")] + [
     "_multibytecodec"
 ]
 #: Of Python's library: what a service never imports, or cannot use here.
 LIBRARY_WITHOUT = [
     "__phello__",
+    "_pyrepl",
+    "curses",
+    "dbm",
+    # Code pages of DOS, of mainframes and of old Macintoshes; those whose tables are in CODECS_WITHOUT.
+    "encodings/big5*",
+    "encodings/cp[0789]*",
+    "encodings/cp1[01]*",
+    "encodings/euc_*",
+    "encodings/gb*",
+    "encodings/hz.py",
+    "encodings/iso2022_*",
+    "encodings/johab.py",
+    "encodings/mac_*",
+    "encodings/shift_jis*",
     "ensurepip",
     "idlelib",
     "pydoc_data",
@@ -84,6 +101,8 @@ LIBRARY_WITHOUT = [
     "turtle.py",
     "turtledemo",
     "venv",
+    "wsgiref",
+    "xmlrpc",
     "config-*",
     "site-packages/README.txt",
 ]
@@ -107,15 +126,15 @@ def check_commands() -> None:
         )
 
 
-def install_tools(pins: Pins, work: Path) -> Path:
-    """Install the pinned tools from PyPI; return the folder of their commands."""
+def install_tools(work: Path) -> Path:
+    """Install the tools of tools.txt from PyPI, each with the SHA-256 that it has there; return the folder of their commands."""
     folder = work / "tools"
     stamp = folder / "ready"
-    if not stamp.exists() or stamp.read_text() != repr(pins.tools):
+    if not stamp.exists() or stamp.read_text() != TOOLS.read_text():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         pip = [str(folder / "bin" / "pip"), "--disable-pip-version-check", "install", "--quiet"]
-        subprocess.run([*pip, *pins.tools], check=True)
-        stamp.write_text(repr(pins.tools))
+        subprocess.run([*pip, *WITH_HASHES, str(TOOLS)], check=True)
+        stamp.write_text(TOOLS.read_text())
     return folder / "bin"
 
 
@@ -149,7 +168,7 @@ class Toolchain:
 
 def toolchain(pins: Pins, work: Path, epoch: int) -> Toolchain:
     """Write `gangline-cc`, `-ar` and `-ranlib`, so that no path of this machine is compiled in."""
-    tools = install_tools(pins, work)
+    tools = install_tools(work)
     zig = next(tools.parent.glob("lib/python3*/site-packages/ziglang/zig"))
     folder = work / "bin"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """What is in a package, and under which licence: a CycloneDX document for each, and a build that fails for a licence that is not on the list.
 
-Python components are read from the metadata of the wheels as they were unpacked; the libraries inside the interpreter from pins.toml.
+Python components are read from the metadata of the wheels as they were unpacked; the libraries inside them from their own SBOMs or from
+bundled.toml, those inside the interpreter from pins.toml.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import json
 import re
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from email.message import Message
@@ -26,14 +28,22 @@ LICENCES = frozenset(
         "Apache-2.0 WITH LLVM-exception",
         "BSD-2-Clause",
         "BSD-3-Clause",
+        "BSD-3-Clause-Open-MPI",
+        "BSL-1.0",
         "CC0-1.0",
+        # Of GCC's runtime libraries: the exception lets programs of any licence use them.
+        "GPL-3.0-or-later WITH GCC-exception-3.1",
         "ISC",
-        "LGPL-2.1-or-later",  # ClusterShell: a library of its own in site-packages, which anybody may replace
+        # Shipped as a file of its own, which can be replaced.
+        "LGPL-2.1-or-later",
         "MIT",
         "MIT-0",
         "PSF-2.0",
+        "Unicode-3.0",
         "Zlib",
         "blessing",
+        "bzip2-1.0.6",
+        "curl",
     ]
 )
 #: What authors write instead of an SPDX identifier.
@@ -54,6 +64,8 @@ LIBRARIES = {
     "sqlite3": ("blessing", "sqlite", "sqlite"),
     "zlib": ("Zlib", "zlib", "zlib"),
 }
+#: What wheels without an SBOM of their own have inside.
+BUNDLED = Path(__file__).with_name("bundled.toml")
 _NAMESPACE = uuid.UUID("6f0b6d5e-5d8c-5c1b-9a57-2f6f0f3c1c11")
 
 
@@ -85,14 +97,76 @@ def licence_of(metadata: Message, component: str) -> str:
 
 
 def python_components(site: Path) -> Iterator[dict[str, Any]]:
-    """Yield the wheels that were unpacked into *site*, Gangline's own too."""
+    """Yield the wheels that were unpacked into *site*, Gangline's own too, each with the libraries inside it."""
+    bundled = tomllib.loads(BUNDLED.read_text())
     for file in sorted(site.glob("*.dist-info/METADATA")):
         metadata = HeaderParser().parsestr(file.read_text())
         name, version = metadata["Name"], metadata["Version"]
         purl = f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{version}"
         if name == "gangline":
             purl = f"pkg:generic/gangline@{version}"
-        yield _component(name, version, purl, licence_of(metadata, f"{name} {version}"))
+        wheel = _component(name, version, purl, licence_of(metadata, f"{name} {version}"))
+        yield wheel
+        yield from wheel_components(wheel, file, bundled)
+
+
+def _inner(wheel: dict[str, Any], name: str, version: str, licence: str) -> dict[str, Any]:
+    """Return the component of a library inside a wheel."""
+    purl = f"pkg:generic/{name}" + (f"@{version}" if version else "")
+    component = _component(
+        name, version, purl, check_licence(licence, f"{name} in {wheel['name']}")
+    )
+    component["bom-ref"] = f"{wheel['purl']}#{name}@{version}"
+    if not version:
+        del component["version"]
+    elif name in LIBRARIES:
+        component["cpe"] = _cpe(name, version)
+    component["properties"] = [{"name": "gangline:inside", "value": wheel["purl"]}]
+    return component
+
+
+def _own_documents(wheel: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what a wheel's own SBOMs name (PEP 770). Raises BuildError where one is no CycloneDX."""
+    for file in sorted(folder.iterdir()):
+        try:
+            table = json.loads(file.read_text())
+            rows = [(row, row["name"], row.get("version", "")) for row in table["components"]]
+        except (ValueError, LookupError, TypeError) as error:
+            raise BuildError(f"{wheel['name']}: {file.name} is no CycloneDX: {error!r}") from None
+        for row, name, version in rows:
+            named = [one.get("expression", "") for one in row.get("licenses", ())]
+            component = _inner(
+                wheel, name, version, named[0] if named else LIBRARIES.get(name, ("",))[0]
+            )
+            component["purl"] = row.get("purl", component["purl"])
+            if not component["purl"].startswith("pkg:generic/"):
+                component.pop("cpe", None)  # the crate openssl is not OpenSSL
+            yield component
+
+
+def wheel_components(
+    wheel: dict[str, Any], metadata: Path, bundled: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the libraries inside a wheel with compiled modules: by its own SBOMs, else by bundled.toml. Raises BuildError."""
+    name, version = wheel["name"], wheel["version"]
+    tags = re.findall(r"^Tag: (.*)$", metadata.with_name("WHEEL").read_text(), re.MULTILINE)
+    if name == "gangline" or all(tag.endswith("-any") for tag in tags):
+        return
+    if (own := metadata.with_name("sboms")).is_dir():
+        yield from _own_documents(wheel, own)
+        return
+    found = bundled.get(name)
+    if found is None or found["version"] != version:
+        raise BuildError(
+            f"{name} {version} has compiled modules and no SBOM, and {BUNDLED.name} knows "
+            f"{'none' if found is None else found['version']}: read its licence files, then name the libraries inside it there"
+        )
+    for file in metadata.parent.parent.glob(f"{name}.libs/*"):
+        if not any(library.lower() in file.name.lower() for library in found["libraries"]):
+            raise BuildError(f"{name} {version}: {BUNDLED.name} names no library of {file.name}")
+    for library, row in found["libraries"].items():
+        licence, its_version = (row, "") if isinstance(row, str) else row
+        yield _inner(wheel, library, its_version, licence)
 
 
 def library_components(pins: Pins) -> Iterator[dict[str, Any]]:
@@ -102,7 +176,7 @@ def library_components(pins: Pins) -> Iterator[dict[str, Any]]:
             raise BuildError(
                 f"{name} of pins.toml has no licence in LIBRARIES of packaging/build/sbom.py"
             )
-        licence, vendor, product = LIBRARIES[name]
+        licence = LIBRARIES[name][0]
         upstream = source.version.partition(":")[2] or source.version
         version = re.sub(r"^.*really|-[^-]*$", "", upstream)
         component = _component(
@@ -111,12 +185,17 @@ def library_components(pins: Pins) -> Iterator[dict[str, Any]]:
             f"pkg:deb/debian/{name}@{source.version}?arch=source",
             check_licence(licence, name),
         )
-        component["cpe"] = f"cpe:2.3:a:{vendor}:{product}:{version}:*:*:*:*:*:*:*"
+        component["cpe"] = _cpe(name, version)
         component["properties"] = [
             {"name": f"gangline:sha256:{archive}", "value": digest}
             for archive, digest in sorted(source.archives.items())
         ]
         yield component
+
+
+def _cpe(library: str, version: str) -> str:
+    _, vendor, product = LIBRARIES[library]
+    return f"cpe:2.3:a:{vendor}:{product}:{version}:*:*:*:*:*:*:*"
 
 
 def _component(name: str, version: str, purl: str, licence: str) -> dict[str, Any]:

@@ -50,7 +50,6 @@ class Pins:
 
     suites: tuple[str, ...]
     tools: tuple[str, ...]
-    manual_tools: tuple[str, ...]
     glibc: str
     epoch: int
     sources: Mapping[str, Source]
@@ -70,7 +69,6 @@ def read_pins(path: Path = PINS) -> Pins:
     return Pins(
         tuple(table["debian_suites"]),
         tuple(table["tools"]),
-        tuple(table["manual_tools"]),
         table["glibc"],
         table["epoch"],
         sources,

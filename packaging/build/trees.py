@@ -17,8 +17,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime import PREFIX, Toolchain, architecture
-from sources import BuildError, read_pins
+from runtime import COMPILE_TOOLS, PREFIX, WITH_HASHES, Toolchain, architecture
+from sources import BuildError, sha256_of
 from wheels import ROOT, for_target, pip
 
 #: Counts the builds of one version; the packages of one build need each other.
@@ -61,13 +61,15 @@ FILES = {
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
 #: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one. It names its own version's
-#: interpreter, so that the processes that it starts are of that version too.
-LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsP
+#: interpreter, so that the processes that it starts are of that version too. All are in UTF-8 mode: the runtime has no codec for a
+#: locale such as zh_CN.GB18030, and an interpreter that lacks the codec of its locale does not start.
+LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsPXutf8
 import os
 import sys
 
 for name in ("PYTHONHOME", "PYTHONPATH"):
     os.environ.pop(name, None)
+os.environ["PYTHONUTF8"] = "1"
 
 from gangline.cli import main
 
@@ -141,21 +143,10 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, source / name)
-    needed = work / "build-site"
+    needed = work / f"build-site-{sha256_of(COMPILE_TOOLS)[:16]}"
     if not needed.exists():
-        constraints = ROOT / "packaging" / "constraints.txt"
-        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        pip(
-            tools,
-            "install",
-            "--quiet",
-            "-c",
-            constraints,
-            *for_target(architecture()),
-            "--target",
-            needed,
-            *wanted,
-        )
+        target = for_target(architecture())
+        pip(tools, "install", "--quiet", *target, "--target", needed, *WITH_HASHES, COMPILE_TOOLS)
     log = work / "gangline.log"
     log.unlink(missing_ok=True)
     chain.run(
@@ -176,32 +167,43 @@ def split_gangline(site: Path, stage: Path) -> None:
             shutil.move(site / "gangline" / folder, to / folder)
 
 
-def compile_bytecode(python: Path, folder: Path, epoch: int) -> None:
-    """Compile all of *folder* once and for all: root's files are written by nobody, and their dates are all the same."""
-    code = "import compileall, sys, py_compile; sys.exit(not compileall.compile_dir(sys.argv[1], stripdir=sys.argv[2], "
-    code += "quiet=1, force=True, workers=1, maxlevels=40, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH))"
-    subprocess.run(
-        [str(python), "-EsP", "-X", "no_debug_ranges", "-c", code, str(folder), str(folder)],
-        check=True,
-        env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
-    )
+#: Its arguments: folder, where it is installed, a pattern of what is left out, and whether x.pyc lies beside x.py (`legacy`).
+COMPILE = """
+import compileall, py_compile, re, sys
+folder, installed, without, legacy = sys.argv[1:]
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+sys.exit(not compileall.compile_dir(folder, stripdir=folder, prependdir=installed, rx=re.compile(without), legacy=bool(legacy),
+    invalidation_mode=mode, quiet=1, force=True, workers=1, maxlevels=40))
+"""
+
+
+def compile_bytecode(python: Path, tree: Path, epoch: int) -> None:
+    """Compile all of a package's *tree* once and for all: root's files are written by nobody, and their dates are all the same.
+
+    Gangline keeps its sources, so that tracebacks quote them. Libraries are shipped as compiled modules alone: half as many files,
+    and dpkg waits for the disk once for each.
+    """
+    own = tree / SITE / "gangline"
+    folders = [(tree / "lib", "/site-packages/gangline/", "legacy")]
+    if own.exists():
+        folders.append((own, "^$", ""))
+    for folder, without, legacy in folders:
+        installed = f"{PREFIX}/current/{folder.relative_to(tree)}"
+        subprocess.run(
+            [str(python), "-EsP", "-X", "no_debug_ranges", "-c", COMPILE, str(folder), installed, without, legacy],
+            check=True,
+            env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
+        )  # fmt: skip
+    for source in list((tree / "lib").rglob("*.py")):
+        if not source.is_relative_to(own):
+            source.unlink()
 
 
 def write_manuals(
     python: Path, sites: list[Path], tools: Path, work: Path, stage: Path, epoch: int
 ) -> None:
     """Make man pages and completion from the commands as they will be installed."""
-    needed = work / "manual-site"
-    pip(
-        tools,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--upgrade",
-        "--target",
-        needed,
-        *read_pins().manual_tools,
-    )
+    (needed,) = tools.parent.glob("lib/python3*/site-packages")
     script = Path(__file__).with_name("manuals.py")
     said = subprocess.run(
         [str(python), "-sPB", str(script), str(stage), str(epoch)],
@@ -270,7 +272,7 @@ def assemble(
         for source, to in FILES.get(package, {}).items():
             (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
-        compile_bytecode(python, stage / package / tree_of(package) / "lib", epoch)
+        compile_bytecode(python, stage / package / tree_of(package), epoch)
         _documents(stage, package)
         set_modes_and_dates(stage / package, epoch)
     return stage

@@ -1,6 +1,6 @@
 """The wheels that the packages hold: fetched from PyPI for the runtime, each with the SHA-256 that wheels.txt has.
 
-python3 packaging/build/wheels.py --update     # pin the wheels of the versions in packaging/constraints.txt, of both architectures
+python3 packaging/build/wheels.py --update     # pin the wheels of the versions in packaging/constraints.txt and pins.toml, of both architectures
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from runtime import architecture, install_tools
+from runtime import COMPILE_TOOLS, TOOLS, architecture
 from sources import BuildError, checked, read_pins, sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -96,9 +96,21 @@ def check_wheel(wheel: Path, hashes: dict[str, str]) -> Path:
     return checked(wheel, hashes[wheel.name])
 
 
+def lock(wanted: list[str], to: Path, tools: Path, work: Path) -> None:
+    """Write what *wanted* and its dependencies are now, with the hash of each wheel of both architectures, as pip reads it."""
+    found: dict[str, set[str]] = {}
+    for machine in ARCHITECTURES:
+        for wheel in fetch_wheels(tools, work / "wheels", machine, wanted):
+            name, version = wheel.name.split("-")[:2]
+            found.setdefault(f"{name}=={version}", set()).add(f"--hash=sha256:{sha256_of(wheel)}")
+    rows = [f"{pin} {' '.join(sorted(found[pin]))}\n" for pin in sorted(found, key=str.lower)]
+    to.write_text("# Written by: python3 packaging/build/wheels.py --update\n" + "".join(rows))
+
+
 def update(work: Path) -> None:
-    """Rewrite wheels.txt to the wheels that PyPI has of the pinned versions."""
-    tools = install_tools(read_pins(), work)
+    """Rewrite wheels.txt, tools.txt and compile.txt to the wheels that PyPI has of the pinned versions."""
+    subprocess.run([sys.executable, "-m", "venv", str(work / "tools")], check=True)
+    tools = work / "tools" / "bin"
     found: dict[str, str] = {}
     for machine in ARCHITECTURES:
         for wanted in extras().values():
@@ -107,6 +119,9 @@ def update(work: Path) -> None:
     rows = [f"{digest}  {name}\n" for name, digest in sorted(found.items())]
     head = "# The wheels in the packages, of packaging/constraints.txt. Written by: python3 packaging/build/wheels.py --update\n"
     HASHES.write_text(head + "".join(rows))
+    lock(list(read_pins().tools), TOOLS, tools, work)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lock(project["build-system"]["requires"], COMPILE_TOOLS, tools, work)
 
 
 def main() -> int:

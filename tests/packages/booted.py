@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -85,8 +86,28 @@ class Booted:
 
 
 @contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until no other test of this machine has booted one.
+
+    All are in the control group of their callers, where a unit of one container has the processes of both: one that stops its
+    agent ends the other's.
+    """
+    folder = os.open("/run", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
 def booted(archive: Path, folder: Path, *, shares_network: bool = False) -> Iterator[Booted]:
     """Unpack, boot, and end it. *shares_network*: loopback is this machine's, so that an aggregator here can be reached."""
+    with _alone():
+        yield from _booted(archive, folder, shares_network)
+
+
+def _booted(archive: Path, folder: Path, shares_network: bool) -> Iterator[Booted]:
     root = folder / "root"
     root.mkdir()
     with tarfile.open(archive) as tar:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +115,33 @@ def test_every_wheel_has_a_hash(build: dict[str, ModuleType], tmp_path: Path) ->
     (tmp_path / "wheels.txt").write_text("60dd  h2.whl\n")
     with pytest.raises(build["sources"].BuildError, match="expected a SHA-256"):
         build["wheels"].read_hashes(tmp_path / "wheels.txt")
+
+
+def test_every_tool_has_a_hash(build: dict[str, ModuleType]) -> None:
+    """The compiler writes what the daemon runs: a version alone is what an index says it is."""
+    pinned: dict[str, str] = {}
+    for name in ("tools.txt", "compile.txt"):
+        lines = [row for row in (BUILD / name).read_text().splitlines() if not row.startswith("#")]
+        for line in lines:
+            match = re.fullmatch(
+                r"([A-Za-z0-9_.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)", line
+            )
+            assert match is not None, line
+            pinned[match[1].lower()] = match[2]
+    for tool in build["sources"].read_pins().tools:
+        name, _, version = tool.partition("==")
+        assert pinned[name] == version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for requirement in project["build-system"]["requires"]:
+        assert re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() in pinned
+    assert "--require-hashes" in build["runtime"].WITH_HASHES
+
+
+def test_the_command_starts_whatever_the_locale(build: dict[str, ModuleType]) -> None:
+    """The runtime has no codec for zh_CN.GB18030, and an interpreter that lacks the codec of its locale ends at once."""
+    launcher = build["trees"].LAUNCHER
+    flags = launcher.partition("\n")[0].rpartition(" ")[2]
+    code = "import sys; print(sys.flags.utf8_mode, sys.flags.ignore_environment, sys.flags.no_user_site, sys.flags.safe_path)"
+    shown = subprocess.run([sys.executable, flags, "-c", code], check=True, capture_output=True, text=True)  # fmt: skip
+    assert shown.stdout.split() == ["1", "1", "1", "True"]
+    assert 'os.environ["PYTHONUTF8"] = "1"' in launcher  # of the processes that it starts

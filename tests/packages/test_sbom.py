@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,11 +31,12 @@ def sbom() -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-def site(folder: Path, licence: str) -> Path:
+def site(folder: Path, licence: str, tag: str = "py3-none-any", name: str = "Thing_One") -> Path:
     """A folder with one wheel, unpacked."""
     info = folder / "thing-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(METADATA.format("Thing_One", licence))
+    (info / "METADATA").write_text(METADATA.format(name, licence))
+    (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nTag: {tag}\n")
     return folder
 
 
@@ -62,6 +64,70 @@ def test_another_licence_fails_the_build(line: str, sbom: ModuleType, tmp_path: 
     """A dependency changes its licence in a minor version, and nobody reads it."""
     with pytest.raises(sbom.BuildError, match=r"Thing_One 1\.0: its licence .* is not on the list"):
         list(sbom.python_components(site(tmp_path, line)))
+
+
+COMPILED = "cp313-cp313-manylinux_2_28_x86_64"
+
+
+def test_a_wheel_says_itself_what_is_inside(sbom: ModuleType, tmp_path: Path) -> None:
+    """By an SBOM of its own; a crate is not the library that it binds, and a licence that is not on the list fails the build."""
+    wheels = site(tmp_path, "License-Expression: MIT", COMPILED)
+    document = wheels / "thing-1.0.dist-info" / "sboms" / "own.cdx.json"
+    document.parent.mkdir()
+    crate = {"name": "openssl", "version": "0.10.81", "purl": "pkg:cargo/openssl@0.10.81", "licenses": [{"expression": "Apache-2.0"}]}  # fmt: skip
+    library = {"name": "openssl", "version": "4.0.3", "purl": "pkg:generic/openssl@4.0.3"}
+    document.write_text(json.dumps({"components": [crate, library]}))
+    _, first, second = sbom.python_components(wheels)
+    assert "cpe" not in first and ":openssl:openssl:4.0.3:" in second["cpe"]
+    assert second["licenses"] == [{"expression": "Apache-2.0"}]
+    assert second["bom-ref"].startswith("pkg:pypi/thing-one@1.0#")
+    document.write_text(json.dumps({"components": [{**crate, "licenses": [{"expression": "SSPL-1.0"}]}]}))  # fmt: skip
+    with pytest.raises(sbom.BuildError, match=r"openssl in Thing_One: its licence 'SSPL-1\.0'"):
+        list(sbom.python_components(wheels))
+    for wrong in ("{", "[]", '{"components": [{}]}'):
+        document.write_text(wrong)
+        with pytest.raises(sbom.BuildError, match=r"own\.cdx\.json is no CycloneDX"):
+            list(sbom.python_components(wheels))
+
+
+def test_what_is_inside_another_version_is_looked_at_again(
+    sbom: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library with a known hole came with a minor version of a wheel, and no list had it."""
+    wheels = site(tmp_path, "License-Expression: MIT", COMPILED, "thing")
+    table = tmp_path / "bundled.toml"
+    monkeypatch.setattr(sbom, "BUNDLED", table)
+    for text, message in (
+        ("", r"thing 1\.0 has compiled modules and no SBOM, and bundled\.toml knows none"),
+        ('[thing]\nversion = "0.9"\nlibraries = {}', r"bundled\.toml knows 0\.9: read its"),
+    ):
+        table.write_text(text)
+        with pytest.raises(sbom.BuildError, match=message):
+            list(sbom.python_components(wheels))
+    table.write_text(
+        '[thing]\nversion = "1.0"\nlibraries = { zlib = ["Zlib", "1.3"], re2 = "MIT" }'
+    )
+    _, zlib, re2 = sbom.python_components(wheels)
+    assert zlib["version"] == "1.3" and ":zlib:zlib:1.3:" in zlib["cpe"] and "version" not in re2
+    (wheels / "thing.libs").mkdir()
+    (wheels / "thing.libs" / "libre2-1f.so.1").touch()
+    list(sbom.python_components(wheels))
+    (wheels / "thing.libs" / "libnew-2f.so.1").touch()
+    with pytest.raises(sbom.BuildError, match=r"names no library of libnew-2f\.so\.1"):
+        list(sbom.python_components(wheels))
+
+
+def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
+    """bundled.toml has the versions that wheels.txt pins, but for those that say it themselves."""
+    table = tomllib.loads(sbom.BUNDLED.read_text())
+    pinned = {}
+    for line in (BUILD / "wheels.txt").read_text().splitlines():
+        if not line.startswith("#") and not line.endswith("-any.whl"):
+            name, version = line.split()[1].split("-")[:2]
+            pinned[name] = version
+    assert {name: row["version"] for name, row in table.items()} == {
+        name: version for name, version in pinned.items() if name != "cryptography"
+    }
 
 
 def test_every_library_of_the_interpreter_is_in_it(sbom: ModuleType) -> None:
@@ -94,4 +160,6 @@ def test_it_is_in_the_package(package: str) -> None:
     wheels = [
         one for one in document["components"] if "pypi" in one["purl"] or one["name"] == "gangline"
     ]
+    inside = {one["name"] for one in document["components"] if "#" in one["bom-ref"]}
+    assert inside >= ({"openssl", "zlib", "openblas"} if "aggregator" in package else set())
     assert len(wheels) == len(names)
