@@ -111,7 +111,7 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(size - len(data))
         if not part or time.monotonic() > deadline:
-            raise ValueError("it closed, or took too long")
+            raise ValueError("the agent closed the connection, or took too long")
         data += part
     return data
 

@@ -58,8 +58,8 @@ def check_host(name: str) -> None:
     labels = name.split(".")
     if name and (len(name) > HOST_CHARACTERS_MAX or not all(map(_LABEL.fullmatch, labels))):
         raise ValueError(
-            f"a host name: at most {HOST_CHARACTERS_MAX} letters, digits, hyphens and underscores "
-            "in parts of at most 63 set off by dots, as gpu-017.cluster"
+            f"a host name such as gpu-017.cluster: at most {HOST_CHARACTERS_MAX} letters, "
+            "digits, hyphens and underscores, in parts of at most 63 separated by dots"
         )
 
 
@@ -164,88 +164,108 @@ class AgentConfig:
     """The agent's settings. Made by `contract.settings.load`, which checks each."""
 
     aggregator: str = setting(
-        "127.0.0.1:7600", check=check_address, description="where the aggregator listens, host:port"
+        "127.0.0.1:7600", check=check_address, description="address of the aggregator, host:port"
     )
     allow_plaintext: bool = setting(
-        False, description="also send unencrypted to an aggregator that is not on this machine"
+        False, description="allow an unencrypted connection to an aggregator on another machine"
     )
     host: str = setting(
-        "", check=check_host, description="this host's name in the fleet; empty: the machine's own"
+        "",
+        check=check_host,
+        description="this host's name in the fleet; empty: the machine's host name",
     )
     labels: tuple[str, ...] = setting(
         (),
         check=check_labels,
-        description="NAME=VALUE that this host registers with; gangline.rack, .power_domain, .cooling_domain, .leaf, "
-        ".spine, .core, .nvlink_domain, .nvlink_subdomain, .rails say where it stands",
+        description=(
+            "labels NAME=VALUE of this host; its place: gangline.rack, .power_domain, "
+            ".cooling_domain, .leaf, .spine, .core, .nvlink_domain, .nvlink_subdomain, .rails"
+        ),
     )
     spool_folder: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/agent/spool"),
-        description="frames wait here until the aggregator has them for good",
+        description="folder where frames wait until the aggregator has stored them",
     )
     spool_head_folder: str = setting(
         str(MEMORY_FOLDER),
-        description="frames wait here, in memory, while receipts come; without one for 20 s they go on to "
-        "the spool folder. Empty: there at once",
+        description=(
+            "folder in memory where frames wait while the aggregator acknowledges them; after "
+            "20 s without a receipt they move to the spool folder; empty: frames go to the "
+            "spool folder immediately"
+        ),
     )
     events_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/events"),
-        description="events wait here until the aggregator has them for good",
+        description="folder where events wait until the aggregator has stored them",
     )
     state_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/state"),
-        description="what must be remembered over a restart, as the kernel log's place",
+        description="folder of what must survive a restart, such as the position in the kernel log",
     )
     run_folder: str = setting(
         "",
-        description="where the agent answers on the host (agent.sock, status.json); empty: /run/gangline "
-        "where that is there and may be written, else `run` beside the state folder",
+        description=(
+            "folder of agent.sock and status.json, for callers on this host; empty: "
+            "/run/gangline if it exists and is writable, else `run` beside the state folder"
+        ),
     )
     policy_file: str = setting(
         "",
-        description="a policy of findings in TOML, laid over the built-in one; empty: that one alone",
+        description=(
+            "a policy of findings in TOML that overrides the built-in one; empty: only the "
+            "built-in policy"
+        ),
     )
     enforcing: tuple[str, ...] = setting(
         (),
-        description="findings by name for which `gangline check` may exit with 10, under a permit of the "
-        "aggregator, as xid79; none: report-only",
+        description=(
+            "names of findings for which `gangline check` may exit with 10 while a permit of "
+            "the aggregator is in force, for example xid79; none: report-only"
+        ),
     )
     spool_bytes_max: int = setting(
         256 << 20,
         low=1 << 20,
         high=1 << 40,
-        description="a spool this full forgets its oldest frames",
+        description="maximum size of the spool; beyond the limit the oldest frames are dropped",
     )
     recordings_folder: str = setting(
         "",
-        description="recordings around findings are stored here (docs/recordings.md); empty: `recordings` beside the "
-        "state folder",
+        description=(
+            "folder of the recordings around findings (docs/recordings.md); empty: "
+            "`recordings` beside the state folder"
+        ),
     )
     recordings_bytes_max: int = setting(
         64 << 20,
         low=0,
         high=1 << 34,
-        description="the oldest recordings are removed beyond this; 0: none is stored",
+        description=(
+            "maximum size of all recordings; beyond the limit the oldest are deleted; 0: none "
+            "is stored"
+        ),
     )
-    collectors_off: tuple[str, ...] = setting(
-        (), description="names of collectors that are not to run"
-    )
-    sys_root: Path = setting(Path("/sys"), description="where the kernel shows its devices")  # noqa: RUF009
-    proc_root: Path = setting(Path("/proc"), description="where the kernel shows its state")  # noqa: RUF009
-    dev_root: Path = setting(Path("/dev"), description="where the device nodes are")  # noqa: RUF009
-    run_root: Path = setting(Path("/run"), description="where services keep their sockets")  # noqa: RUF009
+    collectors_off: tuple[str, ...] = setting((), description="names of collectors to turn off")
+    sys_root: Path = setting(Path("/sys"), description="folder where sysfs is mounted")  # noqa: RUF009
+    proc_root: Path = setting(Path("/proc"), description="folder where procfs is mounted")  # noqa: RUF009
+    dev_root: Path = setting(Path("/dev"), description="folder of the device nodes")  # noqa: RUF009
+    run_root: Path = setting(Path("/run"), description="folder where services keep their sockets")  # noqa: RUF009
     nvml_library: str = setting(
         "", description="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
     )
     dcgm: str = setting(
         "listen",
         check=check_dcgm,
-        description="what is taken from DCGM's host engine where one runs: off; listen, what somebody has it watch already; watch: "
-        "the agent has it watch (docs/hardware.md)",
+        description=(
+            "what the agent reads from a running DCGM host engine; off: nothing; listen: the "
+            "fields that other clients watch; watch: the agent adds its own watches "
+            "(docs/hardware.md)"
+        ),
     )
     dcgm_address: str = setting(
         "localhost:5555",
         check=check_dcgm_address,
-        description="where DCGM's host engine listens, host:port or unix:PATH; the agent never starts one",
+        description="address of DCGM's host engine, host:port or unix:PATH; the agent never starts one",
     )
     dcgm_library: str = setting(
         "",
@@ -255,45 +275,55 @@ class AgentConfig:
         0.9,
         low=0.1,
         high=60.0,
-        description="a call into a driver that takes longer is hung: its sampler is left behind, its device left out",
+        description=(
+            "a driver call that takes longer counts as hung; the agent abandons its sampler "
+            "and skips its device"
+        ),
     )
     probe_linger_seconds: float = setting(
-        0.5, low=0.0, high=0.9, description="how long a second's frame waits for the samplers"
+        0.5, low=0.0, high=0.9, description="how long each second's frame waits for the samplers"
     )
     read_ranks: bool = setting(
         False,
-        description="whether a helper reads rank and world size in the environments of processes on GPUs: "
-        "a fixed list of variables, nothing else (docs/jobs.md)",
+        description=(
+            "a helper reads rank and world size from the environments of processes on GPUs: a "
+            "fixed list of variables, nothing else (docs/jobs.md)"
+        ),
     )
     inventory_deadline_seconds: float = setting(
-        30.0, low=1.0, high=300.0, description="the inventory's child is ended when it takes longer"
+        30.0,
+        low=1.0,
+        high=300.0,
+        description="the agent kills the inventory's child process if it takes longer",
     )
 
     metrics_listen: str = setting(
         "",
         check=check_listen,
-        description="where /metrics is served, 127.0.0.1:9476 or unix:PATH, to anybody who can reach it; "
-        "empty: nowhere",
+        description="address of /metrics, 127.0.0.1:9476 or unix:PATH, without a login; empty: off",
     )
     metrics_names: str = setting(
         "gangline",
         check=check_metrics_names,
-        description="dcgm: /metrics also shows the metrics of dcgm-exporter's default list, under their names and labels",
+        description=(
+            "dcgm: /metrics also shows the metrics of dcgm-exporter's default list, with the "
+            "same names and labels"
+        ),
     )
     metrics_series_max: int = setting(
         400,
         low=10,
         high=100_000,
-        description="/metrics shows no more series, the most important first",
+        description="maximum number of series on /metrics; the most important come first",
     )
 
     # access
     tls_ca_file: str = setting(
         "",
-        description="the CA of the aggregator's certificate, PEM: then all is said by TLS; empty: plain text",
+        description="the CA of the aggregator's certificate, PEM; turns TLS on; empty: plain text",
     )
     tls_certificate_file: str = setting(
-        "", description="this host's certificate, PEM, by which the aggregator knows it"
+        "", description="this host's certificate, PEM, with which it logs in"
     )
     tls_key_file: str = setting("", description="its key, PEM, not encrypted")
     tls_server_name: str = setting(
@@ -301,7 +331,7 @@ class AgentConfig:
     )
     token_file: str = setting(
         "",
-        description="a file with this host's token, by which the aggregator knows it; empty: none",
+        description="a file with this host's token, with which it logs in; empty: none",
     )
 
     @property
@@ -312,7 +342,7 @@ class AgentConfig:
             check_host(name)
         except ValueError as error:
             raise SettingsError(
-                f"this machine's name {name!r} cannot serve; set host to {error}"
+                f"this machine's name {name!r} is not a valid host name; set host to {error}"
             ) from error
         return name
 

@@ -250,7 +250,7 @@ class Daemon:
         self._inventory_reason = self._inventory_reason or self._publisher.take_inventory_request()
         if self._inventory_reason and now_ns - self._inventory_ns >= INVENTORY_NS_MIN:
             extra = {"cause": "inventory.renewed"}
-            log.info("reading the inventory anew: %s", self._inventory_reason, extra=extra)
+            log.info("rereading the inventory: %s", self._inventory_reason, extra=extra)
             self._inventory_reason, self._inventory_ns = "", now_ns
             self._schedule.make_due(InventoryCollector.name)
 

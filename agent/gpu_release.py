@@ -340,7 +340,7 @@ class CallbackQueue:
             try:
                 callback()
             except Exception:
-                log.exception("what was asked of the daemon failed", extra={"cause": "mailbox"})
+                log.exception("a request to the daemon failed", extra={"cause": "mailbox"})
 
     def close(self) -> None:
         """Nothing is put in from now on."""
@@ -565,7 +565,7 @@ class GpuReleaser:
     def _quarantine_gpu(self, event: HealthEvent) -> None:
         found = self._xid_quarantine.check(event, self._clock.boottime_ns())
         if found:
-            log.warning("GPU %s is left alone: %s", *found, extra={"cause": "gpu.left_alone"})
+            log.warning("GPU %s is skipped: %s", *found, extra={"cause": "gpu.left_alone"})
             self._samplers.quarantine_gpu(*found)
             self._update_avoided()
 

@@ -382,7 +382,9 @@ def _start_sources(
             collector.start(publisher)
         except Exception:
             cause = f"collector.{collector.name}.listen"
-            log.exception("collector %s cannot listen", collector.name, extra={"cause": cause})
+            log.exception(
+                "collector %s cannot start listening", collector.name, extra={"cause": cause}
+            )
 
 
 def _client(

@@ -61,7 +61,9 @@ def disabled_collectors(config: AgentConfig) -> set[str]:
     for wanted in config.collectors_off:
         matching = {n for n in names if wanted in (n, n.rpartition("_")[0])}
         if not matching:
-            raise SettingsError(f"collectors_off: no {wanted!r}; there are: {', '.join(names)}")
+            raise SettingsError(
+                f"collectors_off: unknown collector {wanted!r}. Known: {', '.join(names)}"
+            )
         disabled |= matching
     return disabled
 

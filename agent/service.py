@@ -177,10 +177,14 @@ class Reload:
             self._check(config)
             check_folders(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, going on is better
-            log.error("not reloaded, going on as before: %s", error, extra={"cause": "reload"})
+            log.error(
+                "reload failed, the old settings stay in force: %s",
+                error,
+                extra={"cause": "reload"},
+            )
             self._notifier.reload_failed(str(error))
             return False
-        log.info("beginning anew with the settings as they are now", extra={"cause": "reload.anew"})
+        log.info("restarting in place with the new settings", extra={"cause": "reload.anew"})
         self._notifier.reloading()
         block_signals(signal.SIGHUP)
         return True

@@ -135,7 +135,8 @@ class CalibrationLog:
             return False
         if len(self._waiting) >= WAITING_MAX:
             raise ServiceUnavailable(
-                f"{WAITING_MAX} recoveries wait for the disk, which takes nothing; report it again later"
+                f"{WAITING_MAX} recoveries wait for the disk, which does not accept writes. "
+                "Report it again later"
             )
         self._incidents[incident] = None
         self._recoveries[incident] = one.report
@@ -178,7 +179,8 @@ class CalibrationLog:
                 if not isinstance(error, Exception):
                     raise
                 raise ServiceUnavailable(
-                    f"the disk does not take the report yet: {error}; it counts once it is written"
+                    f"the report cannot be written to disk yet: {error}. It counts once it is "
+                    "written"
                 ) from error
 
     def _write_recoveries(self, rows: Sequence[tuple[Any, ...]]) -> None:

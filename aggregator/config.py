@@ -88,30 +88,42 @@ class AggregatorConfig:
         2.0,
         low=0.01,
         high=60,
-        description="a commit at least this often while something waits; two and a half times as long while that is little",
+        description=(
+            "longest time between two commits while rows wait; two and a half times as long if "
+            "few rows wait"
+        ),
     )
     commit_rows: int = setting(
         122_880,
         low=1,
         high=1_000_000,
-        description="a commit as soon as so many rows wait; a row group of DuckDB costs least a row",
+        description=(
+            "the writer commits as soon as this many rows wait; a full row group of DuckDB is "
+            "cheapest per row"
+        ),
     )
     queue_bytes_max: int = setting(
         256 << 20,
         low=1 << 20,
-        description="readings in memory that wait for a commit; at the limit streams are not read further",
+        description=(
+            "bytes of readings in memory that wait for a commit; at the limit the aggregator "
+            "stops reading streams"
+        ),
     )
     retention_hours: int = setting(
         24,
         low=1,
         high=24 * 366,
-        description="hours that readings stay in the live file where none of them can leave for Parquet",
+        description="hours that readings stay in the live file if they cannot be moved to Parquet",
     )
     history_days: int = setting(
         14,
         low=1,
         high=3660,
-        description="days of scores, evidence, events and cleared findings kept; of advice at least a month, of advisories 400",
+        description=(
+            "days that scores, evidence, events and cleared findings are kept; advice is kept "
+            "for at least a month, advisories for 400 days"
+        ),
     )
     decisions_days: int = setting(
         30,
@@ -123,53 +135,75 @@ class AggregatorConfig:
         256 << 20,
         low=1 << 20,
         high=1 << 40,
-        description="bytes of their requests and answers; beyond, the oldest decisions go",
+        description=(
+            "bytes of the requests and answers of decisions; beyond the limit the oldest "
+            "decisions are deleted"
+        ),
     )
     decision_inputs_bytes_max: int = setting(
         1 << 30,
         low=0,
         high=1 << 40,
-        description="bytes of what they were computed from; beyond, the oldest goes, and its decisions can no longer be replayed; 0: none is kept",
+        description=(
+            "bytes of the stored inputs of decisions; beyond the limit the oldest inputs are "
+            "deleted, and their decisions can no longer be replayed; 0: no inputs are kept"
+        ),
     )
     credit_frames: int = setting(
-        64, low=1, high=4096, description="frames a host may have on their way without a receipt"
+        64, low=1, high=4096, description="unacknowledged frames that a host may have in flight"
     )
-    hosts_max: int = setting(20_000, low=1, description="hosts; a further one is refused")
+    hosts_max: int = setting(
+        20_000, low=1, description="maximum number of hosts; further hosts are rejected"
+    )
     ops_seconds: float = setting(
         15.0,
         low=0,
         high=3600,
         check=check_ops_seconds,
-        description="maximum age of the operators' file that a query reads; without queries it is written once in eight times as long; "
-        "0: never written, and gangline sql, explain and Query do not work",
+        description=(
+            "maximum age of the operators' file that a query reads; without queries it is "
+            "written eight times less often; 0: it is never written, and gangline sql, explain "
+            "and Query do not work"
+        ),
     )
     ops_rows_max: int = setting(
         200_000,
         low=1000,
         high=5_000_000,
-        description="readings of the last minutes per table in the operators' file; fewer minutes beyond",
+        description=(
+            "rows of recent readings per table in the operators' file; with more rows it covers "
+            "fewer minutes"
+        ),
     )
     permit_unhealthy_share_max: float = setting(
         0.05,
         low=0.0,
         high=1.0,
-        description="with more of the hosts UNHEALTHY (and more than one) a permit to enforce is withheld",
+        description=(
+            "if a greater share of the hosts (and more than one) is UNHEALTHY, the permit to "
+            "enforce is withheld"
+        ),
     )
     judge_seconds: float = setting(
-        1.0, low=0.05, high=60, description="how often all hosts are judged"
+        1.0, low=0.05, high=60, description="time between two judgments of all hosts"
     )
     # Late frames and agents that come back
     backlog_frames_per_second: int = setting(
         2,
         low=1,
         high=10_000,
-        description="late frames taken of a host, or two for each live one; the rest wait, live ones do not",
+        description=(
+            "late frames accepted per host, or two for each live frame; other late frames "
+            "wait, live frames do not"
+        ),
     )
     reconnects_per_second: int = setting(
         200,
         low=1,
         high=100_000,
-        description="registrations taken a second; of more each agent is told when to come",
+        description=(
+            "registrations accepted per second; beyond the limit each agent is told when to retry"
+        ),
     )
 
     # access
@@ -179,181 +213,224 @@ class AggregatorConfig:
     tls_key_file: str = setting("", description="its key, PEM, not encrypted")
     tls_client_ca_file: str = setting(
         "",
-        description="the CA of callers' certificates, PEM: on `listen` a caller must then show one; empty: "
-        "callers log in with a token",
+        description=(
+            "the CA of callers' certificates, PEM; every caller on `listen` must then present "
+            "one; empty: callers log in with a token"
+        ),
     )
     listen_tokens: str = setting(
         "",
-        description="address:port of a second port, for callers with a token in place of a certificate; "
-        "empty: none",
+        description=(
+            "address:port of a second listener, for callers that have a token instead of a "
+            "certificate; empty: none"
+        ),
     )
     certificate_names: tuple[str, ...] = setting(
         (),
         check=check_name_patterns,
-        description="ROLE=PATTERN with {name}, for certificates without a spiffe:// name, as "
-        "agent={name}.gpu.example",
+        description=(
+            "ROLE=PATTERN with {name}, for certificates without a spiffe:// name, for example "
+            "agent={name}.gpu.example"
+        ),
     )
     trust_domain: str = setting(
         "",
         check=check_trust_domain,
-        description="the trust domain of spiffe:// names; empty: any that the CA signs",
+        description="the trust domain of spiffe:// names; empty: any domain that the CA signs",
     )
     access_look_seconds: float = setting(
         2.0,
         low=0.1,
         high=60,
-        description="how often certificates, tokens and connections are looked at",
+        description="time between two checks of certificates, tokens and connections",
     )
     login_seconds_max: float = setting(
         30.0,
         low=1,
         high=600,
-        description="a connection on which nobody has logged in is ended after so long",
+        description="a connection without a login is closed after this time",
     )
     connections_max: int = setting(
         30_000,
         low=16,
         high=1_000_000,
-        description="connections to a port; a further one is refused",
+        description="maximum number of connections to a port; further connections are refused",
     )
     connections_unknown_max: int = setting(
         1024,
         low=1,
-        description="connections on which nobody has logged in yet; the oldest are ended",
+        description=(
+            "maximum number of connections without a login; beyond the limit the oldest are closed"
+        ),
     )
     connections_unknown_per_address_max: int = setting(
-        128, low=1, description="of them from one address; the newest are ended"
+        128,
+        low=1,
+        description="maximum number of these per address; beyond the limit the newest are closed",
     )
     connections_per_caller_max: int = setting(
-        8, low=1, description="connections of one login; the oldest are ended"
+        8,
+        low=1,
+        description="maximum number of connections per login; beyond the limit the oldest are closed",
     )
     calls_per_caller_max: int = setting(
-        64, low=1, description="calls of one login at once, streams too; a further one is refused"
+        64,
+        low=1,
+        description="concurrent calls per login, including streams; further calls are refused",
     )
     streams_per_connection_max: int = setting(
-        100, low=1, high=10_000, description="calls on one connection at once; further ones wait"
+        100, low=1, high=10_000, description="concurrent calls per connection; further calls wait"
     )
     message_bytes_max: int = setting(
         4 << 20,
         low=1 << 20,
         high=64 << 20,
-        description="a longer message is refused by gRPC itself: a frame has 1 MiB, a registration less",
+        description=(
+            "maximum size of a message; gRPC rejects longer ones; a frame has at most 1 MiB, a "
+            "registration less"
+        ),
     )
     agent_calls_per_minute_max: float = setting(
         600.0,
         low=1,
-        description="calls of an agent that has logged in: registrations, streams, events; 20 s' worth at once",
+        description=(
+            "calls of a logged-in agent: registrations, streams, events; a burst may use 20 s "
+            "of this rate"
+        ),
     )
     agent_frames_per_second_max: float = setting(
         20.0,
         low=1,
-        description="frames of an agent that has logged in; further ones are read later",
+        description="frames of a logged-in agent; further frames are read later",
     )
     agent_bytes_per_second_max: float = setting(
         float(2 << 20),
         low=1 << 16,
-        description="bytes of its messages; further ones are read later",
+        description="bytes of an agent's messages; further messages are read later",
     )
     agent_rows_per_second_max: float = setting(
-        4000.0, low=100, description="readings' rows of its frames; further ones are read later"
+        4000.0,
+        low=100,
+        description="rows of readings in an agent's frames; further frames are read later",
     )
     # own health
     metrics_listen: str = setting(
         "",
         check=check_metrics,
-        description="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
-        "whoever reaches it; empty: off",
+        description=(
+            "address:port of /metrics, the aggregator's own metrics for Prometheus, in plain "
+            "HTTP without a login; empty: off"
+        ),
     )
     otlp_logs: str = setting(
         "",
         check=check_url,
-        description="address of an OpenTelemetry collector, as http://127.0.0.1:4318: findings and advice are sent there as log records; empty: off",
+        description=(
+            "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which "
+            "receives findings and advice as log records; empty: off"
+        ),
     )
     metrics_hosts: bool = setting(
         False,
-        description="on /metrics also state, score, hazard, relative speed, silence and open advice of each host, by its name: "
-        "six series a host at most",
+        description=(
+            "/metrics also shows state, score, hazard, relative speed, silence and open advice "
+            "of each host by name: at most six series per host"
+        ),
     )
 
     # query: SQL through the service
     query_seconds: float = setting(
-        10.0, low=0.1, high=3600, description="a query through the service is cut off after so long"
+        10.0,
+        low=0.1,
+        high=3600,
+        description="a query through the service is stopped after this time",
     )
     query_running_max: int = setting(
         4,
         low=1,
         high=64,
-        description="queries that run at once; a further one is told to try again",
+        description="concurrent queries; a further query is rejected and may be retried",
     )
     query_running_per_caller_max: int = setting(
         2,
         low=1,
         high=64,
-        description="of them of one login; a further one is told to wait for its own",
+        description="concurrent queries per login; a further query is rejected until one of them ends",
     )
     query_memory_bytes_max: int = setting(
         2 << 30,
         low=128 << 20,
-        description="memory of one query; past it the query ends, with words",
+        description="memory per query; a query that needs more fails with an error message",
     )
-    query_threads: int = setting(2, low=1, high=64, description="threads of one query")
+    query_threads: int = setting(2, low=1, high=64, description="threads per query")
     query_rows_max: int = setting(
-        1_000_000, low=1, description="rows of one answer; there it is cut, and says so"
+        1_000_000, low=1, description="rows per answer; a longer answer is truncated, and says so"
     )
     query_bytes_max: int = setting(
-        256 << 20, low=1 << 20, description="bytes of one answer; there it is cut, and says so"
+        256 << 20,
+        low=1 << 20,
+        description="bytes per answer; a longer answer is truncated, and says so",
     )
     query_log_bytes_max: int = setting(
         16 << 20,
         low=1 << 16,
-        description="size of queries.log; three older ones are kept beside it",
+        description="maximum size of queries.log before it is rotated; three older files are kept",
     )
     # history
     history_on: bool = setting(
         True,
-        description="closed five minutes of readings leave the live file for Parquet, and are rolled up",
+        description=(
+            "readings move from the live file to Parquet and are rolled up, once their five "
+            "minutes are complete"
+        ),
     )
     history_seconds: float = setting(
         5.0,
         low=0.1,
         high=3600,
-        description="how often history looks whether there is something to do",
+        description="time between two checks for readings to move, roll up or delete",
     )
     history_rows_max: int = setting(
         122_880,
         low=1000,
         high=10_000_000,
-        description="readings sorted at a time for a Parquet file, fewer of wide tables; 1 to 3 kB of memory each",
+        description=(
+            "rows sorted at a time for a Parquet file, fewer for wide tables; each takes 1 to "
+            "3 kB of memory"
+        ),
     )
     history_memory_bytes_max: int = setting(
         384 << 20,
         low=64 << 20,
         high=1 << 40,
-        description="memory that DuckDB sorts them in; what needs more is spilled to disk",
+        description="memory that DuckDB sorts these rows in; a larger sort spills to disk",
     )
     live_bytes_max: int = setting(
         64 << 30,
         low=64 << 20,
         high=1 << 50,
-        description="bytes of the live file in use; beyond, its oldest closed five minutes are dropped",
+        description=(
+            "maximum bytes of the live file in use; beyond the limit its oldest five minutes "
+            "are dropped"
+        ),
     )
     segments_hours: int = setting(
         72,
         low=1,
         high=24 * 3660,
-        description="hours of readings kept as Parquet, by when they were received",
+        description="hours that readings are kept as Parquet, counted from when they were received",
     )
     segments_bytes_max: int = setting(
         1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
     )
     rollups_1m_days: int = setting(
-        14, low=1, high=3660, description="days of rollups by minute kept"
+        14, low=1, high=3660, description="days that rollups by minute are kept"
     )
     rollups_1m_bytes_max: int = setting(
         1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
     )
     rollups_1h_days: int = setting(
-        400, low=1, high=36_600, description="days of rollups by hour kept"
+        400, low=1, high=36_600, description="days that rollups by hour are kept"
     )
     rollups_1h_bytes_max: int = setting(
         1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
@@ -362,93 +439,112 @@ class AggregatorConfig:
         20 << 30,
         low=0,
         high=1 << 50,
-        description="with less free the disk is almost full: the oldest readings go first (the lesser of "
-        "this and disk_free_share_min counts)",
+        description=(
+            "with less free space the disk counts as almost full, and the oldest readings are "
+            "deleted first; the lesser of this and disk_free_share_min applies"
+        ),
     )
     disk_free_share_min: float = setting(
-        0.05, low=0.0, high=0.9, description="the same as a share of the disk"
+        0.05, low=0.0, high=0.9, description="the same, as a share of the disk"
     )
 
     # backup
     backup_wal_bytes_max: int = setting(
         2 << 30,
         low=1 << 20,
-        description="a backup is ended, with words, once so much came in while it copied the live file",
+        description=(
+            "a backup fails with an error message if more data than this arrives while it "
+            "copies the live file"
+        ),
     )
 
     # declared: what people say of hosts (docs/declared.md)
     declared: str = setting(
         "",
-        description="a folder of .toml, .csv and .json files, or one of them, with places, expected hardware, "
-        "maintenance, overrides, thresholds; read again when it changes and on SIGHUP; empty: none",
+        description=(
+            "a folder of .toml, .csv and .json files, or one such file, with places, expected "
+            "hardware, maintenance, overrides, thresholds; reloaded when it changes and on "
+            "SIGHUP; empty: none"
+        ),
     )
 
     # advice
     advice_shadow: bool = setting(
         False,
-        description="advice is worked out and kept, and nobody is told: ops.advice_shadow reports it",
+        description=(
+            "shadow mode: advice is computed and stored but not issued; ops.advice_shadow "
+            "reports it"
+        ),
     )
     advice_rack_hosts_max: int = setting(
         2,
         low=1,
         high=10_000,
-        description="hosts of a rack that may be out at once, whoever took them out",
+        description="hosts of a rack that may be out of service at once, no matter who took them out",
     )
     advice_job_hosts_max: int = setting(
-        2, low=1, high=10_000, description="hosts of a job that may be out at once"
+        2, low=1, high=10_000, description="hosts of a job that may be out of service at once"
     )
     advice_cluster_share_max: float = setting(
         0.02,
         low=0.0,
         high=1.0,
-        description="share of all hosts that may be out at once; one may be always",
+        description="share of all hosts that may be out of service at once; one host is always allowed",
     )
     advice_hosts_per_hour_max: int = setting(
         8,
         low=1,
         high=10_000,
-        description="hosts that advice takes out in an hour; then a breaker opens",
+        description=(
+            "hosts that advice may take out of service in an hour; beyond the limit a circuit "
+            "breaker opens"
+        ),
     )
     advice_proposal_seconds: float = setting(
-        3600.0, low=60, high=86_400, description="advice that nobody answers expires after so long"
+        3600.0, low=60, high=86_400, description="unanswered advice expires after this time"
     )
     advice_lease_seconds: float = setting(
         600.0,
         low=10,
         high=86_400,
-        description="who accepted advice and is silent for so long has lost it",
+        description="lease of accepted advice: it ends if its holder does not report for this time",
     )
     advice_hold_seconds: float = setting(
         7200.0,
         low=120,
         high=604_800,
-        description="what advice set on a host ends after so long, unless renewed",
+        description="what advice set on a host ends after this time, unless renewed",
     )
     advice_verify_seconds: float = setting(
         900.0,
         low=10,
         high=604_800,
-        description="a host is well for so long before its return is proposed",
+        description="a host must be healthy for this time before its return is proposed",
     )
     advice_probation_seconds: float = setting(
         604_800.0,
         low=60,
         high=31_536_000,
-        description="a host that came back is on probation for so long",
+        description="a host that returned to service is on probation for this time",
     )
     outcomes_half_life_days: float = setting(
         90.0,
         low=1,
         high=3650,
-        description="an outcome that schedulers reported counts half after so many days; none counts after 400",
+        description=(
+            "half-life in days of an outcome that schedulers reported; after 400 days it no "
+            "longer counts"
+        ),
     )
 
     # scores and plans: a process of its own for whoever asks for them in a loop
     listen_scores: str = setting(
         SCORES_AUTO,
-        description="address:port where the score process answers ScoreService, PlacementService and RecoveryService, which "
-        "`listen` answers too: judging and ingest do not delay it; with TLS as on `listen`; auto: the port after that of `listen`; "
-        "off or empty: no such process",
+        description=(
+            "address:port of the score process, which also serves ScoreService, "
+            "PlacementService and RecoveryService, undelayed by judging and ingest; TLS as on "
+            "`listen`; auto: the port after that of `listen`; off or empty: no such process"
+        ),
     )
 
 

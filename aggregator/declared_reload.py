@@ -146,7 +146,7 @@ class DeclaredReloader:
             with self._store.reading() as cursor:
                 return rows.reported_places(cursor)
         except duckdb.Error as error:
-            log.error("what hosts said of their places before cannot be read: %s", error)
+            log.error("the stored places that hosts reported cannot be read: %s", error)
             return {}
 
     def _stored_version(self) -> rows.StoredVersion | None:
@@ -154,7 +154,7 @@ class DeclaredReloader:
             with self._store.reading() as cursor:
                 return rows.last_version(cursor)
         except duckdb.Error as error:
-            log.error("what was declared before cannot be read: %s", error)
+            log.error("the stored declarations cannot be read: %s", error)
             return None
 
     def _restore(self, stored: rows.StoredVersion) -> None:
@@ -163,9 +163,7 @@ class DeclaredReloader:
                 stored.files, stored.taken_ns, number=stored.number, was_good=True
             )
         except DeclaredError as error:
-            log.error(
-                "version %d of what was declared is not good any more: %s", stored.number, error
-            )
+            log.error("version %d of the declarations is no longer valid: %s", stored.number, error)
 
     def request_poll(self) -> None:
         """Look at once, and do not wait until the files rest: SIGHUP."""
@@ -194,14 +192,14 @@ class DeclaredReloader:
             result = await loop.run_in_executor(None, lambda: self._poll(now_ns, now=is_requested))
             self._apply(result, now_ns)
         except Exception:
-            log.exception("what is declared could not be taken")
+            log.exception("the declarations could not be applied")
             return
         try:
             if self._needs_write(now_ns):
                 await loop.run_in_executor(None, self._store.in_transaction, self._write)
                 self._on_written(now_ns)
         except Exception as error:  # noqa: BLE001 - the store tells of its trouble itself
-            log.debug("what is declared was not written: %s", error)
+            log.debug("the declarations were not stored: %s", error)
 
     def _poll(self, now_ns: int, *, now: bool) -> PollResult:
         """Read the files if they changed and rest. *now*: without waiting for that. Never raises."""
@@ -232,7 +230,7 @@ class DeclaredReloader:
         except DeclaredError as error:
             return PollResult(stamps, problems=tuple(error.problems))
         except Exception as error:  # whatever a file makes of our code
-            log.exception("what is declared could not be read")
+            log.exception("the declarations could not be read")
             return PollResult(stamps, problems=(f"{type(error).__name__}: {error}",))
 
     def _apply(self, result: PollResult, now_ns: int) -> None:
@@ -248,7 +246,7 @@ class DeclaredReloader:
             self._had_files = bool(result.files)
             if after.files or before.files:
                 names = ", ".join(after.files) or "no files"
-                log.info("declared: version %d is in force (%s)", after.number, names)
+                log.info("declarations: version %d is in force (%s)", after.number, names)
         if result.problems != self._problems:
             self._problems = result.problems
             self._report_problems(now_ns)
@@ -275,7 +273,7 @@ class DeclaredReloader:
             )
             log.warning("%s", self.error)
         else:
-            log.info("what is declared in %s is right again", self._path)
+            log.info("the declarations in %s are valid again", self._path)
 
     def _needs_write(self, now_ns: int) -> bool:
         changed = self._places_version != self._fleet.declared.places_version

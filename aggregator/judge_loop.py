@@ -174,7 +174,7 @@ class JudgeLoop:
             except Exception as error:
                 failed = f"judging failed: {type(error).__name__}: {error}"
                 if failed != self._reported.get(JUDGING_FINDING):
-                    log.exception("judging failed; the snapshot before stays")
+                    log.exception("judging failed; the previous snapshot stays in force")
                 with suppress(Exception):  # who tells may be what fails
                     self._report_failure(failed)
             ended = time.monotonic()
@@ -344,5 +344,5 @@ def _faults(store: Store, now_ns: int) -> FaultHistory:
         with store.reading() as cursor:
             return FaultHistory.of(read_incidents(cursor, now_ns // 1000))
     except EventsError as error:
-        log.error("hazards are told as if no host had failed before: %s", error)
+        log.error("hazards assume that no host has failed before: %s", error)
         return FaultHistory()

@@ -32,10 +32,11 @@ def check_folder(folder: Path) -> None:
         raise MirrorFileError(f"{folder} is no folder")
     if status.st_mode & OTHERS_WRITE:
         raise MirrorFileError(
-            f"others than its owner may write in {folder}, and could put a file in its place: chmod go-w {folder}"
+            f"users other than its owner may write to {folder} and could replace the file. Run "
+            f"chmod go-w {folder}"
         )
     if status.st_uid not in (0, os.geteuid()):
-        raise MirrorFileError(f"{folder} belongs to somebody else: run this as its owner")
+        raise MirrorFileError(f"{folder} belongs to another user. Run this as its owner")
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def sole_writer(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise MirrorFileError(
-                f"another gangline mirror writes {path}: end it, or name another file"
+                f"another gangline mirror writes {path}. Stop it, or name another file"
             ) from error
         yield
     finally:
@@ -91,11 +92,11 @@ def read(path: Path) -> Mirror:
         with open(path, "rb", opener=_open_unfollowed) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise MirrorFileError("it is no file")
+                raise MirrorFileError("not a regular file")
             if (status.st_mode | folder.st_mode) & OTHERS_WRITE:
-                raise MirrorFileError("others than its owner may write it, or its folder")
+                raise MirrorFileError("users other than its owner may write to it or its folder")
             if status.st_uid not in (0, os.geteuid(), folder.st_uid):
-                raise MirrorFileError("it belongs to somebody else")
+                raise MirrorFileError("owned by another user")
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise MirrorFileError(error.strerror or str(error)) from error

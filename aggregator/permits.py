@@ -84,14 +84,14 @@ class Permits:
             )
         if not 0 < len(reason) <= REASON_CHARACTERS_MAX or not reason.isprintable():
             raise InvalidArgument(
-                "reason", f"who and why, in 1 to {REASON_CHARACTERS_MAX} characters"
+                "reason", f"the name and reason, 1 to {REASON_CHARACTERS_MAX} characters"
             )
 
     def revoke(self, reason: str) -> None:
         """Take it back, also where that cannot be kept on disk: then until we are started again."""
         printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
         self.active_grant = Grant(reason=printable or "revoked")
-        log.warning("hosts may enforce no more: %s", self.active_grant.reason)
+        log.warning("hosts may no longer enforce: %s", self.active_grant.reason)
         self._store(self.active_grant)
 
     def lease(self) -> telemetry_pb2.Permit | None:

@@ -70,7 +70,7 @@ def current_principal(context: Any) -> Principal:
         return _PRINCIPAL.get()
     except LookupError:
         raise PermissionDenied(
-            "nobody has been asked who calls: this service has no guard"
+            "the caller was not authenticated: this service has no guard"
         ) from None
 
 

@@ -71,7 +71,8 @@ class RecordingExchange:
         self.expire()
         if sum(each.host == host for each in self._pending.values()) >= REQUESTS_PER_HOST_MAX:
             raise ResourceExhausted(
-                f"{REQUESTS_PER_HOST_MAX} recordings of {host} are requested already: wait for one of them",
+                f"{REQUESTS_PER_HOST_MAX} recordings of {host} are already requested. Wait for "
+                "one of them",
                 REQUEST_RETRY_SECONDS,
             )
         number = secrets.token_hex(16)
@@ -102,7 +103,7 @@ class RecordingExchange:
         self.expire()
         pending = self._pending.get(piece.id)
         if pending is None or pending.host != host or pending.done.done():
-            raise NotFound(f"nobody waits for recording {piece.id[:64]!r} of {host}")
+            raise NotFound(f"recording {piece.id[:64]!r} of {host} was not requested")
         try:
             self._add(pending, piece)
         except (InvalidArgument, ResourceExhausted) as error:

@@ -155,7 +155,7 @@ class Reservations:
                 await asyncio.to_thread(_write, self._path, data)
             except OSError as error:
                 raise ServiceUnavailable(
-                    f"reservations cannot be stored: {error.strerror or error}; nothing was promised"
+                    f"reservations cannot be stored: {error.strerror or error}; nothing is reserved"
                 ) from error
             self._written = changes
 

@@ -166,8 +166,8 @@ def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
     if not config.metrics_listen:
         if config.metrics_hosts:
             raise StartError(
-                "metrics_hosts = true, and metrics_listen is empty: say where, such as metrics_listen = "
-                '"127.0.0.1:9477", or leave both out'
+                "metrics_hosts = true, but metrics_listen is empty. Set it, for example "
+                'metrics_listen = "127.0.0.1:9477", or omit both'
             )
         return None
     address, port = parse_listen(config.metrics_listen, beyond_loopback=True)
@@ -175,8 +175,8 @@ def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
         return listener(address, port)
     except OSError as error:
         raise StartError(
-            f"metrics_listen = {config.metrics_listen!r} cannot be listened on: {error}; "
-            "name another address or port, or leave it empty"
+            f"metrics_listen = {config.metrics_listen!r} cannot be used: {error}. Name another "
+            "address or port, or leave it empty"
         ) from error
 
 
@@ -312,8 +312,9 @@ class Aggregator:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise StartError(
-                f"the advice that is stored in {config.data} cannot be read ({type(error).__name__}: {error}): a later version "
-                "wrote it? Start that version, or restore the backup of before"
+                f"the advice that is stored in {config.data} cannot be read ({type(error).__name__}: "
+                f"{error}): perhaps a later version wrote it. Start that version, or restore an "
+                "earlier backup"
             ) from error
 
     def _make_services(self, undo: AsyncExitStack) -> None:

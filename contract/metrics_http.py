@@ -98,9 +98,9 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 def _check(request: Request) -> None:
     if request.path != _PATH:
-        raise RequestError(404, f"there is nothing here but {_PATH}")
+        raise RequestError(404, f"not found: only {_PATH} is served")
     if request.method not in ("GET", "HEAD"):
-        raise RequestError(405, f"{_PATH} is read, with GET")
+        raise RequestError(405, f"only GET {_PATH} is supported")
 
 
 def _accepted_codings(accepted: str) -> set[str]:

@@ -236,5 +236,5 @@ class OtlpLogExporter:
 
     def _complain(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("OTLP logs are not taken by %s: %s", self._parts.netloc, problem)
+            log.warning("%s does not accept OTLP logs: %s", self._parts.netloc, problem)
         self._problem = problem

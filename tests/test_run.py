@@ -278,7 +278,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
         (["--simulated", "513"], "0 to 512", 2),
         (["--seed", "-1"], "expected a whole number", 2),
         (["--seconds-max", "nan"], "expected 1 to 3600 seconds", 2),
-        (["--scenario", "night", "--once"], "--once checks the table of another --scenario", 2),
+        (["--scenario", "night", "--once"], "--once cannot check the table of this --scenario", 2),
         (["--scenario", "day"], "invalid choice: 'day'", 2),
     ],
 )

@@ -467,7 +467,7 @@ class GpuSecond(NvmlCollector):
 
     def _reopen(self, reason: str, *, driver_loaded: bool) -> None:
         self._session.reopen(driver_loaded=driver_loaded)
-        raise RuntimeError(f"{reason}: NVML is opened anew")
+        raise RuntimeError(f"{reason}: reopening NVML")
 
     def _kernel_state(self) -> tuple[str, list[str]]:
         return kernel_driver_version(self._roots.proc), driver_gpus(self._roots.proc)

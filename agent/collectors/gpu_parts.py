@@ -92,7 +92,7 @@ class GpuPartsCollector(Collector, ABC):
             raise self._last_error.with_traceback(None)  # or each raise would make it longer
         nvml = self._session.nvml
         if nvml is None:
-            raise NoData("all GPUs are left alone")
+            raise NoData("all GPUs are skipped")
         try:
             self._parts = parts = Parts(nvml)
             self._open(parts)

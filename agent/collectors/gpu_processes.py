@@ -543,7 +543,7 @@ class GpuJobs(Collector):
     def collect(self) -> Sequence[Block]:
         """Return the one block, a row for each GPU that answered."""
         if self._is_excluded:
-            raise AccessDenied("/proc does not return: who runs on the GPUs is not looked up")
+            raise AccessDenied("/proc does not respond: processes on the GPUs are not looked up")
         listing = self._listing.take()
         if listing is None:
             raise NoData("no driver has listed processes since the last turn")

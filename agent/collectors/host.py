@@ -311,7 +311,7 @@ class ClockTenSeconds(Collector):
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises AccessDenied where the call is refused, NoData where the kernel has none."""
         if self._read is None:
-            raise NoData("only this machine's own clock can be asked")
+            raise NoData("only this machine's own clock can be read")
         try:
             found = parse_timex(self._read())
         except PermissionError:

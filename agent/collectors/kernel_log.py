@@ -242,7 +242,7 @@ def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:
         if not data:
             if isinstance(source, PlainFile):
                 return True
-            raise NoData("it has an end: a stand-in, and not the kernel's log")
+            raise NoData("it has an end, so it is not the kernel's log")
         reader.feed(data, live=live)
         live = False
     return False

@@ -84,7 +84,7 @@ class KubeletAllocations(Collector):
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoData("no kubelet listens on this host") from None
         except PermissionError:
-            raise AccessDenied(f"{self._path} is root's: {_REMEDY}") from None
+            raise AccessDenied(f"{self._path} belongs to root: {_REMEDY}") from None
         except KubeletError as error:
             self._last_error, self._turns_left = error, self._wait_turns
             self._wait_turns = min(2 * self._wait_turns, WAIT_TURNS_MAX)

@@ -295,9 +295,9 @@ class LinkListener(Collector):
         if isinstance(self._error, OSError) and self._thread is None:
             raise AccessDenied(_refusal_message(self._error))
         if self._error is not None:
-            raise RuntimeError(f"the listener for links ended: {self._error!r}")
+            raise RuntimeError(f"the listener for link changes ended: {self._error!r}")
         if self._thread is None:
-            raise NoData("nobody listens for changes of links here")
+            raise NoData("no listener for link changes runs")
         values = {
             "messages_count": self.messages,
             "overruns_events": self.overruns,

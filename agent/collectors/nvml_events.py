@@ -105,7 +105,7 @@ class NvmlEvents(Collector):
     def collect(self) -> Sequence[Block]:
         """Report what was heard until now, or why nothing can be."""
         if self._publisher is None:
-            raise NoData("nobody listens: there is no one to tell")
+            raise NoData("no subscriber for events")
         self._session.open()
         self.poll_events()
         if self._last_error is not None:

@@ -256,7 +256,7 @@ class NvmlSession:
         if self.is_updating:
             if self._was_open and library.is_loaded(library_of(self._roots)):
                 raise RestartRequired(
-                    f"{reason}: the library of the driver before cannot be unloaded"
+                    f"{reason}: the library of the previous driver cannot be unloaded"
                 )
             self.gpus = self._known_gpus()
         self._last_error = reason
@@ -351,7 +351,9 @@ class NvmlSession:
             try:
                 user.release()
             except Exception:
-                log.exception("a collector does not let go", extra={"cause": "gpu.let_go"})
+                log.exception(
+                    "a collector does not release the GPUs", extra={"cause": "gpu.let_go"}
+                )
         self.generation += 1
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 

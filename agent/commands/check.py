@@ -129,16 +129,16 @@ def _read(path: str, *, own_user_only: bool) -> bytes:
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("not a regular file")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError("others than its owner may write it, so it is not believed")
+            raise ValueError("writable by users other than its owner, so it is ignored")
         owners = (
             (os.geteuid(),)
             if own_user_only
             else (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid)
         )
         if status.st_uid not in owners:
-            raise ValueError("it belongs to somebody else, so it is not believed")
+            raise ValueError("owned by another user, so it is ignored")
         return os.read(file, check.STATUS_BYTES_MAX + 1)
     finally:
         os.close(file)

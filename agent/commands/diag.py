@@ -56,7 +56,7 @@ def _report(
 ) -> int:
     name = uuid or f"GPU {gpu.number}, serial {gpu.serial}"
     if gpu.outcome is None:
-        print(f"{name}: every test was skipped, nothing is known by it", file=sys.stderr)
+        print(f"{name}: every test was skipped, so the result says nothing", file=sys.stderr)
         return OK
     request = pb.ReportDiagnosticRequest(
         gpu=uuid,
@@ -106,36 +106,47 @@ def _check_names(report: DiagnosticReport, gpus: dict[str, str]) -> None:
     unnamed = [gpu.number for gpu in report.gpus if not gpu.serial and gpu.number not in gpus]
     if unnamed:
         raise NotAReport(
-            f"it has no serial number of GPU {', '.join(unnamed)}: give its UUID, "
-            f"--gpu {unnamed[0]}=GPU-... as `dcgmi discovery -l` shows it"
+            f"no serial number for GPU {', '.join(unnamed)}. Give its UUID: --gpu {unnamed[0]}=GPU-..., "
+            "as `dcgmi discovery -l` shows it"
         )
 
 
 def _gpu_option(text: str) -> tuple[str, str]:
     match = _GPU.fullmatch(text)
     if not match or not match[2].upper().startswith("GPU-"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NUMBER=UUID, as 0=GPU-5e1c0b7a-...")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected NUMBER=UUID, for example 0=GPU-5e1c0b7a-..."
+        )
     return match[1], match[2]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline diag",
-        description="Takes over the result of a diagnostic that you ran, as evidence about each GPU. A failure stands against the host "
-        "for a day, or until a diagnostic of the GPU passes. Gangline itself never runs a diagnostic.",
-        epilog="exit codes: 0 the agent has it, 1 no agent answers, or it refused, 2 no report, or wrong usage",
+        description=(
+            "Imports the result of a diagnostic that you ran, as evidence about each GPU. A "
+            "failure counts against the host for a day, or until a diagnostic of the GPU "
+            "passes. Gangline itself never runs a diagnostic."
+        ),
+        epilog=(
+            "exit codes: 0 the agent accepted it, 1 no agent answers or it refused, 2 no "
+            "report or wrong usage"
+        ),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     importer = commands.add_parser(
         "import",
-        help="take over the output of `dcgmi diag -j` (DCGM 3 or 4)",
-        description="Reads the output of `dcgmi diag -j`, of DCGM 3 or 4, and reports it to the agent of this host.",
+        help="import the output of `dcgmi diag -j` (DCGM 3 or 4)",
+        description=(
+            "Reads the output of `dcgmi diag -j` (DCGM 3 or 4) and reports it to the agent of "
+            "this host."
+        ),
         epilog="example: dcgmi diag -r 2 -j | gangline diag import -",
     )
     importer.add_argument("file", metavar="FILE", help="the report; - for standard input")
     importer.add_argument(
         "--gpu", dest="gpus", type=_gpu_option, action="append", default=[], metavar="NUMBER=UUID",
-        help="which GPU DCGM numbers so, where the report has no serial number of it",
+        help="UUID of DCGM's GPU NUMBER, if the report has no serial number for it",
     )  # fmt: skip
     add_socket_options(importer)
     return parser

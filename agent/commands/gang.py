@@ -52,11 +52,11 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(before)
     if not dashes or not command:
-        parser.error("name the step after --: gangline gang --nodes 4 -- srun ./train")
+        parser.error("no step; put its command after --: gangline gang --nodes 4 -- srun ./train")
     if os.path.basename(command[0]) != "srun":
-        parser.error(f"{command[0][:100]!r}: the step is to be started by srun, its first word")
+        parser.error(f"{command[0][:100]!r}: expected srun as the first word of the step")
     if clash := _own_placement(command):
-        parser.error(f"{clash}: leave it out; the nodes of the step are chosen here")
+        parser.error(f"{clash}: leave it out; gangline gang chooses the nodes of the step")
     try:
         return _Gang(options.nodes, options.restarts, command).run()
     except GangError as error:
@@ -69,7 +69,8 @@ class _Gang:
         self.job = os.environ.get("SLURM_JOB_ID", "")
         if not self.job:
             raise GangError(
-                "no SLURM_JOB_ID: run it in a batch script or an allocation of Slurm, on more nodes than the step needs"
+                "no SLURM_JOB_ID. Run this in a batch script or an allocation of Slurm with "
+                "more nodes than the step needs"
             )
         self.count, self.restarts_max, self.command = nodes, restarts_max, command
         self._child: subprocess.Popen[bytes] | None = None
@@ -172,7 +173,7 @@ class _Gang:
         """Return the nodes that the job has now."""
         listed = _slurm("squeue", "--noheader", f"--jobs={self.job}", "--format=%N").strip()
         if not listed or listed == "(null)":
-            raise GangError(f"job {self.job} has no nodes: it has ended, or never ran")
+            raise GangError(f"job {self.job} has no nodes: it has ended or never ran")
         return _slurm("scontrol", "show", "hostnames", listed.splitlines()[0]).split()[:NODES_MAX]
 
     def _states(self, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -265,16 +266,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline gang",
         usage="gangline gang --nodes N [--restarts N] -- srun [OPTION]... PROGRAM [ARGUMENT]...",
-        description="In a batch script of Slurm with spare nodes (sbatch -N5 --no-kill): runs a step on N healthy nodes, and "
-        "again on healthy ones when a node is lost. The program is to go on from its last checkpoint; GANGLINE_RESTART says how "
-        "often it was started again.",
-        epilog="exit codes: the step's own; 1 where too few nodes are left or Slurm does not answer, 2 wrong usage",
+        description=(
+            "Runs a step on N healthy nodes, in a batch script of Slurm with spare nodes "
+            "(sbatch -N5 --no-kill). If a node is lost, restarts the step on healthy nodes. "
+            "The program must resume from its last checkpoint; GANGLINE_RESTART contains the "
+            "number of restarts."
+        ),
+        epilog=(
+            "exit codes: the step's own; 1 if too few nodes are left or Slurm does not answer, "
+            "2 wrong usage"
+        ),
     )
     parser.add_argument(
-        "--nodes", type=_nodes_option, required=True, metavar="N", help="that the step needs"
+        "--nodes",
+        type=_nodes_option,
+        required=True,
+        metavar="N",
+        help="number of nodes that the step needs",
     )
     parser.add_argument(
         "--restarts", type=lambda text: _count(text, RESTARTS_MAX), default=RESTARTS_DEFAULT, metavar="N",
-        help=f"at most so many (default {RESTARTS_DEFAULT})",
+        help=f"maximum number of restarts (default {RESTARTS_DEFAULT})",
     )  # fmt: skip
     return parser

@@ -60,7 +60,7 @@ def _release(options: argparse.Namespace, names: list[str]) -> int:
     try:
         answer = _request_release(options, names)
     except NoListener as error:
-        print(f"the agent holds nothing: {error}")
+        print(f"the agent has no GPU open: {error}")
         _print_others(names, agent_processes=set())
         return OK
     for each in answer.holders:
@@ -178,7 +178,7 @@ def _print_others(names: list[str], agent_processes: set[int]) -> None:
     for line in _lines_by_process(others):
         print(f"also held: {line}", file=sys.stderr)
     if unreadable and os.geteuid() != 0:
-        print(f"{unreadable} processes of other users could not be looked at", file=sys.stderr)
+        print(f"{unreadable} processes of other users could not be inspected", file=sys.stderr)
 
 
 def _lines_by_process(found: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status",
         action="store_true",
-        help="only show which GPUs are released, hung or left alone",
+        help="only show which GPUs are released, hung or skipped",
     )
     add_socket_options(parser)
     return parser

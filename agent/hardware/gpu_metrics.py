@@ -176,7 +176,7 @@ def layout_of(data: bytes) -> MetricsLayout:
     """Return where the values of a table are. Raises MetricsError for one that is cut off, or of an unknown revision."""
     if len(data) < HEADER_BYTES:
         raise MetricsError(
-            f"gpu_metrics holds {len(data)} bytes, its header alone has {HEADER_BYTES}"
+            f"gpu_metrics has {len(data)} bytes, less than its header of {HEADER_BYTES}"
         )
     size, major, minor = struct.unpack_from("<HBB", data)
     revision = f"{major}.{minor}"

@@ -310,7 +310,7 @@ class LogReader:
     def _restart(self, reason: str) -> None:
         """The numbers of one boot's log went back: a sandbox was restored, or another log is shown."""
         log.warning(
-            "the kernel's log began anew: its numbers went %s",
+            "the kernel log restarted: its sequence numbers went %s",
             reason,
             extra={"cause": "kernel_log"},
         )
@@ -390,7 +390,8 @@ class LogReader:
             self._saved_sequence = self._sequence
         if self._checkpoint.last_error not in ("", self._last_save_error):
             log.warning(
-                "how far the kernel's log was read is not kept, and a restart reads all of it again: %s",
+                "cannot save the position in the kernel log: %s. A restart reads the whole log "
+                "again",
                 self._checkpoint.last_error,
                 extra={"cause": "kernel_log"},
             )

@@ -67,8 +67,8 @@ def canonical_name(name: str) -> str:
     shown = repr(name[:NAME_CHARACTERS_MAX])
     if name.isdigit():
         raise NotAGpu(
-            f"{shown} is an index, and names another GPU once one is lost: "
-            "give a UUID or PCI address, as nvidia-smi -L or lspci shows it"
+            f"{shown} is an index, which may change when a GPU is lost. Give a UUID or PCI "
+            "address, as shown by nvidia-smi -L or lspci"
         )
     if name.upper().startswith("MIG-"):
         raise NotAGpu(f"{shown} is a MIG instance: name the GPU that it is part of")
@@ -453,7 +453,7 @@ def call_agent(
         except NoListener as error:
             failures.append(str(error))
         except PermissionError:
-            raise CallFailed("PERMISSION_DENIED", f"{path}: you may not ask there") from None
+            raise CallFailed("PERMISSION_DENIED", f"{path}: permission denied") from None
         except DecodeError as error:
             raise CallFailed("UNKNOWN", f"{path}: the answer cannot be read: {error}") from error
     raise NoListener(", ".join(failures))

@@ -77,7 +77,7 @@ def _serve(config: AgentConfig, methods: Mapping[str, Method], stack: ExitStack)
     try:
         server = LocalServer(config.run_path / SOCKET_NAME, methods)
     except OSError as error:
-        log.warning("no answers on this host: %s", error, extra={"cause": "local.socket"})
+        log.warning("local requests are not answered: %s", error, extra={"cause": "local.socket"})
         return
     server.start()
     stack.callback(server.close)

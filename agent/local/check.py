@@ -39,15 +39,13 @@ def parse(content: bytes) -> dict[str, Any]:
     try:
         fields = _decode_json(content.decode())
     except (ValueError, RecursionError):
-        raise StatusError("it is no JSON, or half of one") from None
+        raise StatusError("not JSON, or incomplete JSON") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise StatusError(
-            f"it is not of form {FORMAT}: agent and command are of different versions"
-        )
+        raise StatusError(f"not of format {FORMAT}: agent and command have different versions")
     try:
         return _document(fields)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise StatusError("a field is missing, or is not what it should be") from None
+        raise StatusError("a field is missing or has a wrong type") from None
 
 
 class _ScannerOptions:

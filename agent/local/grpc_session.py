@@ -111,7 +111,7 @@ class ServerSession(GrpcConnection[ServerCall]):
 
     def _on_event(self, event: Event) -> Iterator[ServerCall]:
         if isinstance(event, ConnectionTerminated):
-            raise SessionError("the client ended the connection")
+            raise SessionError("the client closed the connection")
         if isinstance(event, RequestReceived):
             self._on_request(event)
         elif isinstance(event, DataReceived) and event.stream_id is not None:

@@ -426,7 +426,7 @@ class HostStatus:
         try:
             self._update(self._clock.boottime_ns())
         except Exception:
-            log.exception("this host cannot be judged", extra={"cause": "answers"})
+            log.exception("judging this host failed", extra={"cause": "answers"})
 
     def _update(self, now_ns: int) -> None:
         if now_ns - self._refreshed_ns >= CHECK_SECONDS * SECOND_NS:

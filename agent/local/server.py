@@ -88,7 +88,7 @@ class ClientConnection:
             with suppress(BlockingIOError):
                 del self.out[: self.socket.send(self.out, socket.MSG_NOSIGNAL)]
         if len(self.out) + self.session.unsent_bytes > UNSENT_BYTES_MAX:
-            raise SessionError("it does not read what it asked for")
+            raise SessionError("the client does not read its answer")
 
     def drop_cancelled(self) -> None:
         """Nobody waits any more for what its client has cancelled."""
@@ -179,14 +179,14 @@ def _prepare_path(path: Path) -> None:
         path.parent.chmod(0o755)
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(f"{path} is there and is no socket: move it away, or set another path")
+            raise OSError(f"{path} exists and is not a socket. Move it, or set another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
         except BlockingIOError:  # its queue is full: it lives
-            raise SocketInUse(f"another process answers at {path}") from None
+            raise SocketInUse(f"another process already listens at {path}") from None
         except (ConnectionRefusedError, FileNotFoundError):
             return  # nobody listens: left behind by one that was killed
         raise SocketInUse(f"process {peer_of(probe).process_id} answers at {path}")
@@ -294,7 +294,7 @@ class LocalServer:
             try:
                 self._run_once()
             except Exception:  # whatever this was, the next client is answered
-                log.exception("the local server stumbled", extra={"cause": "local.server"})
+                log.exception("the local server failed", extra={"cause": "local.server"})
                 time.sleep(ACCEPT_RETRY_SECONDS)
         for connection in list(self._connections):
             connection.session.go_away()

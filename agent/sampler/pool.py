@@ -522,7 +522,7 @@ class SamplerPool:
                     return
                 self._forward_event(worker, message)
         except messages.CodecError:
-            log.exception("a sampler speaks nonsense", extra={"cause": "sampler.codec"})
+            log.exception("a sampler sent an invalid message", extra={"cause": "sampler.codec"})
             worker.decoder = messages.SampleBatchDecoder(
                 self.collectors
             )  # nothing else that it said is heard
@@ -602,9 +602,7 @@ class SamplerPool:
             return
         is_restart, self._fork_server_ns = self._fork_server_ns >= 0, now_ns
         if is_restart:
-            log.warning(
-                "the fork server is gone; another one is forked", extra={"cause": "nursery"}
-            )
+            log.warning("the fork server ended; starting another one", extra={"cause": "nursery"})
             self._fork_server.kill_all()
         elif self._fork_server.pid:
             return  # it was forked before the rest of the daemon was imported

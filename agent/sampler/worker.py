@@ -209,7 +209,7 @@ class Worker:
         try:
             results = [self._run(self._collectors[name]) for name in due if not self._skips(name)]
         except RestartRequired as reason:
-            log.warning("%s: another sampler goes on", reason, extra={"cause": "sampler.anew"})
+            log.warning("%s: another sampler continues", reason, extra={"cause": "sampler.anew"})
             self.ended = self.restart_required = True
             return
         place.collector(b"")
@@ -350,7 +350,7 @@ def _wait(worker: Worker, readable: select.poll, clock: Clock) -> bool:
         try:
             resting.idle(until_ns)
         except Exception:
-            log.exception("a collector's rest failed", extra={"cause": "sampler.rest"})
+            log.exception("the rest of a collector's turn failed", extra={"cause": "sampler.rest"})
         place.collector(b"")
     if place.called():
         return True
@@ -377,6 +377,6 @@ def _handle_data(worker: Worker, buffer: MessageBuffer, data: bytes) -> bool:
         for kind, body in buffer:
             worker.handle(decode_command(kind, body))
     except (CodecError, UnicodeDecodeError, KeyError):
-        log.exception("an order is none", extra={"cause": "sampler.order"})
+        log.exception("an invalid order", extra={"cause": "sampler.order"})
         return False
     return True

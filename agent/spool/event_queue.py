@@ -158,7 +158,7 @@ class EventQueue:
                     0o600,
                 )
             if os.write(self._descriptor, line) != len(line):
-                raise OSError(0, "the disk took only a part of an event")
+                raise OSError(0, "only a part of an event was written to disk")
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:

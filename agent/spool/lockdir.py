@@ -31,8 +31,8 @@ def lock_folder(folder: Path) -> int:
         raise FolderError(f"{folder} cannot be used: {error.strerror}") from error
     if lock < 0:
         raise FolderError(
-            f"{folder} is held by process {holder or 'unknown'}: stop that agent "
-            "or name another folder"
+            f"{folder} is in use by process {holder or 'unknown'}. Stop that agent, or name "
+            "another folder"
         )
     _write_process_id(lock)
     return lock

@@ -25,14 +25,14 @@ class Credentials:
     def check(self, *, beyond_loopback: bool) -> None:
         """Raise ValueError, with words, where the settings do not go together."""
         if (self.tls_certificate_file or self.tls_key_file) and not self.tls_ca_file:
-            raise ValueError("a certificate needs TLS: set tls_ca_file to the aggregator's CA too")
+            raise ValueError("a certificate needs TLS. Set tls_ca_file to the aggregator's CA, too")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
             raise ValueError(
                 "tls_certificate_file and tls_key_file go together: set both, or neither"
             )
         if self.token_file and beyond_loopback and not self.tls_ca_file:
             raise ValueError(
-                "a token would be readable on its way: set tls_ca_file to the aggregator's CA"
+                "the token would be sent unencrypted. Set tls_ca_file to the aggregator's CA"
             )
 
     def token(self) -> str:

@@ -110,10 +110,10 @@ class ClientCall:
         if status != b"200" or not content.startswith(b"application/grpc"):
             raise SessionError(
                 f"HTTP status {printable(status)}, content-type {printable(content) or 'none'}: "
-                f"what listens there is not {self.server}"
+                f"the server there is not {self.server}"
             )
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
-            raise SessionError("the answer is compressed, which nobody asked for")
+            raise SessionError("the answer is compressed without being requested")
         self.on_status(headers)
 
     def on_status(self, headers: Mapping[bytes, bytes]) -> None:
@@ -152,7 +152,7 @@ class ClientCall:
             return None
         length = int.from_bytes(self.received[1:PREFIX_BYTES], "big")
         if self.received[0]:
-            raise SessionError(f"{self.method}: compressed message, which nobody asked for")
+            raise SessionError(f"{self.method}: the message is compressed without being requested")
         if length > self.message_bytes_max:
             raise SessionError(
                 f"{self.method}: message of {length} bytes, at most {self.message_bytes_max}"
@@ -383,7 +383,7 @@ def call(path: Path, method: str, request: bytes, seconds_max: float) -> bytes:
         except FileNotFoundError:
             raise NoListener(f"there is no {path}") from None
         except ConnectionRefusedError:
-            raise NoListener(f"nobody answers at {path}") from None
+            raise NoListener(f"no answer at {path}") from None
         except TimeoutError:
             message = f"no answer within {seconds_max:g} s"
             raise CallFailed("DEADLINE_EXCEEDED", message) from None

@@ -164,7 +164,7 @@ class GrpcConnection(Generic[Received]):
         except FrameTooLong as error:
             raise SessionError(f"HTTP/2: {error}") from error
         except Exception as error:  # three libraries parse a stranger's bytes here
-            raise SessionError(f"what came is not gRPC: {error_text(error)}") from error
+            raise SessionError(f"the answer is not gRPC: {error_text(error)}") from error
 
     def _on_event(self, event: Event) -> Iterator[Received]:
         """Yield what an event completes. Raises SessionError."""

@@ -260,7 +260,7 @@ class TelemetryProtocol:
         window = self._window
         if window is not None and window.waiting_seconds(now) >= ACK_SECONDS_MAX:
             raise SessionError(
-                f"{window.in_flight} frames sent and no receipt within {ACK_SECONDS_MAX:g} s"
+                f"{window.in_flight} frames sent, but no receipt within {ACK_SECONDS_MAX:g} s"
             )
 
     def _send_register(self, now: float) -> None:

@@ -154,7 +154,7 @@ def _field_error(event: Acked) -> str:
             f"new_state: {event.to.name} is not to be answered; expected one of {_answer_names()}"
         )
     if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
-        return f"actor: who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters"
+        return f"actor: the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters"
     if len(event.words) > NOTE_CHARACTERS_MAX or not (event.words or "-").isprintable():
         return f"note: one line of at most {NOTE_CHARACTERS_MAX} characters"
     if event.to is AdvisoryState.REJECTED and not event.words.strip():

@@ -229,7 +229,7 @@ class AdvisoryEngine:
         """Raise ServiceUnavailable where so much waits for the disk that nothing is taken."""
         if self._is_full:
             raise ServiceUnavailable(
-                "the disk takes nothing, and no more can wait for it; try again later"
+                "the disk does not accept writes, and the queue for it is full. Try again later"
             )
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
@@ -377,7 +377,7 @@ class AdvisoryEngine:
     def _check_answers(self) -> None:
         if self.shadow:
             raise FailedPrecondition(
-                "advice is in shadow mode (advice_shadow): nothing of it is to be answered"
+                "advice is in shadow mode (advice_shadow) and cannot be answered"
             )
         self.check_room()
 
@@ -483,7 +483,7 @@ class AdvisoryEngine:
             await self.flush()
         except Exception as error:
             log.warning("advice cannot be stored: %s", error)
-            raise ServiceUnavailable(f"the disk does not take it yet: {error}") from error
+            raise ServiceUnavailable(f"it cannot be written to disk yet: {error}") from error
 
     def what_if(self, rule: str, days: int, now_ns: int) -> replay.ReplayReport:
         """Return what *rule* would have done. Blocks: for a thread of its own. Raises InvalidArgument."""
@@ -540,7 +540,7 @@ class Publisher:
             self._engine.observe(judgement, gpus)
         except Exception:
             # What was decided before it failed is remembered, and so is to be written.
-            log.exception("advice failed; what was advised before stands")
+            log.exception("advice failed; the earlier advice stays in force")
         self._observed = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._flush_observed())
@@ -557,7 +557,7 @@ class Publisher:
             self._last_error = ""
         except Exception as error:  # noqa: BLE001 - the disk's, DuckDB's: it is tried again
             if str(error) != self._last_error:
-                log.warning("advice cannot be stored, and so is not given: %s", error)
+                log.warning("advice cannot be stored and is therefore not issued: %s", error)
             self._last_error = str(error)
 
     async def close(self) -> None:

@@ -232,7 +232,7 @@ def _new(options: argparse.Namespace, path: Path) -> int:
         existing = [str(file) for file in files if file.exists()]
         if existing and not options.force:
             raise TokensError(
-                f"{', '.join(existing[:3])} would be overwritten: say --force if that is meant"
+                f"{', '.join(existing[:3])} would be overwritten. Use --force to overwrite"
             )
         private_folder(options.into)
         for file, (secret, _) in zip(files, made, strict=True):
@@ -243,12 +243,13 @@ def _new(options: argparse.Namespace, path: Path) -> int:
         print(f"{token.id}: {token.role} {token.name}, until {_day(token.until)}", file=sys.stderr)
     if first:
         print(
-            "from now on every caller of this aggregator needs a login, on loopback too",
+            "from now on every caller of this aggregator needs a login, even on loopback",
             file=sys.stderr,
         )
     if not (options.data / STORE_FILE).exists():
         print(
-            f"{options.data} holds no store yet: the token is for an aggregator with --data {options.data}",
+            f"{options.data} holds no store yet; the token is valid for an aggregator with "
+            f"--data {options.data}",
             file=sys.stderr,
         )
     return OK
@@ -259,7 +260,7 @@ def _list(options: argparse.Namespace, path: Path) -> int:
         tokens = read_tokens(path)
     except FileNotFoundError:
         tokens = []
-        print(f"no token was ever made: there is no {path}", file=sys.stderr)
+        print(f"no token exists: there is no {path}", file=sys.stderr)
     now = time.time()
     if options.json:
         shown = [{k: v for k, v in asdict(each).items() if k != "sha256"} for each in tokens]

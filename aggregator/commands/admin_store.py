@@ -148,8 +148,9 @@ def _held_view(
     path = data / STORE_FILE
     if path.stat().st_ino != file.inode:
         raise CopyError(
-            f"the aggregator at {connection_options.aggregator} stores in {file.path}, not in {data}: name that folder with "
-            "--data, or the aggregator of this one with --aggregator ADDRESS:PORT"
+            f"the aggregator at {connection_options.aggregator} stores in {file.path}, not in "
+            f"{data}: name that folder with --data, or the aggregator of this folder with "
+            "--aggregator ADDRESS:PORT"
         )
     unchanged = change_check(path)
 
@@ -387,7 +388,7 @@ def _running(
         finally:
             call.cancel()
     raise CommandError(
-        f"the aggregator at {connection_options.aggregator} did not say how it ended", FAILED
+        f"the aggregator at {connection_options.aggregator} did not report the result", FAILED
     )
 
 
@@ -476,8 +477,8 @@ def _copy(source: ConsistentView, scratch: Path, progress: ProgressBar) -> None:
     size = size_of(source.file) + source.wal_bytes
     if size > free_bytes(scratch):
         raise CopyError(
-            f"{scratch.parent} has {format_bytes(free_bytes(scratch))} free, and the copy that is read "
-            f"is of {format_bytes(size)}: name another folder with --scratch DIR"
+            f"{scratch.parent} has {format_bytes(free_bytes(scratch))} free, and the copy needs "
+            f"{format_bytes(size)}. Name another folder with --scratch DIR"
         )
     progress.begin("a copy of the store", size)
     copy_with_checksum(source.file, scratch / STORE_FILE, progress.advance)
@@ -513,9 +514,12 @@ def _print_verify(what: str, found: VerifyReport) -> str:
 def _verify_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin verify",
-        description="Reads a store or a backup back: every block of every table, the ledger of frames, duplicate readings, "
-        "and missing segments. In a backup, also compares each file with its checksum. While the aggregator runs, "
-        "the command reads a copy.",
+        description=(
+            "Verifies a store or a backup: reads every block of every table, and checks the "
+            "ledger of frames, duplicate readings, and missing segments. In a backup, also "
+            "compares each file with its checksum. While the aggregator runs, the command "
+            "reads a copy."
+        ),
         epilog="exit codes: 0 all is well, 1 something is wrong, 2 wrong usage, 3 no aggregator answers",
     )
     parser.add_argument(

@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
 def _code(options: argparse.Namespace, answer: Any) -> int:
     """Return 0 where what was asked for is so."""
     if options.what == "accept" and answer.state != wire.ACCEPTED:
-        print("gangline advise: not accepted: leave the host alone", file=sys.stderr)
+        print("gangline advise: not accepted: do not act on the host", file=sys.stderr)
         return FAILED
     return NOT_FOUND if options.what in ("out", "back") and answer.unknown_nodes else OK
 
@@ -153,8 +153,8 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
         ):  # who is no aggregator is told sooner
             raise
         raise CommandError(
-            f"not done after {WHAT_IF_SECONDS:g} s: it goes on there (`gangline hosts` tells whether the "
-            "aggregator answers at all); ask of fewer --days, in a while",
+            f"no result after {WHAT_IF_SECONDS:g} s; the aggregator continues (`gangline hosts` shows whether "
+            "it answers). Try again later, with fewer --days",
             FAILED,
         ) from error
     return answer
@@ -191,7 +191,8 @@ def _advisory(text: str) -> str:
     found = NAME.fullmatch(text)
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{text[:60]!r}: expected an advisory's name, as a12; `gangline advise list --host HOST` has those of a host"
+            f"{text[:60]!r}: expected the name of an advisory, such as a12; `gangline advise "
+            "list --host HOST` lists those of a host"
         )
     return found[1]
 
@@ -199,7 +200,7 @@ def _advisory(text: str) -> str:
 def _etag(text: str) -> str:
     if not ETAG.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text[:60]!r}: expected an etag, as a12-3; `gangline advise show a12` has it"
+            f"{text[:60]!r}: expected an etag, such as a12-3; `gangline advise show a12` shows it"
         )
     return text
 

@@ -87,11 +87,13 @@ def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesR
         request = wire.ListAdvisoriesRequest(node=node, page_size=1)
         left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
         for one in left.unavailable_nodes:
-            print(f"still out by another's word: {_line(one)}", file=sys.stderr)
+            print(
+                f"still out of service, as reported by another user: {_line(one)}", file=sys.stderr
+            )
         for one in left.out_by_advice:
             host = node.removeprefix("nodes/")
             message = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
-            print(f"still out by advice, {message}", file=sys.stderr)
+            print(f"still out of service by advice, {message}", file=sys.stderr)
     return answer
 
 

@@ -53,7 +53,9 @@ class Children:
             self._logs.mkdir(parents=True, exist_ok=True)
             self._lock = open(self._logs / "lock", "a+")
         except OSError as error:
-            raise ChildError(f"{self._folder} cannot hold our data: {error.strerror}") from error
+            raise ChildError(
+                f"{self._folder} cannot be used as data folder: {error.strerror}"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,8 +63,8 @@ class Children:
             owner = self._lock.read().strip()
             self._lock.close()
             raise ChildError(
-                f"{self._folder} is in use by another `gangline run` (process {owner}); "
-                "end that one, or say --data OTHER"
+                f"{self._folder} is in use by another `gangline run` (process {owner}). Stop "
+                "it, or use --data OTHER"
             ) from None
         self._lock.truncate(0)
         print(os.getpid(), file=self._lock, flush=True)
@@ -130,7 +132,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        print(f"process {process.pid} did not end in {seconds:g} s: killed", file=sys.stderr)
+        print(f"process {process.pid} did not end within {seconds:g} s; killed", file=sys.stderr)
     # What it may have started itself (the inventory child) is of its group.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -139,5 +141,5 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 if __name__ == "__main__":
     if not end_with_parent(int(sys.argv[1]), signal.SIGTERM):
-        sys.exit(f"process {sys.argv[1]}, which started this, has ended")
+        sys.exit(f"the parent process {sys.argv[1]} has ended")
     sys.exit(main(sys.argv[2:]))

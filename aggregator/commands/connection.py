@@ -74,12 +74,12 @@ class ConnectionOptions:
     """Paths are "" for none. Without a CA all is plain text."""
 
     aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, description="where it listens")
-    ca: str = setting("", description="the CA of its certificate, PEM: then all is said by TLS")
+    ca: str = setting("", description="the CA of its certificate, PEM; turns TLS on")
     certificate: str = setting("", description="your certificate, PEM")
     key: str = setting("", description="its key, PEM")
     token_file: str = setting("", description="a file with your token")
     server_name: str = setting(
-        "", description="the name in its certificate, if not the one dialled"
+        "", description="the host name in its certificate, if not the address"
     )
 
     @property
@@ -106,7 +106,7 @@ class ConnectionOptions:
             raise CommandError(str(error), cli.FAILED) from error
         if token and not self.ca and not is_loopback(self.host):
             raise CommandError(
-                f"the token would be readable on its way to {self.aggregator}: name the CA of its "
+                f"the token would be sent unencrypted to {self.aggregator}. Name the CA of its "
                 "certificate with --ca",
                 cli.USAGE,
             )
@@ -153,7 +153,7 @@ def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
         raise CommandError(f"{ADDRESS_VARIABLE}: expected {error}", cli.USAGE) from error
     if (connection_options.certificate or connection_options.key) and not connection_options.ca:
         raise CommandError(
-            "a certificate needs TLS: name the aggregator's CA with --ca too", cli.USAGE
+            "a certificate needs TLS. Name the aggregator's CA with --ca, too", cli.USAGE
         )
     return connection_options
 

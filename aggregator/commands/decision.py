@@ -80,7 +80,8 @@ def _fetched(options: argparse.Namespace) -> wire.StoredDecision:
 def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
     if stored.kind not in MESSAGES:
         raise CommandError(
-            f"decision {stored.decision_id} is of kind {stored.kind}, which this gangline does not know; use that of the aggregator",
+            f"decision {stored.decision_id} is of kind {stored.kind}, which this gangline does "
+            "not know. Use the gangline of the aggregator",
             FAILED,
         )
     request_type, answer_type = MESSAGES[stored.kind]

@@ -43,11 +43,11 @@ def main(arguments: list[str]) -> int:
     except DeclaredError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
-        print("gangline declared: none of it would be taken", file=sys.stderr)
+        print("gangline declared: the aggregator would reject all of it", file=sys.stderr)
         return FAILED
     print(_summary(after))
     if not after.files:
-        print(f"note: no file there ends in {', '.join(ENDINGS)}: nothing would be declared")
+        print(f"note: no file there ends in {', '.join(ENDINGS)}, so nothing would be declared")
     for note in after.notes:
         print(f"note: {note}")
     try:

@@ -114,8 +114,10 @@ def _hours(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline evaluate hazard",
-        description="Trains a model of hazard on the faults of a recording up to a day, and judges it and simpler rankings "
-        "on the days after. docs/hazard.md explains each figure.",
+        description=(
+            "Trains a hazard model on the faults of a recording up to a day, and evaluates it "
+            "and simpler rankings on the days after. docs/hazard.md explains each figure."
+        ),
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
     )
     parser.add_argument(
@@ -128,13 +130,17 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="from_day", type=_whole(0, 10_000), default=0, metavar="DAY",
-        help="the day of the file on which its recording begins, if that is not 0. This day becomes day 0, also for "
-        "--train-until; faults that ended before it are left out",
+        help=(
+            "the day of the file on which its recording begins, if not 0. This day becomes day "
+            "0, also for --train-until; faults that ended earlier are ignored"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--nodes", type=_whole(1, NODES_MAX), metavar="N",
-        help="nodes of the fleet, including those that never failed, which the file does not name (default: from the file's "
-        "name, ..._400_nodes_...; else the named nodes)",
+        help=(
+            "nodes of the fleet, including nodes that never failed and are not in the file "
+            "(default: from the file's name, ..._400_nodes_...; else the nodes in the file)"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--gang-nodes", type=_whole(1, NODES_MAX), metavar="N",
@@ -142,14 +148,21 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--lost-hours", type=_hours, default=1.0, metavar="H",
-        help="hours that each of them loses: detect, decide, restart, half a checkpoint interval (default: 1, assumed)",
+        help=(
+            "hours that each of these nodes loses: detect, decide, restart, half a checkpoint "
+            "interval (default: 1, assumed)"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--bootstrap", dest="draws", type=_whole(2, DRAWS_MAX), default=200, metavar="N",
-        help="fleets drawn for the intervals (default: 200)",
+        help="bootstrap samples of the fleet for the intervals (default: 200)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=_whole(0, 2**32), default=1, help="of the drawing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there, not to the terminal")
+    parser.add_argument(
+        "--seed", type=_whole(0, 2**32), default=1, help="seed of the bootstrap samples"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write to this file instead of the terminal"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    parser.add_argument("--quiet", action="store_true", help="say nothing of what is under way")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser

@@ -301,10 +301,10 @@ def main(arguments: list[str]) -> int:
         return USAGE
     if options.what == "extender":
         if not isinstance(config, KubernetesConfig):
-            parser.error("the extender is one of Kubernetes: gangline executor kubernetes extender")
+            parser.error("only Kubernetes has an extender: gangline executor kubernetes extender")
         return _extend(config, names)
     if options.what == "undo" and not options.all:
-        parser.error("undo takes away everything that executors set: say so with --all")
+        parser.error("undo removes everything that executors set; confirm with --all")
     try:
         with closing(site_kind(config)) as site:
             return guarded("executor", lambda: _run(options, site, names))
@@ -365,7 +365,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
         figures.has_lease = not options.shadow
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
-            "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
+            "shadow mode: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
         companions = () if options.shadow else site.companions(channel, names)
         with closing(client), closing(launchers), running(companions):
@@ -450,7 +450,7 @@ def _undo(site: SchedulerSite) -> int:
                 if ledger.weights:
                     stack.enter_context(locked(Path(site.config.ledger)))
             except LedgerError as error:  # all else is known without it
-                print(f"gangline executor: weights are left as they are: {error}", file=sys.stderr)
+                print(f"gangline executor: the weights are unchanged: {error}", file=sys.stderr)
                 ledger = None
         done, failed = undo_all(site.scheduler, ledger)
     done += site.undo_companions()
@@ -529,20 +529,35 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline executor",
-        description="Carries out advisories in Slurm, Kubernetes, HTCondor, Ray or Flux: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
-        "Everything that it sets bears the expiry of its advisory.",
-        epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
-        "without the aggregator; extender: answers a kube-scheduler or Volcano from the mirror file, in a process of its own. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
+        description=(
+            "Carries out advisories in Slurm, Kubernetes, HTCondor, Ray or Flux: accepts them, "
+            "keeps new work off bad nodes, and moves jobs. Removes only what it set itself. "
+            "Everything that it sets expires with its advisory."
+        ),
+        epilog=(
+            "commands: run (the default); doctor: show what costs time and what is missing; "
+            "status: show what is set; undo --all: remove everything that executors set, "
+            "without the aggregator; extender: answer a kube-scheduler or Volcano from the "
+            "mirror file, in a separate process. Exit codes: 0 done, 1 failed, 2 wrong usage, "
+            "3 no aggregator answers"
+        ),
     )  # fmt: skip
     parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
     parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")
     parser.add_argument(
-        "--shadow", action="store_true", help="say what would be done, change nothing"
+        "--shadow",
+        action="store_true",
+        help="shadow mode: print what would be done, change nothing",
     )
-    parser.add_argument("--all", action="store_true", help="of undo: everything that executors set")
+    parser.add_argument(
+        "--all", action="store_true", help="undo: remove everything that executors set"
+    )
     parser.add_argument(
         "--try", dest="attempt", action="store_true",
-        help="of doctor: see whether marks may be set: in Slurm by a reservation that begins tomorrow and is deleted, in Kubernetes by a dry run",
+        help=(
+            "doctor: test whether marks can be set; in Slurm with a reservation that begins "
+            "tomorrow and is deleted at once, in Kubernetes with a dry run"
+        ),
     )  # fmt: skip
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML")
     parser.add_argument(

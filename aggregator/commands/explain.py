@@ -61,10 +61,10 @@ def main(arguments: list[str]) -> int:
     is_decision = options.host == DECISION and options.decision_id
     if options.decision_id and not is_decision:
         parser.error(
-            f"{options.decision_id[:100]!r} after a host; expected one HOST, or decision ID"
+            f"{options.decision_id[:100]!r} follows a host; expected one HOST, or decision ID"
         )
     if options.replay and not is_decision:
-        parser.error("--replay computes a decision again; expected: decision ID --replay")
+        parser.error("--replay needs a decision; expected: decision ID --replay")
     if is_decision:
         from .decision import run_decision  # with the planner, which no host needs
 
@@ -378,7 +378,7 @@ def _wrapped(text: str, width: int) -> str:
 def _host(text: str) -> str:
     """Return what can be a host's name. Raises argparse.ArgumentTypeError with words."""
     if not text.removeprefix("nodes/"):
-        raise argparse.ArgumentTypeError("empty, expected a host's name")
+        raise argparse.ArgumentTypeError("empty; expected a host name")
     if len(text.removeprefix("nodes/")) > HOST_CHARACTERS_MAX:
         raise argparse.ArgumentTypeError(
             f"{text[:32]!r}…: {len(text)} characters, a host's name has {HOST_CHARACTERS_MAX} at most"

@@ -84,9 +84,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     shown = options.output or options.last or options.begin or options.end
     if options.job is None and (shown or options.tags):
-        parser.error("--last, --from, --to, --output and --tags go with a JOB")
+        parser.error("--last, --from, --to, --output and --tags need a JOB")
     if options.tags and shown:
-        parser.error("--tags is about the whole run: it excludes --last, --from, --to and --output")
+        parser.error("--tags covers the whole run; it excludes --last, --from, --to and --output")
     if options.last and options.begin:
         parser.error("--last and --from exclude each other")
     if options.begin and options.end and options.begin >= options.end:
@@ -165,8 +165,8 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     phases, pace = _phases_and_pace(ask, jobs[0], time_range)
     if not phases:
         raise CommandError(
-            f"no readings of job {job!r} in that time: it ran {_when(jobs[0])}, and readings are kept for 14 days; "
-            "leave out --from and --to for its last minutes",
+            f"no readings of job {job!r} in that time: it ran {_when(jobs[0])}, and readings "
+            "are kept for 14 days. Omit --from and --to to see its last minutes",
             NOT_FOUND,
         )
     stragglers = ask(
@@ -405,7 +405,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tags", type=parse_target, metavar="TARGET",
-        help=f"set its hosts, verdicts and lost GPU-hours as tags of its run in an experiment tracker: {FORMS}",
+        help=(
+            "write its hosts, verdicts and lost GPU-hours as tags to its run in an experiment "
+            f"tracker: {FORMS}"
+        ),
     )  # fmt: skip
     add_options(parser)
     return parser

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.feature and not options.slurm:
-        parser.error("--feature needs --slurm: Slurm says which nodes have it")
+        parser.error("--feature needs --slurm, because Slurm knows which nodes have the feature")
     if options.check:
         return _check(options.file)
     return guarded("mirror", lambda: _run(options))
@@ -150,8 +150,8 @@ class MirrorSource:
         valid_until = reply.valid_until.ToNanoseconds() / 1e9
         if valid_until <= now:
             raise CommandError(
-                f"the aggregator's scores were valid until {now - valid_until:.0f} s ago by this machine's clock: "
-                "it no longer judges, or one of the two clocks is wrong",
+                f"the aggregator's scores expired {now - valid_until:.0f} s ago by this machine's clock: "
+                "it has stopped judging, or one of the two clocks is wrong",
                 FAILED,
             )
         try:
@@ -184,7 +184,7 @@ class MirrorSource:
             score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
         )
         if dictionary.version != reply.dictionary_version or highest >= len(dictionary.names):
-            raise CommandError("the aggregator began anew between two questions", FAILED)
+            raise CommandError("the aggregator restarted between two calls", FAILED)
         self._names_of, self._names = dictionary.version, list(dictionary.names)
 
     def _slurm_nodes(self) -> SlurmNodes:
@@ -235,7 +235,9 @@ def scontrol_text(*arguments: str) -> str:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise MirrorError("scontrol is not on the PATH: run this where Slurm is") from error
+        raise MirrorError(
+            "scontrol is not on the PATH. Run this on a machine with Slurm"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MirrorError(f"{' '.join(command)}: {error}") from error
     if done.returncode or len(done.stdout) > SLURM_BYTES_MAX:
@@ -311,21 +313,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "file", type=lambda text: Path(os.path.abspath(text)), metavar="FILE",
-        help="in a folder that only its owner may write, best on a tmpfs: /run/gangline-mirror/nodes",
+        help=(
+            "file to write, in a folder that only its owner may write to, best on a tmpfs: "
+            "/run/gangline-mirror/nodes"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=_seconds, default=SECONDS_DEFAULT, metavar="S",
-        help=f"seconds between two files, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
+        help=f"seconds between two writes, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
     )  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="write one file and end")
-    parser.add_argument("--check", action="store_true", help="say what a reader makes of FILE")
+    parser.add_argument("--once", action="store_true", help="write the file once and exit")
+    parser.add_argument("--check", action="store_true", help="check FILE as a reader would")
     parser.add_argument(
         "--slurm", action="store_true",
-        help="only nodes that Slurm has (by scontrol), and which of them a job may exclude without being refused",
+        help=(
+            "write only Slurm's nodes (from scontrol), and mark those that a job can exclude "
+            "without being rejected"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--feature", type=_feature, metavar="NAME",
-        help="with --slurm: also the largest job that can prefer nodes with this feature",
+        help=(
+            "with --slurm: also write the size of the largest job that can prefer nodes with "
+            "this feature"
+        ),
     )  # fmt: skip
     add_connection_options(parser)
     return parser

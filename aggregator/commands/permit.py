@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.what == "grant" and not (options.seconds and options.reason):
-        parser.error('grant needs for how long and why: --for 8h --reason "trial on rack 4"')
+        parser.error('grant needs a duration and a reason: --for 8h --reason "trial on rack 4"')
     return guarded("permit", lambda: _run(options))
 
 
@@ -94,7 +94,7 @@ def seconds_of(text: str) -> int:
     """Return a length of time, as 8h or 900s, in seconds. Raises argparse.ArgumentTypeError."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
     if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a length of time, as 8h or 900s")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a duration, such as 8h or 900s")
     return int(number) * UNITS[unit]
 
 

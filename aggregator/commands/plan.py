@@ -169,7 +169,7 @@ def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
     try:
         path.write_text(picture_svg(picture, title, notes))
     except OSError as error:
-        raise CommandError(f"{path}: {error}; name a file that can be written", FAILED) from error
+        raise CommandError(f"{path}: {error}. Name a writable file", FAILED) from error
 
 
 def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
@@ -217,7 +217,7 @@ def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
     for name in names:
         if name not in known:
             raise CommandError(
-                f"{name[:100]!r}: no host of that name has registered; see gangline hosts", FAILED
+                f"{name[:100]!r}: no host with this name has registered; see gangline hosts", FAILED
             )
         found.append(known[name])
     return found
@@ -554,7 +554,7 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         "--priority",
         type=_priority,
         metavar="N",
-        help="only jobs of a lower --job-priority are proposed to give up nodes",
+        help="the plan may take nodes only from jobs with a lower --job-priority",
     )
     add(
         "--job-priority",
@@ -612,7 +612,10 @@ def _parser() -> argparse.ArgumentParser:
         "--reserve",
         default="",
         metavar="OWNER",
-        help="reserve the best option's nodes and spares for OWNER, as slurm-main, so that no other plan offers them",
+        help=(
+            "reserve the best option's nodes and spares for OWNER, for example slurm-main, so "
+            "that no other plan offers them"
+        ),
     )
     add(
         "--ttl",
@@ -633,20 +636,26 @@ def _parser() -> argparse.ArgumentParser:
         type=_share,
         default=0.0,
         metavar="P",
-        help="floor of the gang's survival of its length",
+        help="minimum probability that the gang survives its length",
     )
     add(
         "--options",
         type=count_of,
         default=1,
         metavar="N",
-        help="up to N plans, none better than another in all (at most 8)",
+        help=(
+            "up to N plans on the Pareto front, none better than another in every respect (at "
+            "most 8)"
+        ),
     )
     add(
         "--evaluate",
         type=host_set_option,
         metavar="HOSTS",
-        help="the price of these hosts, in this order, in place of a plan; as gpu[001-016,020],head",
+        help=(
+            "instead of a plan, show the price of these hosts, in this order; for example "
+            "gpu[001-016,020],head"
+        ),
     )
     add("--map", action="store_true", help="also draw the first plan on the topology")
     add("-o", "--output", type=_svg, metavar="FILE.svg", help="also write that as a picture")

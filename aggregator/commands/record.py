@@ -50,13 +50,15 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list and (options.output or options.last or options.name):
-        parser.error("--list goes without --last, --kept and --output")
+        parser.error("--list excludes --last, --kept and --output")
     if not options.list and options.output is None:
-        parser.error("name a file with -o, as -o FILE.parquet, or --list what the host has stored")
+        parser.error(
+            "name a file with -o FILE.parquet, or use --list to show what the host has stored"
+        )
     if options.last and options.name:
         parser.error("--last and --kept exclude each other")
     if options.json and not options.list:
-        parser.error("--json goes with --list")
+        parser.error("--json needs --list")
     if options.output and options.output.suffix not in ENDINGS:
         parser.error(
             f"--output {options.output}: expected a file that ends in {' or '.join(ENDINGS)}"
@@ -102,7 +104,7 @@ def fetch(
         except grpc.RpcError as error:
             raise _explained(error, connection_options) from error
     if len(data) != total:
-        raise CommandError(f"{len(data)} of {total} bytes came", FAILED)
+        raise CommandError(f"received only {len(data)} of {total} bytes", FAILED)
     return bytes(data), stored
 
 
@@ -220,7 +222,8 @@ def _last(text: str) -> int:
     seconds = int(found[1]) * (60 if found[2] == "m" else 1) if found else 0
     if not 1 <= seconds <= SECONDS_MAX:
         raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}: expected a span of 1s to {SECONDS_MAX}s, as 90s or 5m: the host holds no more"
+            f"{text[:32]!r}: expected 1s to {SECONDS_MAX}s, such as 90s or 5m; the host keeps "
+            "no more"
         )
     return seconds
 

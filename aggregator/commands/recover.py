@@ -106,7 +106,7 @@ def _report(options: argparse.Namespace) -> int:
     elif reply.known:
         print(f"incident {request.incident} was reported before: nothing changed")
     else:
-        print(f"incident {request.incident} is stored; ops.calibration has what plans assume now")
+        print(f"incident {request.incident} is stored; ops.calibration shows what plans assume now")
     return OK
 
 
@@ -256,7 +256,7 @@ def _lender(text: str) -> tuple[str, str]:
     name, equals, file = text.partition("=")
     if not (name and equals and file):
         raise argparse.ArgumentTypeError(
-            f"{text[:100]!r}: expected JOB=FILE, a job and the file with its hosts"
+            f"{text[:100]!r}: expected JOB=FILE: a job and the file that lists its hosts"
         )
     return name, file
 
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
         type=host_set_option,
         default=[],
         metavar="HOSTS",
-        help="place nothing on these hosts",
+        help="hosts that must not be used",
     )
     add("--hot-spares", type=host_set_option, default=[], metavar="HOSTS",
         help="reserved for this gang, with the program loaded")  # fmt: skip

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.release and not options.owner:
-        parser.error("--release needs whose it is: --owner NAME, as gangline reservations shows it")
+        parser.error("--release needs the owner: --owner NAME, as shown by gangline reservations")
     return guarded("reservations", lambda: _run(options))
 
 
@@ -73,16 +73,14 @@ def _release(options: argparse.Namespace, found: Sequence[wire.Reservation], stu
     name = number if number.startswith("reservations/") else f"reservations/{number}"
     one = next((each for each in found if each.name == name), None)
     if one is None:
-        raise CommandError(
-            f"{name[:100]}: no such reservation now; see gangline reservations", FAILED
-        )
+        raise CommandError(f"{name[:100]}: no such reservation; see gangline reservations", FAILED)
     stub.Release(
         wire.ReleaseReservationRequest(
             name=one.name, owner=options.owner, fencing_token=one.fencing_token
         ),
         timeout=DEADLINE_SECONDS,
     )
-    print(f"{name} released: {len(one.node_index)} nodes are free for everybody's plans")
+    print(f"{name} released: {len(one.node_index)} nodes are available to all plans")
     return OK
 
 

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     if not (options.job or options.members):
         parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
     if options.sizes is None:
-        parser.error("name the sizes that it may have: --sizes 8..64:power-of-two")
+        parser.error("name its allowed sizes: --sizes 8..64:power-of-two")
     return guarded("resize", lambda: _run(options))
 
 

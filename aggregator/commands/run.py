@@ -275,15 +275,16 @@ def main(arguments: list[str]) -> int:
     if options.scenario == NIGHT:
         options.simulated = len(night.HOSTS)
     if options.once and options.scenario in (CALM, NIGHT):
-        print("gangline run: --once checks the table of another --scenario", file=sys.stderr)
+        print("gangline run: --once cannot check the table of this --scenario", file=sys.stderr)
         return USAGE
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     if _in_use(options.listen):
         print(
-            f"gangline run: something already listens on {options.listen}; if it is another "
-            "`gangline run`, use it with `gangline watch` or end it; else say --listen 127.0.0.1:PORT",
+            f"gangline run: another process already listens on {options.listen}. If it is "
+            "another `gangline run`, use it with `gangline watch` or stop it; otherwise use "
+            "--listen 127.0.0.1:PORT",
             file=sys.stderr,
         )
         return FAILED
@@ -342,7 +343,7 @@ class _DemonstrationRun:
         """Make the store of the night, and what is declared of its hosts; return the aggregator's settings for it."""
         if not is_new:
             raise ChildError(
-                "the night needs an empty folder: remove what is in --data, or name another"
+                "the night needs an empty folder. Empty the folder of --data, or name another"
             )
         file = self._options.data / "night.toml"
         file.write_text(night.declared(time.time_ns() // 1000))
@@ -394,7 +395,7 @@ class _DemonstrationRun:
                     explain_command=self._explain_command(),
                 )
                 show(text)
-        print("ending ...", flush=True)
+        print("stopping ...", flush=True)
         return OK
 
     def _schedulers(self, client: ScoreClient) -> str:
@@ -591,5 +592,5 @@ def _address(text: str) -> str:
     except SettingsError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if not port:
-        raise argparse.ArgumentTypeError(f"{text}: a port of its own is needed, such as 7600")
+        raise argparse.ArgumentTypeError(f"{text}: needs a fixed port, such as 7600")
     return text

@@ -98,9 +98,9 @@ def main(arguments: list[str]) -> int:
         return _show_log(parser, options)
     form = options.form or (ENDINGS.get(options.output.suffix, "") if options.output else "table")
     if not form:
-        parser.error(f"--output {options.output}: say which form with --format {'|'.join(FORMS)}")
+        parser.error(f"--output {options.output}: give its format with --format {'|'.join(FORMS)}")
     if form == "table" and options.rows > TABLE_ROWS_MAX:
-        parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; say --csv for more")
+        parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; use --csv for more")
     answer_options = AnswerOptions(form, options.output, options.rows, options.timeout)
     return guarded("sql", lambda: _run(options, answer_options))
 
@@ -122,8 +122,8 @@ def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     form = options.form or "table"
     if options.server or options.query or options.output or form not in LOG_FORMS:
         parser.error(
-            "--log reads queries.log in --data, on the aggregator's machine, and goes with "
-            f"--format {'|'.join(LOG_FORMS)} only"
+            "--log reads queries.log in --data, on the aggregator's machine; it allows only "
+            f"--format {'|'.join(LOG_FORMS)}"
         )
     return show_log(options.data, options.log, form)
 
@@ -260,7 +260,10 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="stop the query after this time (default: the server's limit; none for the snapshot file)",
+        help=(
+            "stop the query after this time (default: the server's limit; none for the "
+            "operators' file)"
+        ),
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument(

@@ -260,7 +260,7 @@ class ArrowAnswer(io.RawIOBase):
         while self.end is None and self.read(1 << 16):
             pass
         if self.end is None:
-            raise messages.QueryFailed("the answer ended in the middle; ask again")
+            raise messages.QueryFailed("the answer is incomplete; try again")
         return self.end
 
     def give_up(self) -> None:

@@ -32,15 +32,16 @@ def show_log(folder: Path, count: int, form: str) -> int:
                     lines.extend(file)
     except OSError as error:
         print(
-            f"gangline sql: {path} cannot be read: {error.strerror}; it is the aggregator's user's (and root's)",
+            f"gangline sql: {path} cannot be read: {error.strerror}; only the aggregator's user "
+            "and root may read it",
             file=sys.stderr,
         )
         return NO_ANSWER
     _write([_entry(line) for line in lines], form)
     if not lines:
         print(
-            f"nothing is logged: there is no {path}. It has what was asked of an aggregator (--server); "
-            "who asks the file here is not logged",
+            f"no queries are logged: {path} does not exist. It lists queries sent to an "
+            "aggregator (--server); queries of the local file are not logged",
             file=sys.stderr,
         )
     return OK

@@ -214,7 +214,8 @@ def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
     """A file that looks complete and is not misleads whoever finds it: unless so many rows were asked for."""
     if cut and output is not None and not rows_max:
         raise CommandError(
-            f"{output} is not written, as the answer is cut: {cut}. Ask for less, or say --rows N",
+            f"{output} is not written, because the answer is truncated: {cut}. Query less, or "
+            "set --rows N",
             FAILED,
         )
 

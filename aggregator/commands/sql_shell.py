@@ -126,7 +126,8 @@ class Shell:
     def run(self) -> int:
         """Prompt until Ctrl-D or \\q."""
         print(
-            f"Asking {self._query_session.backend.name}, read-only; times are UTC. \\d: what there is; \\?: help; Ctrl-D: leave"
+            f"Asking {self._query_session.backend.name}, read-only; times are UTC. \\d: list "
+            "tables; \\?: help; Ctrl-D: quit"
         )
         self._load_names()
         while True:
@@ -155,7 +156,7 @@ class Shell:
             self._query(f"DESCRIBE {argument}" if argument else LIST_QUERY)
         elif word == "\\x":
             self._expanded = not self._expanded
-            print("a line per value" if self._expanded else "a table")
+            print("one line per value" if self._expanded else "a table")
         elif word == "\\rows" and argument.isdecimal() and 0 < int(argument[:9]) <= TABLE_ROWS_MAX:
             self._rows = int(argument)
         elif (
@@ -168,8 +169,9 @@ class Shell:
             print(HELP.format(rows=self._rows, seconds=self._seconds or "never"), end="")
         else:
             print(
-                f"'{visible(line[:60])}' is not known here, or its number is out of range "
-                f"(\\rows 1 to {TABLE_ROWS_MAX}, \\timeout 0 to {TIMEOUT_SECONDS_MAX:.0f}); \\? helps",
+                f"'{visible(line[:60])}' is not a command, or its number is out of range "
+                f"(\\rows 1 to {TABLE_ROWS_MAX}, \\timeout 0 to {TIMEOUT_SECONDS_MAX:.0f}); \\? "
+                "helps",
                 file=sys.stderr,
             )
 

@@ -95,7 +95,7 @@ def _unfit(
         raise command_error(error, connection_options) from error
     names = list(dictionary.names)
     if max(reply.node_index, default=-1) >= len(names):
-        raise CommandError("the aggregator began anew between two questions: ask again", FAILED)
+        raise CommandError("the aggregator restarted between two calls; try again", FAILED)
     unfit = {
         one.name: f"{one.state}: score {one.score:.3f}" for one in nodes_of(reply, names) if not one.ready
     }  # fmt: skip
@@ -110,7 +110,7 @@ def _plan(
     known = {name: at for at, name in enumerate(names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:
-        raise CommandError("the aggregator knows none of the nodes that are left", FAILED)
+        raise CommandError("the aggregator knows none of the remaining nodes", FAILED)
     bitmap = bytearray(-(-len(names) // 8))
     for index in chosen:
         bitmap[index // 8] |= 1 << index % 8
@@ -176,7 +176,7 @@ def _fields(
 
 def _job_number(text: str) -> str:
     if not re.fullmatch(r"\d{1,10}(?:_\d{1,7}|\+\d{1,5})?", text):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected the number of a job, as 4711 or 4711_3")  # fmt: skip
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a job number, such as 4711 or 4711_3")  # fmt: skip
     return text
 
 
@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--length", type=seconds_of, default=LENGTH_DEFAULT, metavar="TIME",
-        help=f"length of the job, as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
+        help=f"length of the job, such as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
     )  # fmt: skip
     add_options(parser)
     return parser

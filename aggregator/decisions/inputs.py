@@ -165,7 +165,7 @@ def checked_part(digest: str, data: bytes) -> bytes:
     """Return the part that is stored as *data*. Raises InputsError, also where it is not what *digest* names."""
     part = decompressed(data)
     if _digest(part) != digest:
-        raise InputsError("its content is not what its digest says")
+        raise InputsError("its content does not match its digest")
     return part
 
 

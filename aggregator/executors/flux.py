@@ -144,4 +144,4 @@ def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
     flux.read_jobs()
     yield DoctorFinding(doctor.NOTE, "only the owner of the instance may drain nodes")
     yield DoctorFinding(doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
-    yield DoctorFinding(doctor.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs go on")  # fmt: skip
+    yield DoctorFinding(doctor.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip

@@ -137,27 +137,36 @@ class ExecutorConfig:
     actions: tuple[str, ...] = setting(
         (*HOLDING_ACTIONS, RETURN),
         check=_check_actions,
-        description="advisories that are carried out; REBOOT and RESET_GPU are off unless they are named here",
+        description="advisories to carry out; REBOOT and RESET_GPU are off unless listed here",
     )
     mark: str = setting(
         "auto", check=_check_mark,
-        description="what keeps new work off a node: `hold` (a reservation, which ends by itself), `drain`, or `auto`: "
-        "a hold, and for EVICT_NOW a drain where the version lets drains end by themselves",
+        description=(
+            "how new work is kept off a node: `hold` (a reservation, which expires), `drain`, "
+            "or `auto`: a hold, but for EVICT_NOW a drain if this version of the scheduler "
+            "lets drains expire"
+        ),
     )  # fmt: skip
     marks_max: int = setting(
         100, low=1, high=10_000,
-        description="nodes with a mark of this executor at one time, at most, whatever the aggregator grants",
+        description=(
+            "maximum number of nodes that this executor marks at one time, even if the "
+            "aggregator grants more"
+        ),
     )  # fmt: skip
     lease_seconds: float = setting(
         600.0, low=30.0, high=86_400.0,
-        description="an accepted advisory is ours for so long without another answer",
+        description=(
+            "lease of an accepted advisory; it ends unless the executor renews it within this "
+            "time"
+        ),
     )  # fmt: skip
     poll_seconds: float = setting(
-        1.5, low=0.2, high=60.0, description="jobs and reservations are read this often"
+        1.5, low=0.2, high=60.0, description="time between two reads of jobs and reservations"
     )
     nodes_poll_seconds: float = setting(
         10.0, low=1.0, high=600.0,
-        description="all nodes are read this often; those with advice are read with the jobs",
+        description="time between two reads of all nodes; nodes with advice are read with the jobs",
     )  # fmt: skip
     report_gangs: bool = setting(True, description="tell the aggregator which jobs run where")
     report_unavailable: bool = setting(
@@ -166,23 +175,32 @@ class ExecutorConfig:
     report_outcomes: bool = setting(True, description="tell the aggregator how jobs ended")
     weights: bool = setting(
         False,
-        description="nodes get the weight that they have plus the bucket of their score, 0 to 3, so that the scheduler takes healthier ones first",
+        description=(
+            "add the bucket of each node's score, 0 to 3, to its weight, so that the scheduler "
+            "prefers healthier nodes"
+        ),
     )  # fmt: skip
     weights_poll_seconds: float = setting(
-        60.0, low=1.0, high=3600.0, description="scores are read this often for `weights`"
+        60.0, low=1.0, high=3600.0, description="time between two reads of the scores for `weights`"
     )
     follow_plan: bool = setting(
         False,
-        description="until a requeued job runs again, the nodes that the aggregator plans for it have a lower weight",
+        description=(
+            "lower the weight of the nodes that the aggregator plans for a requeued job, until "
+            "the job runs again"
+        ),
     )  # fmt: skip
     torchft_lighthouses: tuple[str, ...] = setting(
         (),
         check=_check_lighthouses,
-        description="addresses of lighthouses of torchft, as http://head:29510: EVICT_NOW ends the replicas on the node at once; empty: off",
+        description=(
+            "addresses of torchft lighthouses, for example http://head:29510; EVICT_NOW ends "
+            "the replicas on the node immediately; empty: off"
+        ),
     )
     node_map: str = setting(
         "",
-        description="file with a line `NODE HOST` for each node that agents call by another name",
+        description="file with a line `NODE HOST` for each node that has another name in the fleet",
     )
     metrics_listen: str = setting(
         "",
@@ -192,20 +210,32 @@ class ExecutorConfig:
     otlp_logs: str = setting(
         "",
         check=check_url,
-        description="address of an OpenTelemetry collector, as http://127.0.0.1:4318: each step is sent there as a log record; empty: off",
+        description=(
+            "address of an OpenTelemetry collector, for example http://127.0.0.1:4318, which "
+            "receives each step as a log record; empty: off"
+        ),
     )
     release_command: str = setting(
-        "", description="run before a reboot or a reset, as `ssh {node} gangline release`; no shell"
+        "",
+        description=(
+            "command to run before a reboot or a reset, for example `ssh {node} gangline "
+            "release`; run without a shell"
+        ),
     )
     reset_command: str = setting(
         "",
-        description="resets the GPUs of a node for RESET_GPU, as `ssh {node} nvidia-smi -r`; no shell",
+        description=(
+            "command that resets the GPUs of a node for RESET_GPU, for example `ssh {node} "
+            "nvidia-smi -r`; run without a shell"
+        ),
     )
 
     segment_health_dir: str = setting(
         "", check=_check_absolute,
-        description="folder of ft_launcher's --ft-segment-health-check-dir, absolute: a file for each task of a Slurm array "
-        "with a node that an advisory takes out",
+        description=(
+            "absolute path of ft_launcher's --ft-segment-health-check-dir; receives a file for "
+            "each task of a Slurm array that has a node which an advisory takes out"
+        ),
     )  # fmt: skip
     cycle_info_dirs: tuple[str, ...] = setting(
         (),
@@ -214,11 +244,17 @@ class ExecutorConfig:
     )
     attribution_listen: str = setting(
         "", check=_check_optional_listen,
-        description="ADDRESS:PORT at which ft_launcher's --ft-attribution-endpoint is answered, over HTTP and without a login",
+        description=(
+            "ADDRESS:PORT that serves ft_launcher's --ft-attribution-endpoint, over HTTP and "
+            "without a login"
+        ),
     )  # fmt: skip
     attribution_wait_seconds: float = setting(
         120.0, low=0.0, high=3600.0,
-        description="a launcher waits for its next cycle to begin for so long before the answer is UNKNOWN",
+        description=(
+            "how long the attribution waits for the launcher's next cycle before the answer is "
+            "UNKNOWN"
+        ),
     )  # fmt: skip
 
     @property
@@ -252,19 +288,21 @@ class KubernetesConfig(UnweightedConfig):
 
     ledger: str = setting(
         "",
-        description="folder of the ledger, for one executor outside the cluster; without one it is a ConfigMap, "
-        "and of several executors the one that holds a Lease acts",
+        description=(
+            "folder of the ledger, for one executor outside the cluster; empty: the ledger is "
+            "a ConfigMap, and of several executors only the holder of the Lease acts"
+        ),
     )
     cluster: str = _cluster("kubernetes")
     mark: str = setting(
         "hold",
         check=_check_hold,
-        description="what keeps new work off a node: `hold`, a taint with an end beside it",
+        description="how new work is kept off a node: `hold`, a taint with its expiry in an annotation",
     )
     actions: tuple[str, ...] = setting(
         (*HOLDING_ACTIONS, RETURN),
         check=_check_kubernetes_actions,
-        description="advisories that are carried out; RESET_GPU is off unless it is named here",
+        description="advisories to carry out; RESET_GPU is off unless listed here",
     )
     namespace: str = setting(
         "gangline", check=_check_object_name, description="namespace of the ConfigMap and the Lease"
@@ -276,23 +314,34 @@ class KubernetesConfig(UnweightedConfig):
     )
     kubeconfig: str = setting(
         "",
-        description="kubeconfig in JSON, of `kubectl config view --raw --minify --flatten -o json`; without one: the service account of the pod",
+        description=(
+            "kubeconfig in JSON, as printed by `kubectl config view --raw --minify --flatten "
+            "-o json`; empty: the pod's service account"
+        ),
     )
     kubernetes_server: str = setting(
-        "", description="http://127.0.0.1:8001 where `kubectl proxy` runs, in place of a kubeconfig"
+        "", description="address of `kubectl proxy`, http://127.0.0.1:8001, instead of a kubeconfig"
     )
     gpu_resources: tuple[str, ...] = setting(
         GPU_RESOURCES,
-        description="extended resources that are GPUs: pods that ask for none of them, nor for a resource claim, are not looked at",
+        description=(
+            "extended resources that are GPUs; pods that request neither these nor a resource "
+            "claim are ignored"
+        ),
     )
     gang_labels: tuple[str, ...] = setting(
         (),
-        description="labels of pods that name their gang, before those of Kueue, JobSet, Ray, Kubeflow, Volcano and Job",
+        description=(
+            "pod labels that name the gang; they take precedence over those of Kueue, JobSet, "
+            "Ray, Kubeflow, Volcano and Job"
+        ),
     )
     usual_taints: tuple[str, ...] = setting(
         USUAL_TAINTS,
-        description="keys of taints that stand on nodes in service, with * for any characters: they say what kind of node it is. "
-        "A key on more than half of all nodes is usual, too",
+        description=(
+            "keys of taints that only describe a node in service (* matches any characters). A "
+            "key on more than half of all nodes counts as one, too"
+        ),
     )
     publish_health: bool = setting(
         True,
@@ -300,7 +349,10 @@ class KubernetesConfig(UnweightedConfig):
     )
     device_taints: bool = setting(
         False,
-        description="an advisory of one GPU makes a DeviceTaintRule of that GPU in place of the node's taint, where the API server has it",
+        description=(
+            "for an advisory of one GPU, create a DeviceTaintRule of that GPU instead of the "
+            "node's taint, if the API server supports it"
+        ),
     )
     kueue: bool = setting(
         False,
@@ -308,7 +360,9 @@ class KubernetesConfig(UnweightedConfig):
     )
     kueue_select_bucket: bool = setting(
         False,
-        description="with kueue: a workload that fits on nodes of bucket 0 alone is sent there by a nodeSelector",
+        description=(
+            "with kueue: a workload that fits on the nodes of bucket 0 gets a nodeSelector for them"
+        ),
     )
     extender_listen: str = setting(
         "127.0.0.1:7611",
@@ -317,12 +371,14 @@ class KubernetesConfig(UnweightedConfig):
     )
     extender_mirror: str = setting(
         "/run/gangline-mirror/nodes",
-        description="file that the extender answers from, written by `gangline mirror`",
+        description="file from which the extender answers; `gangline mirror` writes it",
     )
     no_execute: bool = setting(
         False,
-        description="EVICT_NOW also sets gangline.io/evict:NoExecute: every pod of the node that does not tolerate it is evicted, "
-        "whatever its disruption budget says",
+        description=(
+            "EVICT_NOW also sets gangline.io/evict:NoExecute, which evicts every pod of the "
+            "node that does not tolerate it, regardless of its disruption budget"
+        ),
     )
 
     @property
@@ -335,7 +391,7 @@ def _drain_mark(how: str) -> Any:
     return setting(
         "drain",
         check=_check_drain,
-        description=f"what keeps new work off a node: `drain`, {how}",
+        description=f"how new work is kept off a node: `drain`, {how}",
     )
 
 
@@ -346,7 +402,7 @@ class DrainingConfig(UnweightedConfig):
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
         check=_check_drain_actions,
-        description="advisories that are carried out; EVICT_NOW drains the node, and its jobs go on",
+        description="advisories to carry out; EVICT_NOW drains the node, and its jobs continue",
     )
 
 
@@ -379,10 +435,16 @@ class RayConfig(UnweightedConfig):
     actions: tuple[str, ...] = setting(
         (),
         check=_check_ray_actions,
-        description="advisories that are carried out: none, unless EVICT_NOW is named here: the node is drained, and never comes back",
+        description=(
+            "advisories to carry out: none, unless EVICT_NOW is listed here; it drains the "
+            "node for good"
+        ),
     )
     poll_seconds: float = setting(
-        10.0, low=0.2, high=300.0, description="nodes and placement groups are read this often"
+        10.0,
+        low=0.2,
+        high=300.0,
+        description="time between two reads of nodes and placement groups",
     )
     ray_address: str = setting(
         "127.0.0.1:6379", description="HOST:PORT of the head node's control service"
@@ -394,7 +456,7 @@ class RayConfig(UnweightedConfig):
     )
     ray_drain_seconds: float = setting(
         60.0, low=0.0, high=86_400.0,
-        description="deadline that a drain tells to what runs on the node",
+        description="deadline that a drain sets for the work that runs on the node",
     )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ class FaultIsolation:
             act(*arguments)
         except Exception as error:
             if part not in self._reported and part not in self._failed:
-                log.exception("%s failed; the other parts go on", part)
+                log.exception("%s failed; the other parts continue", part)
             self._failed[part] = f"{part} failed: {type(error).__name__}: {error}"
             return False
         return True

@@ -180,7 +180,7 @@ def _table(
     if not 0 < positive.sum() < len(positive):
         raise EventsError(
             f"{int(positive.sum())} of {len(positive)} units after the split are positive ({outcome}): "
-            "nothing can be told from them"
+            "too few or too many to evaluate"
         )
     on_progress(f"{outcome}: learning")
     days = f"days 0 to {terms.train_until}"

@@ -294,7 +294,7 @@ class Ingest:
         Raises FrameError with words; StreamDesync; NoSession when replaced.
         """
         if session.ended:
-            raise NoSession(f"{session.host} has registered again since: this session has ended")
+            raise NoSession(f"{session.host} has registered again; this session has ended")
         now_ns = self._wall_ns()
         frame = incoming.frame(message)
         if frame.run_id != session.run_id:

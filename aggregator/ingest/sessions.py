@@ -363,8 +363,8 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
     if known_signal is None and name in BY_NAME:
         raise InvalidArgument(
             "signals",
-            f"{name} has id {number} there and {BY_NAME[name].signal_id} here; a name means one signal for "
-            "ever: agent and aggregator are not of one line of versions",
+            f"{name} has id {number} there and {BY_NAME[name].signal_id} here; a name never "
+            "changes its signal, so agent and aggregator are of different builds",
         )
     if known is None and number not in foreign:
         foreign[number] = ForeignSignal(name, signal.kind == Kind.GAUGE)
@@ -373,8 +373,8 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
     if known != (name, signal.kind):
         raise InvalidArgument(
             "signals",
-            f"id {number} is {name} ({signal.kind}) there and {known[0]} ({known[1]}) here; an id "
-            "means one signal for ever: agent and aggregator are not of one line of versions",
+            f"id {number} is {name} ({signal.kind}) there and {known[0]} ({known[1]}) here; an "
+            "id never changes its signal, so agent and aggregator are of different builds",
         )
 
 

@@ -184,4 +184,4 @@ class MonitorThread:
             self._on_changes(self._monitor.poll())
             self._poll_logs()
         except Exception:
-            log.exception("a look at ourselves failed; the next is in %g s", POLL_SECONDS)
+            log.exception("self-monitoring failed; the next attempt is in %g s", POLL_SECONDS)

@@ -75,7 +75,7 @@ class QueryLog:
     def _on_write_error(self) -> None:
         self._lost = True
         if not self.lost_lines:
-            log.exception("query log: %s cannot be written; queries go on without", self.path)
+            log.exception("query log: %s cannot be written; queries continue without it", self.path)
         self.lost_lines += 1
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ class QueryPool:
             assert self._fork_server is not None
             parent_socket = request_child(self._fork_server.control, number, seconds=seconds)
         except OSError as error:
-            raise messages.QueryFailed(f"no process can be had for the query: {error}") from error
+            raise messages.QueryFailed(f"cannot start a process for the query: {error}") from error
         end = asyncio.get_running_loop().create_future()
         self._exits[number] = end
         return number, parent_socket, end

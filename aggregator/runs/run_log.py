@@ -172,7 +172,7 @@ class RunLog:
             self._step(now_ns)
         except Exception as error:
             if (failed := f"{type(error).__name__}: {error}") != self._error:
-                log.exception("fingerprints of runs failed; judging goes on")
+                log.exception("fingerprints of runs failed; judging continues")
                 self._error = failed
 
     def _step(self, now_ns: int) -> None:

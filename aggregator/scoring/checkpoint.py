@@ -173,8 +173,8 @@ def restore(
             fleet.ever_up.restore(host, device, signal)
     if unused:
         log.warning(
-            "what judging remembered of %d hosts is not used: their last score applies until they have reported for a minute. "
-            "The first: %s", len(unused), unused[0],
+            "the checkpoint of %d hosts is not used; their last score applies until they have "
+            "reported for a minute. The first: %s", len(unused), unused[0],
         )  # fmt: skip
     fleet.restarted_ns = now_ns
     return Judgement(

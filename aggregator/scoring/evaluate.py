@@ -260,7 +260,7 @@ def _run_rules(
             symptoms[rule] = _active_of(rule, previous) if previous else []
             failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
             if failed[-1] not in degraded_before:
-                log.exception("rule %s failed; the others stand", rule.__name__)
+                log.exception("rule %s failed; the other rules apply", rule.__name__)
     return symptoms, "; ".join(failed)
 
 
@@ -286,9 +286,7 @@ def _find_waits(
     except Exception as error:
         message = f"who waits for whom failed: {type(error).__name__}: {error}"
         if message not in degraded_before:
-            log.exception(
-                "who waits for whom failed; scores stand, their hosts are told of no other"
-            )
+            log.exception("finding which host slows down which failed; scores apply without it")
         return GangWaits(), message
 
 

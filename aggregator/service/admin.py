@@ -73,7 +73,7 @@ class AdminService(AdminServiceServicer):
         """Train on what is on record. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
         if self._training is not None and not self._training.done():
             raise ResourceExhausted(
-                "a model is being trained already; wait for that to end", CAPACITY_RETRY_SECONDS
+                "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
         # Who hangs up does not end it: those who ask again would fill the threads that advice is written by, too.
         self._training = asyncio.get_running_loop().run_in_executor(
@@ -183,7 +183,7 @@ class PermitService(PermitServiceServicer):
         try:
             self._permits.grant(seconds, reason)
         except OSError as error:
-            raise ServiceUnavailable(f"the grant cannot be kept: {error.strerror}") from error
+            raise ServiceUnavailable(f"the grant cannot be stored: {error.strerror}") from error
         return self._permit_message()
 
     def _preview(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
@@ -199,8 +199,8 @@ class PermitService(PermitServiceServicer):
             self._permits.revoke(reason_with_login(current_principal(context), request.reason))
         except OSError as error:
             raise ServiceUnavailable(
-                f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
-                "aggregator would grant it again until it runs out"
+                f"it is revoked, but this cannot be stored: {error.strerror}. A restart of the "
+                "aggregator would grant it again until it expires"
             ) from error
         return self._permit_message()
 

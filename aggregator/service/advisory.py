@@ -142,7 +142,7 @@ def actor_of(actor: str) -> str:
     """Return who tells. Raises InvalidArgument."""
     check_text("actor", actor, ACTOR_CHARACTERS_MAX)
     if not actor.strip():
-        raise InvalidArgument("actor", f"who tells, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+        raise InvalidArgument("actor", f"the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters")
     return actor
 
 
@@ -156,12 +156,14 @@ def gangs_of(
         check_text(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
     if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
         raise InvalidArgument(
-            "gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
+            "gangs", f"more than {NODES_OF_ALL_MAX} nodes in all. Report them in parts"
         )
     found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
     check_unique("gangs", request.gangs, "workload")
     if both := {one.workload for one in found} & set(request.ended_workloads):
-        raise InvalidArgument("ended_workloads", f"{min(both)!r} is told to run, and to have ended")
+        raise InvalidArgument(
+            "ended_workloads", f"{min(both)!r} is reported both as running and as ended"
+        )
     unknown = _unknown((host for gang in found for host in gang.hosts), members)
     return found, unknown
 
@@ -195,14 +197,12 @@ def unavailability_of(
         field = f"nodes[{at}]"
         check_text(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
         if not one.reason.strip():
-            raise InvalidArgument(
-                f"{field}.reason", "why it is out, for whoever looks for room at night"
-            )
+            raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", one, now_ns)
         reported[node_of(one.node, f"{field}.node")] = one.reason, until_ns
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
-        raise InvalidArgument("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
+        raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
     groups: dict[tuple[str, int], list[Member]] = {}
     for host, why in reported.items():
         if (member := members(host)) is not None:
@@ -249,7 +249,7 @@ def _span(field: str, span: Duration, otherwise: str) -> float:
 
 def _check_count(field: str, count: int, most: int) -> None:
     if count > most:
-        raise InvalidArgument(field, f"{count}, at most {most}; tell them in parts")
+        raise InvalidArgument(field, f"{count}, at most {most}. Report them in parts")
 
 
 NAME_CHARACTERS_MAX = 32
@@ -431,7 +431,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return what a rule would have advised. Raises InvalidArgument, ResourceExhausted."""
         if self._evaluating is not None and not self._evaluating.done():
             raise ResourceExhausted(
-                "another rule is being evaluated; try again when it is done", 5.0
+                "another rule is being evaluated. Try again when it is done", 5.0
             )
         now_ns = self._wall_ns()
 
@@ -476,7 +476,7 @@ def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
     check_text("actor", request.actor, ACTOR_CHARACTERS_MAX)
     check_text("note", request.note, NOTE_CHARACTERS_MAX)
     if not request.actor.strip():
-        raise InvalidArgument("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+        raise InvalidArgument("actor", f"the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters")
     try:
         to = AdvisoryState(request.new_state)
     except ValueError:
@@ -521,7 +521,7 @@ def _page(token: str) -> int:
     if not token:
         return 1 << 62
     if not (token.isascii() and token.isdecimal() and len(token) < 19):
-        raise InvalidArgument("page_token", "expected what the page before gave")
+        raise InvalidArgument("page_token", "expected the token of the previous page")
     return int(token)
 
 

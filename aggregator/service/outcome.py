@@ -84,7 +84,7 @@ class OutcomeService(OutcomeServiceServicer):
             raise InvalidArgument("outcomes", f"{len(outcomes)}, expected 1 to {OUTCOMES_MAX}")
         if sum(len(one.nodes) for one in outcomes) > NODES_OF_ALL_MAX:
             raise InvalidArgument(
-                "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
+                "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all. Report them in parts"
             )
         for at, one in enumerate(outcomes):
             check_outcome(at, one, self._wall_ns())
@@ -181,7 +181,7 @@ def check_outcome(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
 def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if not one.outcome_id:
         raise InvalidArgument(
-            "outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters of yours"
+            "outcome_id", f"expected a caller's id of 1 to {ID_CHARACTERS_MAX} characters"
         )
     check_text("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
     check_text("workload", one.workload, WORKLOAD_CHARACTERS_MAX)
@@ -208,7 +208,8 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
         raise InvalidArgument(
-            "end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended"
+            "end_time",
+            f"{ahead:,.1f} h ahead of the aggregator's clock. Report it when it has ended",
         )
 
 

@@ -60,12 +60,13 @@ class RecordingService(RecordingServiceServicer):
             raise NotFound(f"no host {host[:253]!r}{hint}")
         if session.is_silent(self._wall_ns()):
             raise ServiceUnavailable(
-                f"host {host} is silent: it sent nothing for {SILENT_SECONDS} s and more"
+                f"host {host} is silent: it has sent nothing for at least {SILENT_SECONDS} s"
             )
         if session.token and not session.recording_seconds_max:
             version = session.agent_version or "of an unknown version"
             raise FailedPrecondition(
-                f"the agent of {host} ({version}) has no flight recorder: install a later one there"
+                f"the agent of {host} ({version}) has no flight recorder. Install a later "
+                "version there"
             )
 
     async def _stream(self, host: str, pending: PendingRecording, context: Any) -> None:

@@ -93,7 +93,7 @@ def _times(request: recovery_pb2.ReportRecoveryRequest, now_ns: int) -> list[int
         if time_ns > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
             ahead = (time_ns - now_ns) / HOUR_NS
             raise InvalidArgument(
-                name, f"{ahead:,.1f} h ahead of our clock, expected what has happened"
+                name, f"{ahead:,.1f} h ahead of the aggregator's clock, expected a time in the past"
             )
         first, last = (first if first[1] else (name, time_ns)), (name, time_ns)
         if time_ns - first[1] > SECONDS_MAX * SECOND_NS:

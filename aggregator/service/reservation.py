@@ -62,7 +62,8 @@ class ReservationService(ReservationServiceServicer):
         if before is not None and before.hosts != tuple(hosts):
             raise InvalidArgument(
                 "request_id",
-                f"{request.request_id!r} made {before.name} of other nodes: each request has its own",
+                f"{request.request_id!r} already made {before.name} of other nodes. Use a new "
+                "id for each request",
             )
         if before is None:
             self._add_changes(reply, snapshot, nodes)
@@ -159,7 +160,7 @@ def _owner_of(
 ) -> str:
     """Return who reserves, with the login. Raises InvalidArgument."""
     if not request.owner:
-        raise InvalidArgument("owner", "empty, expected the name of who reserves: slurm-main")
+        raise InvalidArgument("owner", "empty, expected the name of the owner, such as slurm-main")
     check_text("owner", request.owner, OWNER_CHARACTERS_MAX)
     return actor_with_login(current_principal(context), request.owner)
 

@@ -180,7 +180,7 @@ class ScoreWatchers:
             try:
                 self._changes.take(self._snapshot())
             except Exception:
-                log.exception("a snapshot could not be told to those who watch")
+                log.exception("a snapshot could not be sent to the watchers")
             await asyncio.sleep(POLL_SECONDS)
 
 
@@ -446,9 +446,7 @@ def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> Req
         return RequestedWorkload(*found)
     near = difflib.get_close_matches(workload.job, known.names, 3, 0.6)
     hint = f"; did you mean {', '.join(near)}?" if near else "; ops.runs has those that are known"
-    raise NotFound(
-        f"no run of job {workload.job!r} is known long enough to tell what it needs{hint}"
-    )
+    raise NotFound(f"no run of job {workload.job!r} is long enough to know what it needs{hint}")
 
 
 def _needs_of_shares(shares: score_pb2.ComponentShares) -> WorkloadNeeds:

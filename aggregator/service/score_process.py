@@ -105,9 +105,9 @@ class ScoreProcess:
             except (ScoreProcessError, OSError) as error:
                 reason = str(error)
             except Exception:
-                log.exception("a snapshot cannot be handed to the score process")
+                log.exception("a snapshot cannot be sent to the score process")
             status = await self._end()
-            log.warning("%s (status %s); another is started", reason or "it was ended", status)
+            log.warning("%s (status %s); starting another", reason or "it was ended", status)
             if time.monotonic() - started >= SOON_SECONDS:
                 rest = REST_SECONDS
             await asyncio.sleep(rest)
@@ -147,7 +147,7 @@ class ScoreProcess:
         except OSError:
             pass
         except (ValueError, KeyError) as error:
-            log.warning("the score process sent what is no packet: %s", error)
+            log.warning("the score process sent an invalid packet: %s", error)
         answers.put_nowait({})
         self._updated.set()
 
@@ -158,7 +158,7 @@ class ScoreProcess:
         try:
             batch = shared_snapshot.mapped_file(descriptors[0], BATCH_BYTES_MAX)
         except (OSError, ValueError, IndexError) as error:
-            log.warning("%d decisions cannot be taken over: %s", packet["decisions"], error)
+            log.warning("%d decisions cannot be imported: %s", packet["decisions"], error)
             self.decisions.count_dropped(packet["decisions"])
         else:
             self.decisions.add(batch, packet["decisions"])
@@ -169,7 +169,7 @@ class ScoreProcess:
                 reply = await self._replies.get()
         except TimeoutError as error:
             raise ScoreProcessError(
-                f"the score process said nothing for {seconds:g} s and is killed"
+                f"the score process did not answer for {seconds:g} s and is killed"
             ) from error
         if not reply:
             raise ScoreProcessError(ENDED)

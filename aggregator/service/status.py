@@ -130,7 +130,7 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            log.exception("a call failed for a reason that is ours")
+            log.exception("a call failed because of an internal error")
             answer = grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}", ()
         calls.failed[name, answer[0].name] += 1
         await context.abort(*answer)

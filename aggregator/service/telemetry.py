@@ -124,7 +124,7 @@ class AdmissionControl:
         wait = self.registrations.wait_seconds(request.node, self._loop.time())
         if wait:
             raise ResourceExhausted(
-                f"many agents register at once; this one's turn is in {wait:.1f} s", wait
+                f"many agents register at once; try again in {wait:.1f} s", wait
             )
 
     def leave(self, stream: AdmittedStream) -> None:
@@ -167,7 +167,7 @@ class AdmissionControl:
             try:
                 self.poll(now, now - due)
             except Exception:
-                log.exception("late frames and those who wait for room were not looked after")
+                log.exception("handling late frames and waiting agents failed")
 
     def poll(self, now: float, lag_seconds: float) -> None:
         """Do what is due. *lag_seconds*: how late the loop is with it."""
@@ -396,7 +396,7 @@ class TelemetryStream:
         self.wake()
         if self._refused_in_row >= REFUSED_IN_ROW_MAX:
             raise StreamRefused(
-                f"{self._refused_in_row} frames in a row were refused, the last because: {reason}"
+                f"{self._refused_in_row} frames in a row were rejected; the last reason: {reason}"
             )
 
     def durable(self, sequence: int) -> None:

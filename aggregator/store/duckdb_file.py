@@ -187,11 +187,13 @@ def _lock(folder: Path, lock: IO[str]) -> None:
         lock.seek(0)
         owner = lock.read(64).strip() or "unknown"
         raise StoreError(
-            f"{folder} is in use by another aggregator (process {owner}); stop it, "
-            "or name another folder with --data"
+            f"{folder} is in use by another aggregator (process {owner}). Stop it, or name "
+            "another folder with --data"
         ) from error
     if not _is_at(folder / LOCK_FILE, lock):
-        raise StoreError(f"{folder}: another aggregator was just refused it; start this one again")
+        raise StoreError(
+            f"{folder}: another aggregator just tried to open it. Start this one again"
+        )
 
 
 def _is_at(path: Path, lock: IO[str]) -> bool:
@@ -368,8 +370,9 @@ def check_file(path: Path) -> str:
         ) from error
     if len(head) >= 12 and head[8:12] != MAGIC:
         raise StoreError(
-            f"{path} is not a DuckDB file, so it is not our store; it is left untouched: "
-            f"move it away, name another folder with --data, or restore a backup: {restore_command(path)}"
+            f"{path} is not a DuckDB file, so it is not a Gangline store. It is unchanged: move "
+            "it away, name another folder with --data, or restore a backup: "
+            f"{restore_command(path)}"
         )
     found = parse_header(head)
     wanted = found.size_bytes if found else HEAD_BYTES

@@ -183,7 +183,7 @@ class EventJournal:
         except OSError as error:
             message = f"{self._path} cannot be made smaller: {error.strerror}"
             if message != self._failure:
-                log.warning("%s; it is tried again after each commit", message)
+                log.warning("%s; retrying after each commit", message)
             self._failure = message
         else:
             self._failure = ""

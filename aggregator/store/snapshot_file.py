@@ -181,7 +181,9 @@ class LatestTables:
                 self._previous_rows[table] = size
         except duckdb.Error as error:
             log.warning(
-                "the operators' file before cannot be read; what it alone had goes: %s", error
+                "the previous operators' file cannot be read; the data that only it had is "
+                "lost: %s",
+                error,
             )
             self.file.connection.execute("DETACH DATABASE IF EXISTS before")
             self._columns, self._previous_rows = {}, {}
@@ -261,7 +263,8 @@ class LatestTables:
             except duckdb.Error as error:
                 if any(sign in str(error) for sign in _DAMAGE):
                     raise DamagedPreviousError(
-                        f"the one before cannot be read, what it alone had goes: {error}"
+                        "the previous file cannot be read; the data that only it had is lost: "
+                        f"{error}"
                     ) from error
                 raise
         connection.unregister("came_since")

@@ -86,7 +86,7 @@ class DiskStatus:
         self.failed_count += 1
         if not self.message:
             self.since_ns = now_ns
-            log.error("not storing, nothing is receipted, trying again each second: %s", message)
+            log.error("cannot store and acknowledges nothing, retrying each second: %s", message)
         self.message = message
 
     def record_success(self, now_ns: int) -> None:
@@ -379,7 +379,7 @@ class Store(Queue):
             self._disk_status.record_failure(error, self._wall_ns())
             return False
         except Exception:
-            log.exception("a commit failed for what is in it")
+            log.exception("a commit failed because of its content")
             return self._commit_in_parts(pending)
         self._disk_status.record_success(self._wall_ns())
         self.commit_seconds.observe(time.monotonic() - begin)
@@ -402,7 +402,7 @@ class Store(Queue):
         if not parts:
             self.set_aside_frames += len(pending.frames)
             self.set_aside_events += len(pending.events)
-            log.error("set aside, for what is in it: %s", pending.description)
+            log.error("set aside because of its content: %s", pending.description)
         elif not all(self._commit_with_retries(part) for part in parts):
             return False  # what is left stays in the journal
         if pending.journal_position:

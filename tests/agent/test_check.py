@@ -322,9 +322,9 @@ def _half(path: Path) -> None:
     ("make", "words"),
     [
         (lambda path: None, "no agent runs here"),
-        (_fifo, "it is no file"),
+        (_fifo, "not a regular file"),
         (Path.mkdir, "status.json: "),
-        (_others_may_write, "not believed"),
+        (_others_may_write, "so it is ignored"),
         (_half, "half of one"),
         (lambda path: path.symlink_to(path), "status.json: "),
         (lambda path: path.write_bytes(os.urandom(4096)), "no JSON"),
@@ -344,7 +344,7 @@ def test_the_command_knows_half_a_file(tmp_path: Path) -> None:
     _half(tmp_path / "status.json")
     command = [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(tmp_path)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert ended.stdout.count("\n") == 1 and "it is no JSON, or half of one" in ended.stdout
+    assert ended.stdout.count("\n") == 1 and "not JSON, or incomplete JSON" in ended.stdout
 
 
 def test_a_folder_of_several_lines_is_said_in_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,7 +368,9 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.chdir(tmp_path / "work")
     assert cli.main(["check", "--for", purpose]) == 0
-    words = "somebody else, so it is not believed" if purpose == "person" else "no agent runs here"
+    words = (
+        "owned by another user, so it is ignored" if purpose == "person" else "no agent runs here"
+    )
     assert words in capsys.readouterr().out
 
 
@@ -856,7 +858,7 @@ def test_a_judge_that_fails_does_not_end_the_daemon(
     second(host, made)
     monkeypatch.setattr(made.findings, "evaluate", lambda *_: 1 / 0)
     second(host, made)
-    assert "this host cannot be judged" in caplog.text and not made.health_check().success
+    assert "judging this host failed" in caplog.text and not made.health_check().success
     host.now_ns += 30 * SECOND
     made.update()
     assert made.health_check().success

@@ -90,7 +90,9 @@ def test_a_machine_whose_own_name_cannot_serve_is_told_what_to_set(
 ) -> None:
     """A container runtime had named the machine `gpu 7`; the agent ended with a traceback."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu 7")
-    with pytest.raises(SettingsError, match="this machine's name 'gpu 7' cannot serve; set host"):
+    with pytest.raises(
+        SettingsError, match="this machine's name 'gpu 7' is not a valid host name; set host"
+    ):
         _ = AgentConfig().host_name
     assert AgentConfig(host="gpu-7").host_name == "gpu-7"
 

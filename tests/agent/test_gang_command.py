@@ -143,7 +143,7 @@ def test_outside_of_a_job_it_says_where_to_run(
     """At a prompt there is no allocation; options of the program itself are its own."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cli.main(["gang", "--nodes", "2", "--", "srun", "-n", "2", "./train", "-N4"]) == 1
-    assert "no SLURM_JOB_ID: run it in a batch script" in capsys.readouterr().err
+    assert "no SLURM_JOB_ID. Run this in a batch script" in capsys.readouterr().err
 
 
 def test_nothing_but_slurm_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_every_spelling_that_a_tool_shows_is_understood(typed: str, name: str) -
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("0", "'0' is an index, and names another GPU once one is lost"),
+        ("0", "'0' is an index, which may change when a GPU is lost"),
         ("17", "is an index"),
         ("MIG-8f6d2a1c-0b3e-4d5f-9a7b-1c2d3e4f5a6b", "is a MIG instance: name the GPU"),
         ("GPU-8f6d", "expected a UUID (GPU-...) or a PCI address (0000:9b:00.0)"),

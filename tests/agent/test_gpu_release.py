@@ -560,7 +560,7 @@ def test_what_fails_in_the_mailbox_harms_nobody(caplog: pytest.LogCaptureFixture
     mailbox.post(lambda: done.append(1 // 0))
     mailbox.post(lambda: done.append(2))
     mailbox.run()
-    assert done == [2] and "what was asked of the daemon failed" in caplog.text
+    assert done == [2] and "a request to the daemon failed" in caplog.text
     mailbox.close()
     mailbox.post(print)  # by a thread that has not heard of it yet
 

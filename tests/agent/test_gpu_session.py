@@ -208,7 +208,7 @@ def test_when_all_are_left_alone_nvml_is_not_even_opened(
         assert [row["lost_state"] for row in rows.values()] == [None, None]
     assert ctypes.CDLL(library).fake_nvml_users() == 0
     said = host.turn(NvLinkCollector(host.roots))
-    assert (said.outcome, said.message) == (CollectOutcome.NO_DATA, "all GPUs are left alone")
+    assert (said.outcome, said.message) == (CollectOutcome.NO_DATA, "all GPUs are skipped")
     host.play(devices)
     spare(host)
     assert [row["lost_state"] for row in host.read(lane).values()] == [0, 0]

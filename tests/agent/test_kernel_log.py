@@ -728,7 +728,7 @@ def test_a_log_that_ends_is_a_stand_in(
         return ""
 
     until(nothing, "an end of the log")
-    assert nothing() == "it has an end: a stand-in, and not the kernel's log"
+    assert nothing() == "it has an end, so it is not the kernel's log"
     log.close()
 
 

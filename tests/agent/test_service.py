@@ -145,7 +145,7 @@ def test_good_settings_end_the_run_and_bad_ones_do_not(
     caplog.set_level(logging.INFO)
     assert not reload.try_reload()
     assert caplog.messages == [
-        "not reloaded, going on as before: agent.toml: not TOML: Expected '=' (at line 3)"
+        "reload failed, the old settings stay in force: agent.toml: not TOML: Expected '=' (at line 3)"
     ]
     assert manager.heard() == ["RELOADING=1", "READY=1"]
     assert (checked, signal.SIGHUP in held_back()) == ([], False)

@@ -303,7 +303,7 @@ BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the future": (
         {"resume_time": NOW_SECONDS + 7200},
-        "resume_time: 2.0 h ahead of our clock, expected what has happened",
+        "resume_time: 2.0 h ahead of the aggregator's clock, expected a time in the past",
     ),
     "more than a year": (
         {"fault_time": NOW_SECONDS - 400 * 86_400},

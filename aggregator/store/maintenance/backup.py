@@ -272,7 +272,7 @@ class Backup:
                 rows, schema, recorded = self._fold_wal(part, source.data)
                 gone = self._copy_parquet(stage, part, names, set(new), previous, known)
         if missing := recorded - self._files.keys():
-            raise FileChangedError(f"{min(missing)} was taken away before it could be copied")
+            raise FileChangedError(f"{min(missing)} was removed before it could be copied")
         manifest = Manifest(
             source.as_of_ns, socket.gethostname(), _gangline_version(), duckdb.__version__, schema, rows,
             self._access, self._files, tuple(gone),

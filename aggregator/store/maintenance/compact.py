@@ -69,7 +69,7 @@ def compact(
         return store.run_on_writer_thread(compaction.finish)
     except (duckdb.Error, OSError) as error:
         reason = cause(error, store.folder)
-        raise CopyError(f"not compacted, the store is as it was: {reason}") from error
+        raise CopyError(f"not compacted, the store is unchanged: {reason}") from error
     finally:
         compaction.close()
 
@@ -114,7 +114,7 @@ class Compaction:
             for each in made:
                 while self._copy_piece(open_cursor, each) == PIECE_ROWS:
                     if self._is_canceled():
-                        raise CopyError("not compacted, the store is as it was: it was called off")
+                        raise CopyError("not compacted, the store is unchanged: it was cancelled")
             self._target_connection.execute(
                 "CHECKPOINT"
             )  # now, rather than while nothing is stored
@@ -129,9 +129,7 @@ class Compaction:
         self._target_connection.close()
         self._target = None
         if size_of(wal_of(self._new)):
-            raise CopyError(
-                "not compacted, the store is as it was: the new file was not written whole"
-            )
+            raise CopyError("not compacted, the store is unchanged: the new file is incomplete")
         writer.swap(self._new)
         micros = (time.monotonic_ns() - begin) // 1000
         return CompactionResult(self._bytes_before, size_of(self._file), micros)

@@ -197,7 +197,7 @@ class History:
             if not self._stopping.is_set():
                 self._record_failure(error)
         except Exception:
-            log.exception("history: a fault of ours; it goes on later")
+            log.exception("history: internal error; it continues later")
             self._record_failure(RuntimeError("a fault of ours, see the log"))
         return False
 
@@ -205,7 +205,7 @@ class History:
         reason = f"{self._current_job}: {cause(error, self._folder)}"
         before = self._failures.get(self._current_job)
         if before is None or before.reason != reason:
-            log.warning("history: %s; tried again in %d s", reason, RETRY_SECONDS)
+            log.warning("history: %s; retrying in %d s", reason, RETRY_SECONDS)
         retry_us = self._segment_store.now_us + RETRY_SECONDS * 1_000_000
         self._failures[self._current_job] = Failure(reason, retry_us)
         self._drop_jobs()

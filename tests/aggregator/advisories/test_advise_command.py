@@ -199,7 +199,7 @@ def test_what_is_put_off_for_want_of_room_is_not_accepted(
     assert cli.main(["advise", "out", "h0", "--reason", "burn-in", *args]) == 0
     assert cli.main(["advise", "accept", "a1", *args]) == 1
     told = capsys.readouterr()
-    assert "DEFERRED" in told.out and "not accepted: leave the host alone" in told.err
+    assert "DEFERRED" in told.out and "not accepted: do not act on the host" in told.err
 
 
 @pytest.mark.parametrize("name", ["h2", "", "a", "12", "a1 ", "a-1", "advisories/x"])
@@ -209,7 +209,7 @@ def test_what_is_no_advisory_is_told_before_anybody_is_asked(
     """`advise show gpu-007` answered INVALID_ARGUMENT: name: 'advisories/gpu-007'."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "show", name])
-    assert "expected an advisory's name, as a12" in capsys.readouterr().err
+    assert "expected the name of an advisory, such as a12" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "a long note": ({"note": "x" * 501}, grpc.StatusCode.INVALID_ARGUMENT, "at most 500"),
     "a long actor": ({"actor": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "at most 128"),
     "a long etag": ({"etag": "x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "at most 64"),
-    "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "who answers"),
+    "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "the caller's name"),
     "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
     "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
     "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "says why"),

@@ -196,7 +196,7 @@ def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
 
 NODE: dict[str, Any] = {"node": "nodes/h1", "reason": "burn-in"}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "nobody": ("out", {"actor": " "}, "actor: who tells"),
+    "nobody": ("out", {"actor": " "}, "actor: the caller's name"),
     "a long actor": ("out", {"actor": "x" * 129}, "actor: 129 characters, at most 128"),
     "no reason": ("out", {"nodes": [{"node": "nodes/h1"}]}, "nodes[0].reason: why it is out"),
     "two lines": ("out", {"nodes": [{**NODE, "reason": "a\nb"}]}, "one line"),
@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "runs and has ended": (
         "gangs",
         {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}], "ended_workloads": ["b", "a"]},
-        "ended_workloads: 'a' is told to run, and to have ended",
+        "ended_workloads: 'a' is reported both as running and as ended",
     ),
     "out twice": (
         "out", {"nodes": [NODE, {**NODE, "reason": "kernel"}]},

@@ -55,7 +55,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
         (["gpu-017", "--list", "-o", "a.svg"], "--list goes without"),
         (["gpu-017", "--list", "--last", "5m"], "--list goes without"),
         (["gpu-017", "-o", "a.png"], "ends in .parquet or .svg"),
-        (["gpu-017", "-o", "a.svg", "--json"], "--json goes with --list"),
+        (["gpu-017", "-o", "a.svg", "--json"], "--json needs --list"),
         (["gpu-017", "-o", "a.svg", "--last", "6m"], "1s to 300s"),
         (["gpu-017", "-o", "a.svg", "--last", "0s"], "1s to 300s"),
         (["gpu-017", "-o", "a.svg", "--last", "5"], "as 90s or 5m"),

@@ -51,7 +51,7 @@ def test_what_is_wrong_is_told_and_the_exit_code_says_so(
     said = capsys.readouterr()
     assert said.out == "" and said.err.splitlines() == [
         "a.toml:3: rak: unknown here; did you mean rack?",
-        "gangline declared: none of it would be taken",
+        "gangline declared: the aggregator would reject all of it",
     ]
     assert cli.main(["declared", "check", "none.toml"]) == cli.FAILED
 

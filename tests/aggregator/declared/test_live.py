@@ -147,7 +147,7 @@ def test_what_fails_in_taking_it_is_told(
         patch.setattr(running.live, "_apply", broken)
         write(folder, RACK.format("b2"))
         running.step(2)
-    assert "what is declared could not be taken" in caplog.text
+    assert "the declarations could not be applied" in caplog.text
     running.step(2)
     assert running.fleet.declared.place("h1").rack == "b2", "and it is looked at again"
 

@@ -36,7 +36,7 @@ async def _register(connection: Any, told: Counter[str]) -> wire.RegisterNodeRes
             return await connection.register(signals=[])  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "turn is in" in str(error.details())
+            assert "try again in" in str(error.details())
             told[connection.agent.host] += 1
             await asyncio.sleep(pushback(error) / 1000)
 
@@ -132,7 +132,7 @@ def test_the_real_agent_waits_for_its_turn(
             admission._tokens = -math.inf  # none for who comes late, on a machine that is busy
             host = Host(tmp_path, aggregator.port)
             await until(lambda: admission.deferred)
-            await until(lambda: "this one's turn is in" in host.client.last_error)
+            await until(lambda: "register at once; try again in" in host.client.last_error)
             await until(lambda: host.client.connected)
             assert admission.deferred == 1
             host.append()

@@ -62,7 +62,7 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
         one.until("cancelled")
         one.until(prompt)
         one.type("\\x\r")
-        one.until("a line per value")
+        one.until("one line per value")
         one.until(prompt)
         one.type("from ops.wor\t")
         one.until(r"st\(")
@@ -119,7 +119,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert wrong.returncode == cli.USAGE and b"line 1, column 1" in wrong.stderr
     assert cut.returncode == cli.FAILED and b"first 1500 rows" in cut.stderr
     assert no_file.returncode == cli.FAILED and not (tmp_path / "cut.parquet").exists()
-    assert b"is not written, as the answer is cut" in no_file.stderr
+    assert b"is not written, because the answer is truncated" in no_file.stderr
     assert file.returncode == cli.OK
     assert parquet.read_table(tmp_path / "whole.parquet").num_rows == 1000
     assert late.returncode == cli.USAGE and f"up to {GUARD_SECONDS:g} s".encode() in late.stderr

@@ -74,7 +74,7 @@ def test_a_name_that_is_none_is_not_remembered_for_its_turn() -> None:
         for number in range(2000):
             turns.admit(wire.RegisterNodeRequest(node="x" * 300 + str(number)), "here")
         assert not turns.registrations._due_times and not turns.registrations.deferred
-        with pytest.raises(ResourceExhausted, match="this one's turn is in"):
+        with pytest.raises(ResourceExhausted, match="register at once; try again in"):
             for number in range(2000):
                 turns.admit(wire.RegisterNodeRequest(node=f"x{number}"), "here")
 

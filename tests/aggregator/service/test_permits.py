@@ -242,5 +242,5 @@ def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as stop:
         cli.main(["permit", "grant"])
     assert stop.value.code == cli.USAGE
-    assert 'grant needs for how long and why: --for 8h --reason "' in capsys.readouterr().err
+    assert 'grant needs a duration and a reason: --for 8h --reason "' in capsys.readouterr().err
     assert cli.main(["permit", "show", "--aggregator", "127.0.0.1:1"]) == cli.NO_ANSWER

@@ -381,7 +381,7 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, out = run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
     assert code == cli.OK and "does not hold: the nodes are not within one leaf" in out
     code, out = run("--evaluate", "gpu-9")
-    assert code == cli.FAILED and "'gpu-9': no host of that name has registered" in out
+    assert code == cli.FAILED and "'gpu-9': no host with this name has registered" in out
     code, out = run("--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain")
     assert code == cli.OK and "16 data groups of 2 GPUs" in out
     assert "ranks: tensor, data, pipeline; aligned: " in out

@@ -428,7 +428,7 @@ def test_what_is_on_record_must_be_there(data: Path, tmp_path: Path) -> None:
     (data / name).unlink()
     code, said = admin("verify", "--data", str(data))
     assert code == cli.FAILED and f"{name} is not there" in said
-    with pytest.raises(FileChangedError, match="taken away before it could be copied"):
+    with pytest.raises(FileChangedError, match="removed before it could be copied"):
         backed_up(data, tmp_path / "to")
 
 
@@ -506,7 +506,7 @@ def test_a_compaction_that_fails_changes_nothing(
             compact.compact(store, lambda *_: None)
         monkeypatch.undo()
         monkeypatch.setattr(compact, "schemas", lambda _: [])
-        with pytest.raises(CopyError, match="not compacted, the store is as it was"):
+        with pytest.raises(CopyError, match="not compacted, the store is unchanged"):
             compact.compact(store, lambda *_: None)
         monkeypatch.undo()
         put(store, 2)
