@@ -21,6 +21,7 @@ from bench.quality.head import (
     not_here,
 )
 from bench.quality.kept import Pieces, ScoreCache
+from bench.quality.markdown import wrapped
 from bench.quality.progress import Bar
 from bench.quality.simulated import RunPlan
 from bench.quality.summary import with_summary
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.summary:
-        PAGE.write_text(with_summary(PAGE.read_text()))
+        PAGE.write_text(wrapped(with_summary(PAGE.read_text())))
         return 0
     plan = RunPlan(options.scenario, options.per_class, options.hours)
     made = ReportHead.now(
@@ -122,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(texts[0])
     else:
         first = head(made, parts, tree.later)
-        PAGE.write_text(with_summary("\n".join([first, *(f"{one.strip()}\n" for one in texts)])))
+        page = "\n".join([first, *(f"{one.strip()}\n" for one in texts)])
+        PAGE.write_text(wrapped(with_summary(page)))
         print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

@@ -302,7 +302,7 @@ def section(seed: int, progress: Progress) -> str:
         "probabilities to what came, summed over five states: 0 is perfect, 2 is certain and wrong. *Persistence*: the state",
         "stays. *Period alone*: certain of a checkpoint where the interval that hosts learned says so, and else of the usual state.",
         "*Mix so far*: how often each state was until now. An onset is scored once, by the forecast made in the middle of the",
-        "interval before it; windows are widened by 1 s on both sides, as readings are of seconds. *Lead*: for how long before an onset every",
+        "interval before it. Windows are widened by 1 s on both sides, because readings have a resolution of seconds. *Lead*: for how long before an onset every",
         "window of 90 % held it; *missed*: the last one did not. Errors of demands are shares of their mean over the run.", "",
         "### Simulated gangs, through the tracker", "", *_tables(score(gangs)),
         "### Simulated workloads, second by second", "", *_tables(score(forecast_runs.workloads(seed, WORKLOADS))),

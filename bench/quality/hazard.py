@@ -38,7 +38,7 @@ def _head() -> list[str]:
         f"    gangline evaluate hazard ../shared/data/faults/{RECORDING.name} --train-until {TRAIN_UNTIL}",
         "",
         "Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0; no part of the project). Definitions, the model, what was",
-        "chosen on what, and which days were looked at when: [hazard](hazard.md). It ranks hosts by a weak signal; it does not predict which fails.",
+        "chosen on what, and which days were looked at when: [hazard](hazard.md). It ranks hosts by a weak signal; it does not predict which host fails.",
         "",
     ]
 

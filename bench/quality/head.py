@@ -86,10 +86,10 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
         "# How good it is",
         "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}` (seed {made.seed}), with {made.versions}; change nothing here by hand.",
-        "Real data, injected faults and simulation stand apart, as they show different things; each section says what was tuned on what.",
+        "Real data, injected faults and simulation have separate sections, because they show different things. Each section says what was tuned on which data.",
         "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
-        f"The real recordings are others' and no part of the project; they are looked for in `{DATA_TEXT}`. Without them `make evaluate` says which section",
-        "it leaves out, and makes the others. What is injected and what is simulated needs nothing but what `make` installs.",
+        f"The real recordings belong to others and are not part of the project. `make evaluate` reads them from `{DATA_TEXT}`. Without them it names the section",
+        "that it leaves out, and makes the others. The injected and simulated parts need only what `make` installs.",
         *(one for one in facts if one),
     ]
     return "\n".join(lines) + "\n"

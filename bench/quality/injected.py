@@ -27,8 +27,8 @@ RESTART_SECONDS = 12.0
 
 METHOD = """\
 Real: the agent's daemon with its samplers, the aggregator, sockets, spools, the store, the API. **Fakes, in which the fault
-is injected:** the hardware. A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs, 4 InfiniBand ports, at work),
-NVML is a stand-in, the kernel's log a FIFO; a network cut is a relay that goes silent, a clock that is off an LD_PRELOADed
+is injected:** the hardware. A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs, 4 InfiniBand ports, at work). NVML
+is a stand-in, and the kernel log is a FIFO. A network cut is a relay that goes silent. A wrong clock is an LD_PRELOADed
 `clock_gettime`. Each row has a host of its own in a fleet of {hosts}, all side by side under one aggregator with its default
 settings (but that of a full disk, and those by which few hosts may be out at once); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
 {watch:.0f} s, through `ScoreService`, asked every {look:g} s. *Named* is: this host, this device, a state and a reason that are

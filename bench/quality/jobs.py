@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.quality.head import ReportHead, Tree, changed
+from bench.quality.markdown import wrapped
 from bench.quality.progress import Bar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,7 @@ def main() -> int:
         title, _, body = texts[0].partition("\n")
         note = f"*Made on {made.date} from commit {made.commit} by `{made.command} --only {options.only}`.*"
         text = f"{title}\n\n{note}\n{body}"
-        PAGE.write_text(replaced(PAGE.read_text(), options.only, text))
+        PAGE.write_text(wrapped(replaced(PAGE.read_text(), options.only, text)))
         return 0
     if options.only:
         print(texts[0])
@@ -68,11 +69,11 @@ def main() -> int:
     head = [
         "# How well jobs are read", "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "Simulated worlds, recordings of others and a real gang are separate parts. Limits were set on seeds 1 to 9 of the first two worlds; seed 25 is what is published.",
-        "The rest is in [quality](quality.md); what is measured is explained in [fingerprints](fingerprints.md) and [judging](judging.md).", "",
+        "Simulated worlds, recordings of others and a real gang have separate sections. Limits were set on seeds 1 to 9 of the first two worlds. Seed 25 is what is published.",
+        "[Quality](quality.md) has the rest. What is measured is explained in [fingerprints](fingerprints.md) and [judging](judging.md).", "",
         *later,
     ]  # fmt: skip
-    PAGE.write_text("\n".join(head) + "\n\n".join(map(marked, SECTIONS, texts)) + "\n")
+    PAGE.write_text(wrapped("\n".join(head) + "\n\n".join(map(marked, SECTIONS, texts)) + "\n"))
     print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

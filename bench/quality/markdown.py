@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import TypeVar
 
 from .intervals import wilson
+
+#: Columns at which lines of prose end, as on every page of docs/.
+COLUMNS_MAX = 120
+#: The mark of a list item, with what stands before it.
+_ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s+")
+#: What is kept as it is: tables, headings, HTML, and code by its indent.
+_AS_IS = ("|", "#", "<", "    ")
 
 #: Words, or several: what a table counts.
 CellText = TypeVar("CellText", str, tuple[str, str, str])
@@ -28,6 +37,38 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+
+
+def wrapped(text: str) -> str:
+    """Return a page whose paragraphs and list items end at `COLUMNS_MAX`. Code, tables and short lines stay as they are."""
+    lines: list[str] = []
+    block: list[str] = []
+    is_code = False
+    for line in [*text.split("\n"), ""]:
+        is_fence = line.startswith("```")
+        is_prose = bool(line.strip()) and not (is_fence or is_code or line.startswith(_AS_IS))
+        if block and (not is_prose or _ITEM.match(line)):
+            lines += _wrapped_block(block)
+            block = []
+        is_code ^= is_fence
+        (block if is_prose else lines).append(line)
+    return "\n".join(lines[:-1])
+
+
+def _wrapped_block(block: list[str]) -> list[str]:
+    if all(len(line) <= COLUMNS_MAX for line in block):
+        return block
+    item = _ITEM.match(block[0])
+    indent = item[0] if item else block[0][: len(block[0]) - len(block[0].lstrip())]
+    words = " ".join(line.strip() for line in (block[0][len(indent) :], *block[1:]))
+    return textwrap.wrap(
+        words,
+        COLUMNS_MAX,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def counted(hits: int, of: int) -> str:

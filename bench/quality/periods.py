@@ -1,8 +1,8 @@
 """The period of a job's step: `ext.periods` on traces of a timeline at 10 ms, whose step is known.
 
 A step is a gap, micro-batches of a forward and a backward part, an exchange and an optimizer; each length has jitter, and some
-runs write checkpoints. Power is read as an average (100 ms, or one second as on an A100), delayed; utilization and GPM come at
-5 Hz; samples are late and some are lost. Beside them stand jobs that have no step: there only to abstain is right.
+runs write checkpoints. Power is read as a delayed average (over 100 ms, or one second as on an A100). Utilization and GPM come at 5
+Hz. Samples are late and some are lost. Beside them stand jobs that have no step: there only to abstain is right.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ run ends, which call earlier ones so, too. Both see only
 samples at 10 Hz. *evaluation*: runs whose pauses are evaluations, with few checkpoints: what is called one there is wrong.
 
 *The next checkpoint*: every ten seconds the tracker states when it begins (`next_checkpoint_seconds`) and the probability p
-that it does within a tenth of the interval of that moment. It states no other probability; of these two follows one for any window,
-with p spread evenly over that tenth to both sides and the rest over the whole interval. Beside it, at the same moments:
+that it does within a tenth of the interval of that moment. It states no other probability. These two give one for any window: p is
+spread evenly over that tenth to both sides, and the rest over the whole interval. Beside it, at the same moments:
 persistence (what is now will be), the interval alone (the tracker's moment, which is the last begin and an interval, with
 certainty), and the base rate of its interval. Windows longer than the interval hold no question.
 """

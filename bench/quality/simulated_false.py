@@ -60,17 +60,18 @@ def advice(run: SimulatedRun) -> str:
 {verdict(run)}
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
-  host then, nor within the ten minutes before. A fault that a repair or a restart ends stands until its host is back, and may be told for {BACK_SECONDS:g} s more, no longer:
-  the host is well. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
-  One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own. So does
-  one for what the host shares with others (a leaf, a supply, a job's network): the reason is right, and the host is not to blame.
+  host then, nor within the ten minutes before. A fault that a repair or a restart ends lasts until its host is back. It may be reported for {BACK_SECONDS:g} s more, no longer,
+  because the host is healthy then. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
+  A drain for another reason than those of the present fault is not counted as false, because the host had to leave. It has a row of its own. So
+  does a drain for what the host shares with others (a leaf, a supply, a job's network). The reason is right, and the host is not to
+  blame.
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
-  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come together, of one cause: those of
-  an hour are one event that weighs as many as they are (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than
+  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come
+  together, from one cause. Those of an hour are one event, weighted by their number (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than
   {TOGETHER_MAX} (the most on record when it was fixed), or than the heaviest seen; where none is seen, the end is in proportion to that number. How often an hour has any at
   all assumes no such thing, and has Garwood's exact interval: {_hours_text(run)}.
-- No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. A judge meets the fleet anew each hour: what lasts
-  counts each time, and so more often than in service; advice that waits for longer than an hour is not seen.
+- No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. The judge meets a new fleet
+  each hour. A lasting error counts each time, and so more often than in service. Advice that waits for longer than an hour is not seen.
 - *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first.
   But the limits are those in service: of advice as grave or graver (AVOID, too) {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have some at once, so that a judge who blames a whole gang
   is seen to blame no more. The last column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
@@ -223,7 +224,7 @@ def _counted(counts: Counter[str]) -> str:
 def reporting(run: SimulatedRun) -> str:
     """Return the table of what goes wrong in the telling alone."""
     text = (
-        "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers; a drain\n"
+        "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers. A drain\n"
         f"is false, though a driver that hangs for half an hour may deserve one. {_WATCHED}"
     )
     return f"{text}\n\n{_host_counts(run, 'monitoring')}"

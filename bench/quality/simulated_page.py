@@ -90,20 +90,21 @@ def _method(run: SimulatedRun) -> str:
     return f"""    python -m bench.quality --only simulated --seed {run.seed} --scenario {run.scenario} --per-class {run.per_class} --hours {run.hours}
 
 *All of this is simulated*: the world of [simulation](simulation.md), scenario `{run.scenario}` ({run.hosts:,} hosts, {run.days:g} days), seed {run.seed}.
-A judge that is good here has been shown to read the signatures of that page, and no more: both were written by the same hands. Rules and limits were tuned
+A good result here shows that the judge reads the signatures of that page, and no more. The same people wrote both. Rules and limits were tuned
 on seeds 1 to 9; which other seeds were looked at, and what was changed after, stands [below](#what-was-looked-at-before).
 
-- **Fed** is the aggregator itself, in process: frames as on the wire every {STEP_SECONDS:g} s -> fleet -> judge -> advice, in shadow: nobody accepts anything.
+- **Fed** is the aggregator itself, in process: frames as on the wire every {STEP_SECONDS:g} s -> fleet -> judge -> advice. Advice is in shadow mode: nobody accepts anything.
   Of two kinds. *Hours*: {len(run.sampled())} of the whole fleet, at random; false drains are estimated from them alone. *Around causes*: up to {run.per_class} of each class, drawn by the
   seed, with up to {NEAR_MAX} hosts of their gangs and racks and others as peers, from some three minutes before to {AFTER_ONSET_SECONDS / 60:.0f} minutes after the onset (what is no fault:
   [below](#what-looks-like-a-fault-and-is-none), as long as it stands, up to {LENGTH_SECONDS_MAX / 60:.0f} minutes; a fault that stands for ever, `slow_host`, {(BEFORE_SECONDS + AFTER_ONSET_SECONDS) / 60:.0f} minutes at random); of the other hosts the judge
   hears that they are there, and no more.
   What is named, and how soon, is from these.
 - **At {STEP_SECONDS:g} s steps** the limits are those in service, but for one: hosts that fall within 2 s of each other may be seen a step apart, so that 12 s are taken for a
-  shared cause. A host is STALE after 15 s, which here is the second step that it misses. A cause begins anywhere between two steps, at random: what it does is
-  seen half a step after it in the middle, a whole one at most, where real agents speak every second; and what lasts for two seconds is mostly not seen at all.
-- **Named** is a culprit in a state beyond HEALTHY by a rule whose reason is the cause's; the truth log is read by the scorer alone. `right part`: that GPU or port.
-- **Victims** are hosts that shared a job with a culprit while it stood, the job lived, and we looked: whether they were blamed, of causes that had any.
+  shared cause. A host is STALE after 15 s, which here is the second step that it misses. A cause begins at random between two steps.
+Its effect is seen half a step later on average, a whole step at most; real agents report every second. A cause that lasts two seconds
+is mostly not seen at all.
+- **Named** is a culprit in a state worse than HEALTHY by a rule whose reason is the cause's. Only the scorer reads the truth log. `right part`: that GPU or port.
+- **Victims** are hosts that shared a job with a culprit while the fault lasted and the job ran. The row counts whether they were blamed, over the causes that had any.
 - **Delay** is from the cause's begin, which may be minutes before anything shows: heat builds up over its onset. Of `slow_host`, which stood before, it is from our
   first look, and so never below the minute and a half in which rules about gangs say nothing of hosts that are new to them.
 - **Intervals** are of 90 %: Wilson's for shares, Garwood's (Fay and Feuer's) for rates, a bootstrap by cause for medians.

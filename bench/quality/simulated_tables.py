@@ -80,11 +80,12 @@ def baselines(run: SimulatedRun) -> str:
     rows.append(["**named without a fault**", "-", *(_calm(run, name) for name in by)])
     rows.append(["- without a look-alike either", "-", *(_plain(run, name) for name in by)])
     text = """Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason; and as DEGRADED or worse, whatever the
-reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's
-health watches; one that is broken all the time is luck when it begins anew. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
+reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as
+those of DCGM's health watches. A limit that is exceeded all the time is right by luck when a cause begins. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
 two rows are their price: of the hosts on which no fault stood in an hour of the fleet, and whose telling was right, how many were named within it (the
-judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none. A host
-counts anew in each hour; the intervals are of as many hosts as one hour has, as they are the same in each, and mostly the same are named."""
+judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none. A
+host counts once in each hour. The intervals are of as many hosts as one hour has, because each hour has the same hosts, and mostly the
+same are named."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 

@@ -1,7 +1,7 @@
 """The parts of a job's step: `ext.step_parts` on traces of a timeline at 10 ms, whose parts are known.
 
-A step loads data (no kernel, PCIe), goes forward and backward (twice as long, within a fifth; gradients move over NVLink
-from the first eighth of it on), waits for the rest of the exchange, and optimizes (bound by memory). Lengths differ from
+A step loads data (no kernel, PCIe), then goes forward and backward. The backward pass takes twice as long, within a fifth, and moves
+gradients over NVLink from its first eighth on. The step then waits for the rest of the exchange, and optimizes (bound by memory). Lengths differ from
 step to step by up to 2 %. Readings come as a driver gives them: power ten times a second, delayed; utilization and GPM in turns, 1 % are
 lost. The period is the one that is estimated from them, not the true one. Beside it stand jobs in which some parts cannot be told apart, and there
 only to say nothing of them is right.
@@ -163,7 +163,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             "## The parts of a step", "", "    python -m bench.quality.step_parts", "",
             "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(), "",
             f"*Wrong*: off by more than {100 * STEP_SHARE_MAX:.0f} % of the step and {100 * OWN_SHARE_MAX:.0f} % of the part. The two recordings of H100s have",
-            "no log of parts and no GPM: nothing is said of them. Of steps shorter than 5 s nothing is said: when limits were set (seed 1),",
+            "no log of parts and no GPM: nothing is reported for them. Nothing is reported for steps shorter than 5 s, either. When limits were set (seed 1),",
             "two of five shares of data loading in steps of 2 to 5 s were wrong.", "",
             f"Steps of 2 to 5 s: {said} of {RUNS * len(short):,} parts were said. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
         ]

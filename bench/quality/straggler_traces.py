@@ -1,12 +1,12 @@
 """Recordings of others as the telemetry of a gang: two training jobs' operation timers, and two hosts' power.
 
-*AR*: 64 ranks (4 data parallel, 4 stages, 4 tensor parallel), of which one worker of four GPUs is slow on purpose, from the
-first step on; its host must be named. *SE*: the same kind of job with sequences of uneven length: nobody is to blame. The timers
+*AR*: 64 ranks (4 data parallel, 4 stages, 4 tensor parallel). One worker of four GPUs is slow on purpose, from the first step on; its
+host must be named. *SE*: the same kind of job with sequences of uneven length: nobody is to blame. The timers
 say when each rank computes; the rest of its time it waits. Power levels are those measured on H100s (about 150 W waiting, 550 W
 computing). The work of a rank is the same in each step of AR; in SE it grows with the time that it computes.
 
-*H100 recordings*: power and utilization of eight GPUs at 100 ms while they train, with a checkpoint each 10 or 100 steps: nobody
-is to blame, neither within the host nor where each GPU stands for a host of its own. They have no GPM.
+*H100 recordings*: power and utilization of eight GPUs at 100 ms while they train, with a checkpoint each 10 or 100 steps. No GPU is to
+blame, neither within the host nor where each GPU stands for a host of its own. They have no GPM.
 """
 
 from __future__ import annotations

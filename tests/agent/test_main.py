@@ -205,7 +205,10 @@ def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:
         (["--set", "spool_bytes_max=5"], "spool_bytes_max = 5: expected 1048576 to"),
         (["--aggregator", "nowhere"], "--aggregator: 'nowhere': expected host:port"),
         (["--aggregator", "192.0.2.1:1"], "is not on loopback"),
-        (["--set", "collectors_off=gpus"], "collectors_off: unknown collector 'gpus'. Known: host_1s, "),
+        (
+            ["--set", "collectors_off=gpus"],
+            "collectors_off: unknown collector 'gpus'. Known: host_1s, ",
+        ),
         (["--config", "absent.toml"], "absent.toml: No such file or directory"),
     ],
 )
@@ -286,7 +289,9 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
         "gpu_60s",
         "host_10s",
     }
-    with pytest.raises(SettingsError, match="collectors_off: unknown collector 'gp'. Known: host_1s"):
+    with pytest.raises(
+        SettingsError, match=r"collectors_off: unknown collector 'gp'\. Known: host_1s"
+    ):
         create_collectors(AgentConfig(collectors_off=("gp",)))
 
 

@@ -12,6 +12,7 @@ import bench.quality.head as head_module
 from bench.quality import captures, hazard, injected
 from bench.quality.head import ReportHead, Section, Tree, commit_of, head, left_out, not_here
 from bench.quality.kept import Pieces
+from bench.quality.markdown import COLUMNS_MAX, wrapped
 from bench.quality.simulated_page import EVALUATIONS
 
 
@@ -33,15 +34,16 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     """A clean clone has none of them: half a page without a word would pass for a whole one."""
     assert quality.main(["--seed", "3", "--hours", "2"]) == 0
     told = page.read_text()
-    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in told
+    words = " ".join(told.split())  # lines end at 120 columns
+    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in words
     assert (
         "Left out here, as the recordings that they are of are not there: **Real: hazard**, **Real: logs"
-        in told
+        in words
     )
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
         assert f"{title}\n\n**Left out**" in told
-    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in told
-    assert all(f"- `../shared/data/{one.path}`: {one.what}" in told for one in captures.CAPTURES)
+    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in words
+    assert all(f"- `../shared/data/{one.path}`: {one.what}" in words for one in captures.CAPTURES)
     assert str(page.parent) not in told, "no path of the machine that made it"
     assert (
         "left out: Real: hazard: its recordings are not in ../shared/data"
@@ -103,7 +105,8 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
     told = (
         f"**The tree changed while this was made**, to {commit} with changes that are not committed"
     )
-    assert f"from commit {commit} by" in page.read_text() and told in page.read_text()
+    words = " ".join(page.read_text().split())
+    assert f"from commit {commit} by" in words and told in words
     assert told in capsys.readouterr().err
     assert [one.name for one in (tmp_path / "kept").iterdir()] == ["hazard.md"]
     changes.clear()
@@ -192,3 +195,21 @@ def test_a_slip_is_told_in_words(
         "choose from", "expected"
     )
     assert not page.exists()
+
+
+def test_a_page_is_wrapped_but_for_its_tables_and_code() -> None:
+    """Once wrapped it stays as it is, and each list item keeps its indent."""
+    words = "word " * 60
+    page = f"# {words}\n\n{words}\n- {words}\n  - {words}\nshort\n\n| {words} |\n\n    {words}\n"
+    once = wrapped(page)
+    assert wrapped(once) == once
+    long = [line[:6] for line in once.split("\n") if len(line) > COLUMNS_MAX]
+    assert long == ["# word", "| word", "    wo"]
+    assert once.split() == page.split()
+    assert "\n  - word" in once and "\n    word word" in once
+
+
+def test_code_of_a_page_is_never_wrapped() -> None:
+    """Between fences, too."""
+    page = "```\n" + "SELECT 1, " * 30 + "\n```\n"
+    assert wrapped(page) == page
