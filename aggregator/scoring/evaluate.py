@@ -284,9 +284,9 @@ def _find_waits(
     try:
         return find_waits(view, observed), ""
     except Exception as error:
-        message = f"who waits for whom failed: {type(error).__name__}: {error}"
+        message = f"finding waiting hosts failed: {type(error).__name__}: {error}"
         if message not in degraded_before:
-            log.exception("finding which host slows down which failed; scores apply without it")
+            log.exception("finding waiting hosts failed; scores apply without it")
         return GangWaits(), message
 
 

@@ -216,7 +216,9 @@ def test_a_gpu_without_serial_number_is_named_by_hand(
     report = dcgm4()
     del report["entity_groups"]
     assert run(report, options, monkeypatch) == cli.USAGE
-    assert "no serial number of GPU 0, 1: give its UUID, --gpu 0=GPU-..." in capsys.readouterr().err
+    assert (
+        "no serial number for GPU 0, 1. Give its UUID: --gpu 0=GPU-..." in capsys.readouterr().err
+    )
     named = [word for n, uuid in enumerate(UUIDS) for word in ("--gpu", f"{n}={uuid}")]
     assert run(report, [*options, *named], monkeypatch) == cli.OK
     assert [event.device for event in sink.events] == UUIDS

@@ -116,9 +116,9 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "2"], "name the step after --"),
-        (["--nodes", "2", "--"], "name the step after --"),
-        (["--nodes", "2", "--", "mpirun", "x"], "'mpirun': the step is to be started by srun"),
+        (["--nodes", "2"], "no step; put its command after --"),
+        (["--nodes", "2", "--"], "no step; put its command after --"),
+        (["--nodes", "2", "--", "mpirun", "x"], "'mpirun': expected srun as the first word of the step"),
         (["--nodes", "2", "--", "srun", "-N4", "x"], "-N4: leave it out"),
         (["--nodes", "2", "--", "srun", "-n", "4", "--nodelist=a", "x"], "--nodelist=a: leave it out"),
         (["--nodes", "0", "--", "srun", "x"], "expected 1 or more"),

@@ -122,9 +122,9 @@ def test_gzip_for_who_asks_for_it() -> None:
 @pytest.mark.parametrize(
     ("request_head", "status", "words"),
     [
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 9", 405, b"is read, with GET"),
-        (b"GET / HTTP/1.1", 404, b"nothing here but /metrics"),
-        (b"GET /metrics/../etc/passwd HTTP/1.1", 404, b"nothing here but /metrics"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 9", 405, b"only GET"),
+        (b"GET / HTTP/1.1", 404, b"only /metrics is served"),
+        (b"GET /metrics/../etc/passwd HTTP/1.1", 404, b"only /metrics is served"),
         (b"GET /metrics HTTP/2.0", 505, b"expected HTTP/1.1"),
         (b"GET /metrics", 400, b"expected a request line"),
         (b"", 400, b"expected a request line"),
@@ -258,7 +258,7 @@ def test_a_unix_socket_takes_the_place_of_a_dead_one_and_of_nothing_else(
     assert not path.exists()
     path.write_text("an operator's notes")
     with serving(f"unix:{path}"):
-        until(lambda: "is there and is no socket" in caplog.text, "it is said")
+        until(lambda: "exists and is not a socket" in caplog.text, "it is said")
     assert path.read_text() == "an operator's notes"
 
 

@@ -261,7 +261,7 @@ def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
     collector = NvmlEvents(
         Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1")), XidDeduplicator()
     )
-    assert turn(collector, told).message.startswith("nobody listens")
+    assert turn(collector, told).message.startswith("no subscriber")
     collector.start(told.teller)
     said = turn(collector, told)
     assert (said.outcome, said.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")

@@ -278,7 +278,7 @@ def test_a_device_that_is_well_again_is_said(
 def test_without_an_agent_nothing_is_held(capsys: pytest.CaptureFixture[str]) -> None:
     """The repair goes on when the agent is down: exit 0, and it says so."""
     nobody = "there is no /nowhere/agent.sock"
-    assert run(None, capsys, "release") == (0, f"the agent holds nothing: {nobody}\n", "")
+    assert run(None, capsys, "release") == (0, f"the agent has no GPU open: {nobody}\n", "")
     assert run(None, capsys, "resume") == (0, f"nothing to resume: {nobody}\n", "")
     assert run(None, capsys, "release", "--status") == (0, f"no agent: {nobody}\n", "")
 
@@ -350,7 +350,7 @@ def test_an_agent_whose_socket_is_taken_goes_on_without(
     (tmp_path / "run").mkdir()
     (tmp_path / "run/agent.sock").write_text("")
     with Agent(tmp_path).running():
-        assert "no answers on this host" in caplog.text and "is no socket" in caplog.text
+        assert "local requests are not answered" in caplog.text and "is not a socket" in caplog.text
 
 
 def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
     agent = Agent(tmp_path)
     agent.socket.parent.mkdir()
     code, out, err = run(agent, capsys, "release", A, "--why", "reset", "--for", "10m")
-    assert (code, err) == (0, "") and "the agent holds nothing: there is no" in out
+    assert (code, err) == (0, "") and "the agent has no GPU open: there is no" in out
     assert run(agent, capsys, "release", B)[0] == 0
     assert run(agent, capsys, "resume", B)[0] == 0
     with agent.running():

@@ -131,7 +131,7 @@ def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
         )
         assert host.run("release") == (
             0,
-            f"the agent holds nothing: nobody answers at {host.socket}\n",
+            f"the agent has no GPU open: no answer at {host.socket}\n",
         )
         agent.start()
         until(lambda: answers(host), "the next agent's answer")

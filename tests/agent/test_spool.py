@@ -506,7 +506,7 @@ def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> N
 def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
     """Two agents on one spool would give one number to two frames."""
     spool = open_spool(folder)
-    with pytest.raises(FolderError, match=rf"{folder} is held by process {os.getpid()}"):
+    with pytest.raises(FolderError, match=rf"{folder} is in use by process {os.getpid()}"):
         open_spool(folder)
     spool.close()
     open_spool(folder).close()

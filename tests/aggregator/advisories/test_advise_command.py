@@ -151,7 +151,7 @@ def test_what_is_no_etag_is_told(etag: str, capsys: pytest.CaptureFixture[str]) 
     """A variable of a script was empty: whatever it was by then was accepted."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "accept", "a1", "--etag", etag])
-    assert "expected an etag, as a12-3" in capsys.readouterr().err
+    assert "expected an etag, such as a12-3" in capsys.readouterr().err
 
 
 def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
@@ -178,7 +178,7 @@ def test_what_others_took_out_is_still_out(
     assert cli.main(["advise", "out", "h1", "--reason", "kernel update", *args]) == 0
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     assert cli.main(["advise", "back", "h1", *args]) == 0
-    assert "still out by another's word: h1" in capsys.readouterr().err
+    assert "still out of service, as reported by another user: h1" in capsys.readouterr().err
 
 
 def test_what_advice_holds_out_is_given_up(say: Say) -> None:
@@ -187,7 +187,9 @@ def test_what_advice_holds_out_is_given_up(say: Say) -> None:
     say("done", "a1")
     assert "you accept it, run `gangline advise back HOST`" in say("list")
     say("out", "h2", "--reason", "burn-in")
-    assert "still out by advice, a1: `gangline advise back h2` again" in say("back", "h2")
+    assert "still out of service by advice, a1: `gangline advise back h2` again" in say(
+        "back", "h2"
+    )
     assert "still out" not in say("back", "h2") and "out by advice" not in say("list")
 
 

@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no reason": ("out", {"nodes": [{"node": "nodes/h1"}]}, "nodes[0].reason: why it is out"),
     "two lines": ("out", {"nodes": [{**NODE, "reason": "a\nb"}]}, "one line"),
     "no node": ("out", {"nodes": [{**NODE, "node": "h1"}]}, "nodes[0].node: 'h1', expected nodes/NODE"),
-    "both": ("out", {"nodes": [NODE], "returned_nodes": ["nodes/h1"]}, "returned_nodes: 'h1' is told"),
+    "both": ("out", {"nodes": [NODE], "returned_nodes": ["nodes/h1"]}, "returned_nodes: 'h1' is reported both"),
     "no time": ("out", {"nodes": [{**NODE, "ttl": {"nanos": 5}}]}, "nodes[0].ttl: 5e-09 s, expected 1 s"),
     "for ever": ("out", {"nodes": [{**NODE, "ttl": {"seconds": 604_801}}]}, "to 7 days, or none"),
     "backwards": ("out", {"nodes": [{**NODE, "ttl": {"seconds": -5}}]}, "nodes[0].ttl: -5 s"),

@@ -147,7 +147,7 @@ def test_the_picture_is_one_that_browsers_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--last", "5m"], "go with a JOB"),
+        (["--last", "5m"], "need a JOB"),
         (["77", "--last", "0s"], "expected a span such as 90s"),
         (["77", "--last", "yesterday"], "expected a span such as 90s"),
         (["77", "--from", "noon"], "expected a time in UTC such as 2"),

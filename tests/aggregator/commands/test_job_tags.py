@@ -148,7 +148,7 @@ def test_tags_go_with_a_job_and_are_about_all_of_it(capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             job.main(words)
     err = capsys.readouterr().err
-    assert "go with a JOB" in err and "about the whole run" in err
+    assert "need a JOB" in err and "covers the whole run" in err
 
 
 @pytest.mark.parametrize(("kind", "package"), [("mlflow", "mlflow-skinny"), ("wandb", "wandb")])

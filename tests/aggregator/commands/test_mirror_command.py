@@ -268,5 +268,5 @@ def test_mistakes_are_named(
 
 def test_without_slurms_commands_it_says_where_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MirrorError, match="run this where Slurm is"):
+    with pytest.raises(MirrorError, match="Run this on a machine with Slurm"):
         mirror.scontrol_text("show", "config")

@@ -52,8 +52,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
     ("arguments", "words"),
     [
         (["gpu-017"], "-o FILE.parquet"),
-        (["gpu-017", "--list", "-o", "a.svg"], "--list goes without"),
-        (["gpu-017", "--list", "--last", "5m"], "--list goes without"),
+        (["gpu-017", "--list", "-o", "a.svg"], "--list excludes"),
+        (["gpu-017", "--list", "--last", "5m"], "--list excludes"),
         (["gpu-017", "-o", "a.png"], "ends in .parquet or .svg"),
         (["gpu-017", "-o", "a.svg", "--json"], "--json needs --list"),
         (["gpu-017", "-o", "a.svg", "--last", "6m"], "1s to 300s"),

@@ -64,7 +64,9 @@ def test_a_folder_without_files_is_told_of(
     (tmp_path / "below" / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", str(tmp_path), "--against", "below"]) == cli.OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "note: no file there ends in .toml, .csv, .json: nothing would be declared"
+    assert (
+        lines[1] == "note: no file there ends in .toml, .csv, .json, so nothing would be declared"
+    )
     assert "against below: it would change" in lines
     assert cli.main(["declared", "check", "below"]) == cli.OK
     assert "note: no file" not in capsys.readouterr().out

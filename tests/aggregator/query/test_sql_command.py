@@ -142,9 +142,9 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--log"], cli.OK, "nothing is logged: there is no "),
+        (["--log"], cli.OK, "no queries are logged: "),
         (["--log", "--server", "h:1"], cli.USAGE, "on the aggregator's machine"),
-        (["--log", "--format", "parquet"], cli.USAGE, "--format table|csv|json only"),
+        (["--log", "--format", "parquet"], cli.USAGE, "only --format table|csv|json"),
         (["--server", "h"], cli.USAGE, "'h': expected ADDRESS:PORT, such as 127.0.0.1:7600\n"),
     ],
 )

@@ -154,9 +154,9 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(worl
     [
         (0, "why", "seconds: expected 1 to 604800"),
         (GRANT_SECONDS_MAX + 1, "why", "seconds: expected 1 to 604800"),
-        (60, "", "reason: who and why"),
-        (60, "x" * 201, "reason: who and why"),
-        (60, "a\x1b[2J", "reason: who and why"),
+        (60, "", "reason: the name and reason"),
+        (60, "x" * 201, "reason: the name and reason"),
+        (60, "a\x1b[2J", "reason: the name and reason"),
     ],
 )
 def test_a_grant_has_limits(world: World, seconds: int, reason: str, words: str) -> None:

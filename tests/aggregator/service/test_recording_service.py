@@ -250,7 +250,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         waiting = [exchange.request("a", seconds=5) for _ in range(REQUESTS_PER_HOST_MAX)]
         pending = [one.__enter__() for one in waiting]
-        with pytest.raises(ResourceExhausted, match="requested already"):
+        with pytest.raises(ResourceExhausted, match="already requested"):
             exchange.request("a", seconds=5).__enter__()
         monkeypatch.setattr(exchange_module, "ANSWER_BYTES_MAX", 5)
         exchange.receive("a", piece(pending[0].request.id, 0, b"abc", 4))
