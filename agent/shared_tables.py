@@ -35,9 +35,9 @@ class SharedTables:
             return [block for _, block in filled]
         joined = [block for _, block in filled if block.table not in self._shared]
         for table in sorted({block.table for _, block in filled} & self._shared):
-            came = {collector: block for collector, block in filled if block.table == table}
-            parts = self._last[table] | came if table in _ON_CHANGE else came
-            offset_ns = max(block.offset_ns for block in came.values())
+            new = {collector: block for collector, block in filled if block.table == table}
+            parts = self._last[table] | new if table in _ON_CHANGE else new
+            offset_ns = max(block.offset_ns for block in new.values())
             joined += self._join(table, [parts[name] for name in sorted(parts)], offset_ns)
         return joined
 

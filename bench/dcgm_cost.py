@@ -28,6 +28,8 @@ from .agent_cost import (
 )
 from .measure import ProcessCost, Result, family
 
+#: On a loaded machine the agent takes its time to fork its samplers.
+LANES_SECONDS_MAX = 120
 #: Of CPU and of memory, over the agent without DCGM (issue 25).
 CPU_RATIO_MAX = 1.1
 
@@ -69,6 +71,16 @@ def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
     return engine
 
 
+def _wait_for_lanes(pid: int, *, with_dcgm: bool) -> None:
+    """Wait until an agent has forked its samplers. Raises RuntimeError when it does not."""
+    wanted = {"gangline-gpu", "gangline-host"} | ({"gangline-dcgm"} if with_dcgm else set())
+    for _ in range(LANES_SECONDS_MAX):
+        time.sleep(1)
+        if wanted <= set(ProcessCost.now(family(pid)).names):
+            return
+    raise RuntimeError(f"the agent has not started {', '.join(sorted(wanted))}")
+
+
 def run(seed: int) -> list[Result]:
     """Measure GPUs of Hopper, and those before it, whose profiling metrics are read each second. *seed* is of no use."""
     del seed
@@ -93,6 +105,8 @@ def _measure(kind: str, capability: int) -> list[Result]:
             "without": stack.enter_context(_agent(ground, "without", engine, "dcgm=off")),
             "with": stack.enter_context(_agent(ground, "with", engine, f"dcgm_library={library}")),
         }
+        for each, pid in pids.items():
+            _wait_for_lanes(pid, with_dcgm=each == "with")
         time.sleep(WARM_UP_SECONDS)
         # of these and no others: the inventory's child comes and goes
         families = {each: family(pid) for each, pid in pids.items()}

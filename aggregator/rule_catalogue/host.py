@@ -86,7 +86,8 @@ CLOCKS = (
         "clock still has to be moved by {value:.3f} s", "within 0.1 s",
     ),
     ThresholdRule(
-        watch_rule("clock.unsynchronised", Reason.CLOCK, "a time daemon keeps the clock", 1.0, enter_seconds=UNSYNCHRONISED_SECONDS),
+        watch_rule("clock.unsynchronised", Reason.CLOCK, "a time daemon keeps the clock", 1.0,
+                   enter_seconds=UNSYNCHRONISED_SECONDS),
         "clock_10s", "synchronised_state", equals(0), "clock is not synchronized (no NTP, chrony or PTP)", "1",
     ),
 )

@@ -50,7 +50,7 @@ PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
 #: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each look at this one is in looks.md.
-JUDGED_SEED = 28
+JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
 POOL_SHARE = 1.25

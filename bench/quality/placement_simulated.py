@@ -81,6 +81,7 @@ The control gives each host the numbers of another one. Command: `python -m benc
 REASON = """\
 **What is missed is speed** (`with true speeds`: the plan's hazards and the oracle's speeds). One slow member takes the whole gang's gain, and the slow ones that
 are left are hosts that are slow at a normal clock: five times as many in `nvl72` as in `quarter`. Only a job that waits for one tells of it, and not one whose stages are uneven or that has many of them.
+Where `to be seen when heard` is below what is wanted, no plan by what was heard reaches it; where it is above, the plan misses what could be seen.
 Fingerprints of many runs on a host, which find such hosts in service, are not part of this."""
 
 

@@ -161,7 +161,7 @@ back_up_store() {
     fi
     echo "backing up the store in $data before it is migrated from $have to $store_version"
     # shellcheck disable=SC2016
-    if ! backup=$(runuser -u gangline-aggregator -- /bin/sh -c '
+    if ! backup=$(runuser -u gangline-aggregator -- /bin/sh -ec '
         GANGLINE_BACKUP_FOLDER=/var/backups/gangline
         if [ -f /etc/gangline/backup.env ]; then
             set -a

@@ -465,7 +465,7 @@ def test_the_socket_of_a_living_agent_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "agent.sock").write_text("precious")
-    with pytest.raises(OSError, match="is no socket"):
+    with pytest.raises(OSError, match="is not a socket"):
         UnixListener(tmp_path / "agent.sock")
     assert (tmp_path / "agent.sock").read_text() == "precious"
 

@@ -133,13 +133,15 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     note = f"{DATA}/store_version"
     until(lambda: host.run("cat", note, check=False).strip().isdigit(), "the store is made")
     version = host.run("cat", note).strip()
+    # Until it answers it cannot be backed up, and an upgrade would be refused.
+    healthy = ("sh", "-c", "gangline admin health && echo healthy")
+    until(lambda: "healthy" in host.run(*healthy, check=False), "the aggregator answers")
 
     said = host.run(*apt, *new)
     assert f"before it is migrated from {version} to 9999" in said
     backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
     assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
     # When it answers it has written the note, and does not again.
-    healthy = ("sh", "-c", "gangline admin health && echo healthy")
     until(lambda: "healthy" in host.run(*healthy, check=False), "the new aggregator answers")
 
     host.run("sh", "-c", f"echo 9999 > {note}")  # as an aggregator that has migrated the store

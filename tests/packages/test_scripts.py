@@ -300,6 +300,23 @@ def test_an_upgrade_without_its_backup_is_refused(tmp_path: Path) -> None:
     assert again.returncode == 0
 
 
+def test_a_backup_that_fails_refuses_the_upgrade_though_an_older_one_is_there(
+    tmp_path: Path,
+) -> None:
+    """The aggregator did not answer yet: no backup was made, the listing after it succeeded, and the store was migrated."""
+    host = Host(tmp_path, running=True)
+    data = store(host, STORE_VERSION - 1)
+    (host.folder / "var/backups/gangline/2026-11-27").mkdir(parents=True)
+    (host.tree / "bin/gangline").write_text("#!/bin/sh\necho no aggregator answers >&2\nexit 3\n")
+    (host.tree / "bin/gangline").chmod(0o755)
+    runs = host.folder / "bin" / "runuser"
+    runs.write_text('#!/bin/sh\nshift 3\nexec "$@"\n')  # runuser -u USER -- COMMAND
+    result = host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1")
+    assert result.returncode == 1 and "could not be backed up" in result.stderr
+    assert "no aggregator answers" in result.stderr
+    assert not (data / f"backup_before_{STORE_VERSION}").exists()
+
+
 def test_a_version_that_still_runs_stays(tmp_path: Path) -> None:
     """A sampler hangs in a driver for days: its files stay until it has ended."""
     tree = tmp_path / "opt/gangline"

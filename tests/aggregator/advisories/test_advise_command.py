@@ -216,7 +216,7 @@ def test_what_is_no_advisory_is_told_before_anybody_is_asked(
 
 @pytest.mark.parametrize(
     ("hosts", "words"),
-    [("gpu-*", "expected names"), ("h[1-99999]", "at most 10000"), ("h[2", "h[2")],
+    [("gpu-*", "expected host names"), ("h[1-99999]", "at most 10,000"), ("h[2", "h[2")],
 )
 def test_hosts_are_named(hosts: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A star took nobody knows which hosts out."""

@@ -109,7 +109,9 @@ def test_who_waits_for_whom_that_fails_stops_no_judging(
     assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
     words = "finding waiting hosts failed: ZeroDivisionError: by zero"
     assert (snapshot.degraded_reason, snapshot.failed) == (words, words)
-    assert len([one for one in caplog.records if "finding waiting hosts failed" in one.message]) == 1
+    assert (
+        len([one for one in caplog.records if "finding waiting hosts failed" in one.message]) == 1
+    )
     snapshot = world.run(1)
     assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
 
