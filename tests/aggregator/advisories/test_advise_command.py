@@ -84,7 +84,7 @@ def test_a_replay_that_takes_long_is_no_other_program(
         assert cli.main(["advise", "what-if", "gpu.xid 95", "--aggregator", address]) == 1
     finally:
         done.set()
-    words = "gangline advise: not done after 0.5 s: it goes on there"
+    words = "gangline advise: no result after 0.5 s; the aggregator continues"
     assert capsys.readouterr().err.startswith(words)
 
 
