@@ -274,7 +274,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
         (["--data", "/proc/nowhere"], "/proc/nowhere cannot hold our data", 1),
         (["--data", "/dev/null/x"], "/dev/null/x cannot hold our data: Not a directory", 1),
         (["--listen", "nosuchhost:7711"], "is not loopback", 2),
-        (["--listen", "127.0.0.1:0"], "a port of its own", 2),
+        (["--listen", "127.0.0.1:0"], "needs a fixed port", 2),
         (["--simulated", "513"], "0 to 512", 2),
         (["--seed", "-1"], "expected a whole number", 2),
         (["--seconds-max", "nan"], "expected 1 to 3600 seconds", 2),
@@ -359,7 +359,7 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
         with second:
             assert second.child is not None
             assert second.child.wait(GUARD_SECONDS) == 1
-        assert "something already listens on" in second.said()
+        assert "another process already listens on" in second.said()
         assert first.stop(signal.SIGINT) == 0
 
 

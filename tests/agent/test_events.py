@@ -129,7 +129,7 @@ def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> Non
 def test_the_folder_is_held(tmp_path: Path) -> None:
     """Two agents must not share a queue."""
     queue = EventQueue.open(tmp_path / "events")
-    with pytest.raises(FolderError, match="held by process"):
+    with pytest.raises(FolderError, match="in use by process"):
         EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
     queue.close()

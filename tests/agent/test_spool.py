@@ -536,7 +536,7 @@ def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_fold
         assert agent.stdout is not None
         stuck = int(agent.stdout.readline())
         try:
-            with pytest.raises(FolderError, match=f"held by process {agent.pid}"):
+            with pytest.raises(FolderError, match=f"in use by process {agent.pid}"):
                 open_spool(folder)
             agent.kill()
             os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie still

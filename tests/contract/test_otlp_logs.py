@@ -141,7 +141,7 @@ def test_a_collector_that_is_away_costs_records_and_no_time(caplog: pytest.LogCa
     taken = [exporter.export(record(at)) for at in range(QUEUE_RECORDS_MAX + 7)]
     assert sum(taken) == QUEUE_RECORDS_MAX and exporter.dropped_count == 7
     assert not exporter.flush() and not exporter.flush()
-    assert len([one for one in caplog.records if "OTLP logs are not taken" in one.message]) == 1
+    assert len([one for one in caplog.records if "does not accept OTLP logs" in one.message]) == 1
     exporter.close()
 
 

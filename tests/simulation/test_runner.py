@@ -158,7 +158,7 @@ def test_two_of_them_do_not_share_a_folder(tmp_path: Path) -> None:
     """Two processes that append to one spool would give one sequence to two frames."""
     live, clock = calm(1, 1), HandedClock()
     first = open_host(tmp_path, live, clock)
-    with pytest.raises(FolderError, match="held by process"):
+    with pytest.raises(FolderError, match="in use by process"):
         open_host(tmp_path, live, clock)
     first.close(1.0)
     open_host(tmp_path, live, clock).close(1.0)
@@ -217,7 +217,7 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
         with Process(first.arguments[3:], tmp_path / "second") as second:
             assert second.child is not None
             assert second.child.wait(60) == 1
-        assert "held by process" in (tmp_path / "second").read_text()
+        assert "in use by process" in (tmp_path / "second").read_text()
         assert first.stop() == 0
 
 

@@ -149,4 +149,4 @@ def test_where_slurm_is_not_it_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["why", "1"]) == cli.FAILED
-    assert "run this where Slurm is" in capsys.readouterr().err
+    assert "Run this on a machine with Slurm" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
             with pytest.raises(ServiceUnavailable) as told:
                 await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
             words.add(str(told.value))
-        assert any("no more can wait" in one for one in words)
+        assert any("queue for it is full" in one for one in words)
         assert len(book._batch.decisions) < 12
         store.full = False
         await book.flush()
@@ -166,7 +166,7 @@ def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
                 await book.persisted()
         assert book._batch.hosts == 8
         book.update_gangs([gang._replace(workload=name) for name in ("v", "x")], [])
-        with pytest.raises(ServiceUnavailable, match="no more can wait"):
+        with pytest.raises(ServiceUnavailable, match="queue for it is full"):
             book.check_room()
         store.close()
 
@@ -220,7 +220,7 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
                     await stub.ReportUnavailableNodes(request)
                 assert told.value.code() is grpc.StatusCode.UNAVAILABLE
                 words.add(told.value.details() or "")
-            assert any("no more can wait" in one for one in words)
+            assert any("queue for it is full" in one for one in words)
             assert book._batch.hosts <= 28 and len(book._batch.events) < 10
             store.full = False
             await book.flush()
@@ -573,7 +573,8 @@ def test_an_outcome_of_the_future_is_refused() -> None:
         async with served(book, world) as (_, stub):
             request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 7200)])
             with pytest.raises(
-                grpc.aio.AioRpcError, match=r"outcomes\[0\].end_time: 2.0 h ahead of our clock"
+                grpc.aio.AioRpcError,
+                match=r"outcomes\[0\].end_time: 2.0 h ahead of the aggregator's clock",
             ):
                 await stub.ReportOutcomes(request)
             request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 300)])

@@ -134,7 +134,7 @@ def test_what_goes_wrong_is_said(
     monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_" + "A" * 43)
     words = failing(there, capsys)
     assert "revoked" in words and "AAAA" not in words
-    assert "readable on its way" in failing(["--aggregator", "10.0.0.1:7600"], capsys, cli.USAGE)
+    assert "sent unencrypted" in failing(["--aggregator", "10.0.0.1:7600"], capsys, cli.USAGE)
 
 
 def test_an_aggregator_is_named_alike_by_every_command() -> None:

@@ -110,7 +110,7 @@ def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
         (["--set", "poll_seconds=0"], "expected 0.2 to 60"),
         (["--set", "node_map=/nonexistent"], "No such file"),
         (["--set", "polls=3"], "unknown setting 'polls'"),
-        (["undo"], "say so with --all"),
+        (["undo"], "confirm with --all"),
     ],
 )
 def test_mistakes_are_named(

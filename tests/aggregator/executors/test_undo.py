@@ -54,7 +54,7 @@ def test_without_the_ledger_marks_go_all_the_same(
         with locked(tmp_path):
             assert _undo(site) == 0
     assert not site.scheduler.read_holds() and weight(site) == 4
-    assert "weights are left as they are" in capsys.readouterr().err
+    assert "weights are unchanged" in capsys.readouterr().err
 
 
 def test_options_may_come_before_the_word(

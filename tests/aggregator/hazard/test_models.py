@@ -484,7 +484,7 @@ def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        with pytest.raises(ResourceExhausted, match="trained already"):
+        with pytest.raises(ResourceExhausted, match="already being trained"):
             await service.TrainHazard(request, None)
         go.set()
         async with asyncio.timeout(GUARD_SECONDS):

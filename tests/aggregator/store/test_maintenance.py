@@ -498,7 +498,7 @@ def test_a_compaction_that_fails_changes_nothing(
     """A new file that does not open, a full disk, somebody who calls it off: the old store goes on."""
     with opened(tmp_path) as store:
         put(store, 1)
-        with pytest.raises(CopyError, match="called off"):
+        with pytest.raises(CopyError, match="cancelled"):
             monkeypatch.setattr(compact, "PIECE_ROWS", 1)
             compact.compact(store, lambda *_: None, lambda: True)
         monkeypatch.setattr(compact, "free_bytes", lambda _: 10)

@@ -309,7 +309,7 @@ def test_a_file_before_that_is_damaged_costs_one_renewal(live: Live) -> None:
     with path.open("r+b") as file:
         file.seek(3 * 4096 + block * size)
         file.write(bytes(size))
-    with pytest.raises(OSError, match="what it alone had goes"):
+    with pytest.raises(OSError, match="the data that only it had is lost"):
         live.write(6)
     live.write(7)
     assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(500,)]
