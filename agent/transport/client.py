@@ -68,8 +68,8 @@ def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, in
         raise TargetError(f"aggregator {target!r}: expected HOST:PORT, such as 127.0.0.1:7600")
     if not allow_plaintext and not _is_loopback(host):
         raise TargetError(
-            f"aggregator {target!r} is not on loopback, and the connection would be "
-            "unencrypted. Set tls_ca_file, or allow_plaintext if its network is trusted"
+            f"aggregator {target!r} is not on loopback, and without TLS the connection would be unencrypted. "
+            "Set tls_ca_file, or allow_plaintext if its network is trusted"
         )
     return host, int(port)
 

@@ -181,7 +181,7 @@ def check_outcome(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
 def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if not one.outcome_id:
         raise InvalidArgument(
-            "outcome_id", f"expected a caller's id of 1 to {ID_CHARACTERS_MAX} characters"
+            "outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters, the caller's own id"
         )
     check_text("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
     check_text("workload", one.workload, WORKLOAD_CHARACTERS_MAX)

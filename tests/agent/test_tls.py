@@ -405,7 +405,7 @@ def test_settings_that_do_not_go_together_are_refused_at_the_start() -> None:
             {"token_file": "t", "aggregator": "10.0.0.1:7600", "allow_plaintext": True},
             "sent unencrypted",
         ),
-        ({"tls_certificate_file": "c", "tls_key_file": "k"}, "set tls_ca_file"),
+        ({"tls_certificate_file": "c", "tls_key_file": "k"}, "Set tls_ca_file"),
         ({"tls_ca_file": "a", "tls_key_file": "k"}, "go together"),
         ({"aggregator": "10.0.0.1:7600"}, "without TLS"),
     ]

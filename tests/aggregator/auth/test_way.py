@@ -163,7 +163,7 @@ def test_a_file_of_settings_that_is_none_is_said(
         ("aggregator = 'nowhere'", "expected ADDRESS:PORT"),
         ("ca = 1", "expected a text"),
         ("= = =", "not TOML"),
-        ("certificate = 'c'\nkey = 'k'", "name the aggregator's CA"),
+        ("certificate = 'c'\nkey = 'k'", "Name the aggregator's CA"),
     ):
         file.write_text(text)
         with pytest.raises(CommandError, match=words) as refused:
