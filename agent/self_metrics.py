@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
@@ -14,7 +15,9 @@ from ..contract.signals import TABLES
 from .collector import CollectResult
 from .collectors.block_writer import row_writer
 from .hardware.files import OpenFile
-from .transport.client import Client
+
+if TYPE_CHECKING:
+    from .transport.client import Client  # megabytes, which samplers do without
 
 log = logging.getLogger(__name__)
 

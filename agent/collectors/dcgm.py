@@ -15,7 +15,6 @@ from typing import NamedTuple
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ...contract.xid.decode import decode
 from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
 from ..clock import Clock, SystemClock
@@ -413,6 +412,10 @@ def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
     is_of_link = report.group == library.ENTITY_LINK
     link = f", Link {link_parts(report.entity)[1]}" if is_of_link else ""
     message = f"DCGM: SXid {report.code}, {'Fatal' if is_fatal else 'Non-fatal'}{link}"
+    from ...contract.xid.decode import (
+        decode,  # its table, which samplers without a switch do without
+    )
+
     attributes = decode(report.code, message, "", "sxid").attributes
     return HealthEvent(
         device_kind="nvswitch",
