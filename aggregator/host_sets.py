@@ -74,8 +74,12 @@ def _expand(text: str) -> Iterator[str]:
         return
     try:
         yield from NodeSet(text, resolver=RESOLVER_NOGROUP)
-    except (NodeSetException, RangeSetException) as error:
-        raise HostSetError(f"{error}; {_EXPECTED}") from error
+    except (
+        NodeSetException,
+        RangeSetException,
+        ValueError,
+    ) as error:  # the last: thousands of digits in a name
+        raise HostSetError(f"{str(error)[:200]}; {_EXPECTED}") from error
 
 
 def fold_hosts(names: Iterable[str]) -> str:

@@ -155,7 +155,7 @@ def wheel_components(
     if (own := metadata.with_name("sboms")).is_dir():
         yield from _own_documents(wheel, own)
         return
-    found = bundled.get(name)
+    found = bundled.get(re.sub(r"[-_.]+", "-", name).lower())
     if found is None or found["version"] != version:
         raise BuildError(
             f"{name} {version} has compiled modules and no SBOM, and {BUNDLED.name} knows "

@@ -84,6 +84,7 @@ def test_whatever_is_typed_is_a_set_or_an_error(text: str) -> None:
         ("gpu[1234567890]", "no range"),
         ("gpu[3-1]", "lower number first"),
         ("gpu[001-3]", "as many digits"),
+        (f"gpu{'1' * 5000}!a", "expected host names"),
         ("a b", "expected host names"),
         ("a,,b", "expected host names"),
         ("@rack1", "expected host names"),
