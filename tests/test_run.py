@@ -271,8 +271,12 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
-        (["--data", "/proc/nowhere"], "/proc/nowhere cannot hold our data", 1),
-        (["--data", "/dev/null/x"], "/dev/null/x cannot hold our data: Not a directory", 1),
+        (["--data", "/proc/nowhere"], "/proc/nowhere cannot be used as data folder", 1),
+        (
+            ["--data", "/dev/null/x"],
+            "/dev/null/x cannot be used as data folder: Not a directory",
+            1,
+        ),
         (["--listen", "nosuchhost:7711"], "is not loopback", 2),
         (["--listen", "127.0.0.1:0"], "needs a fixed port", 2),
         (["--simulated", "513"], "0 to 512", 2),

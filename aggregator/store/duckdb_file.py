@@ -321,7 +321,7 @@ def _remedy(reason: str, path: Path) -> str:
         return f". It is damaged and left as it is: {damaged_store_advice(path)}"
     if "version number" in reason:
         return (
-            ". It was written by a newer DuckDB, and is left untouched: install that one into this "
+            ". It was written by a newer DuckDB, and is unchanged: install that one into this "
             f"environment (pip install 'duckdb>=2,<3'), or restore a backup from before: {restore_command(path)}"
         )
     if "fsync" in reason or "nput/output" in reason:
@@ -383,7 +383,7 @@ def check_file(path: Path) -> str:
         "end, or a disk that lost its last writes)"
     )
     if found is None:
-        raise StoreError(f"{message}; it is left untouched: {damaged_store_advice(path)}")
+        raise StoreError(f"{message}; it is unchanged: {damaged_store_advice(path)}")
     return message
 
 
@@ -430,7 +430,7 @@ def _migrate(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     if have > newest:
         raise StoreError(
             f"{path} is a store of version {have}, this gangline knows up to {newest}; "
-            "it is left untouched: run the newer gangline, or name another folder with --data"
+            "it is unchanged: run the newer gangline, or name another folder with --data"
         )
     for version, text in known:
         if version > have:
@@ -451,7 +451,7 @@ def _version(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
     if tables:
         raise StoreError(
             f"{path} is a DuckDB file but not a Gangline store (it holds {_some(tables)}); "
-            "it is left untouched: move it away, or name another folder with --data"
+            "it is unchanged: move it away, or name another folder with --data"
         )
     connection.execute("BEGIN")
     connection.execute("CREATE TABLE gangline_store (schema_version INTEGER)")

@@ -616,9 +616,9 @@ def test_loopback_targets(target: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("10.0.0.1:7600", "set tls_ca_file"),
-        ("aggregator.example:7600", "set tls_ca_file"),
-        ("[2001:db8::1]:7600", "set tls_ca_file"),
+        ("10.0.0.1:7600", "Set tls_ca_file"),
+        ("aggregator.example:7600", "Set tls_ca_file"),
+        ("[2001:db8::1]:7600", "Set tls_ca_file"),
         ("127.0.0.1", "expected HOST:PORT"),
         (":7600", "expected HOST:PORT"),
         ("::1:7600", "expected HOST:PORT"),

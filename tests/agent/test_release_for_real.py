@@ -154,7 +154,7 @@ def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
             agent.start()
         else:
             os.kill(agent.pid, signal.SIGHUP)
-            until(lambda: "beginning anew" in agent.said(), "the reload")
+            until(lambda: "restarting in place" in agent.said(), "the reload")
         until(lambda: host.held() & ALL == ALL - {"nvidia1"}, "its neighbours are sampled")
         until(lambda: answers(host), "the next agent's answer")
         (released,) = host.status().released

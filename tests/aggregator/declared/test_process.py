@@ -30,7 +30,7 @@ def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
     arguments = ["aggregator", "--data", str(data), "--listen", "127.0.0.1:0", *settings]
     with Process(arguments, tmp_path / "log") as aggregator:
         until(lambda: "listening on" in aggregator.said(), "it listens")
-        assert "declared: version 1 is in force (a.toml)" in aggregator.said()
+        assert "declarations: version 1 is in force (a.toml)" in aggregator.said()
         (declared / "b.csv").write_text("host,rack\nh1,r1\n")
         assert aggregator.child is not None
         aggregator.child.send_signal(signal.SIGHUP)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import socket
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,9 @@ def test_the_real_agent_waits_for_its_turn(
     async def way() -> None:
         async with lab.aggregator(reconnects_per_second=2) as aggregator:
             admission = aggregator.admission_control.registrations
-            admission._tokens = -math.inf  # none for who comes late, on a machine that is busy
+            admission._bucket.take(
+                12.0, time.monotonic()
+            )  # none for 5 s, on a machine that is busy
             host = Host(tmp_path, aggregator.port)
             await until(lambda: admission.deferred)
             await until(lambda: "register at once; try again in" in host.client.last_error)

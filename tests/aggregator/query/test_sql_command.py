@@ -79,7 +79,7 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
         one.until("readings_since")
         one.until(prompt)
         one.type("\\nonsense\r\\?\r")
-        one.until("nonsense' is not known")
+        one.until("nonsense' is not a command")
         one.until("cancel the question")
         one.until(prompt)
         one.type("not sent\x03")

@@ -168,7 +168,7 @@ def test_a_memory_that_cannot_be_believed_is_not_and_the_log_says_so(
     with caplog.at_level(logging.WARNING, checkpoint.__name__):
         before = restore(world.fleet, last, world.now_ns)
     [line] = caplog.messages
-    assert "remembered of 3 hosts is not used" in line and "h0: " in line and words in line
+    assert "checkpoint of 3 hosts is not used" in line and "h0: " in line and words in line
     world.fleet.findings.update(findings)
     world.snapshot = evaluate(world.fleet, world.now_ns, before)
     back(world)

@@ -161,7 +161,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
     asyncio.run(way())
     assert process.end() == 0
     said = process.said
-    assert said.count("ERROR not storing") == 1 and said.count("storing again") == 1
+    assert said.count("ERROR cannot store") == 1 and said.count("storing again") == 1
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
     [(host, words, cleared)] = lab.rows(
@@ -270,5 +270,5 @@ def test_a_folder_that_is_not_ours_gets_no_file(lab: Any, theirs: str) -> None:
     done = subprocess.run(
         _command(lab.folder), capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
     )
-    assert done.returncode == 1 and "left untouched" in done.stderr
+    assert done.returncode == 1 and "unchanged" in done.stderr
     assert os.listdir(lab.folder) == ["gangline.duckdb"] and file.read_bytes() == before

@@ -86,14 +86,14 @@ def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
     assert ask(tmp_path, keys) == []
 
 
-def test_a_newer_store_is_refused_untouched(tmp_path: Path) -> None:
+def test_a_newer_store_is_refused_unchanged(tmp_path: Path) -> None:
     """A downgrade: the older program must not write into what it does not understand."""
     with opened(tmp_path, lambda: NOW_NS):
         pass
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
         connection.execute("UPDATE gangline_store SET schema_version = 99")
     before = (tmp_path / "gangline.duckdb").read_bytes()
-    with pytest.raises(StoreError, match=r"version 99, this gangline knows up to \d+.*untouched"):
+    with pytest.raises(StoreError, match=r"version 99, this gangline knows up to \d+.*unchanged"):
         Store.open(tmp_path)
     assert (tmp_path / "gangline.duckdb").read_bytes() == before
 
@@ -110,7 +110,7 @@ def test_no_database_file_is_refused(tmp_path: Path) -> None:
     """A file that was cut off, or was never a database: left as it is."""
     path = tmp_path / "gangline.duckdb"
     path.write_bytes(b"SQLite format 3\0" * 100)
-    with pytest.raises(StoreError, match=r"not a DuckDB file.*untouched"):
+    with pytest.raises(StoreError, match=r"not a DuckDB file.*unchanged"):
         Store.open(tmp_path)
     assert path.read_bytes() == b"SQLite format 3\0" * 100
 

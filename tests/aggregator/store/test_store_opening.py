@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "the head only": (cut(STORE, 0.005), r"was cut off: it has \d+ bytes, and says that it has \d+"),
     "half a file": (cut(STORE, 0.5), r"was cut off: .*gangline admin restore --from BACKUP"),
     "another program's file": (
-        written(STORE, b"SQLite format 3\0" * 1000), r"not a DuckDB file.*untouched.*--data",
+        written(STORE, b"SQLite format 3\0" * 1000), r"not a DuckDB file.*unchanged.*--data",
     ),
     "a head that was written wrong": (
         turned(STORE, 100), r"DuckDB .* cannot open it: .*damaged and left as it is: restore a backup",
@@ -365,6 +365,6 @@ def test_a_file_of_a_newer_duckdb(tmp_path: Path) -> None:
     ) as packed:
         packed.extractall(tmp_path, filter="data")
     before = (tmp_path / STORE).read_bytes()
-    with pytest.raises(StoreError, match=r"newer DuckDB.*untouched.*duckdb>=2,<3.*admin restore"):
+    with pytest.raises(StoreError, match=r"newer DuckDB.*unchanged.*duckdb>=2,<3.*admin restore"):
         open_store(tmp_path)
     assert (tmp_path / STORE).read_bytes() == before
