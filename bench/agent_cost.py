@@ -195,13 +195,13 @@ def _results(
         Result("agent CPU, all processes", agent.cpu_seconds * 1e6 / second, "us/s",
                "C, same reads and calls", floor.cpu_seconds * 1e6 / second, notes),
         Result("driver calls a GPU", made["agent"], "1/s", "C, same reads and calls", made["floor"],
-               "both as the stand-in counted them"),
+               "both counted by the stand-in"),
         Result("agent memory, PSS of all its processes", agent.pss_bytes / 1e6, "MB", "budget", MEMORY_MB,
                f"{agent.processes} processes, {agent.threads} threads"),
         Result("agent wake-ups, all threads", agent.wakes / second, "1/s", "budget", WAKES_MAX,
                f"C, same reads and calls: {floor.wakes / second:.0f}"),
         Result("agent, to the disk", agent.disk_bytes / 1e3 / second, "KB/s",
-               "handed to write(2), sockets too", agent.write_bytes / 1e3 / second,
+               "passed to write(2), sockets included", agent.write_bytes / 1e3 / second,
                "write_bytes less cancelled_write_bytes: what was written and not deleted before it reached the disk"),
     ]  # fmt: skip
     if "exporter" in costs:

@@ -202,16 +202,16 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
     encoding, decoding = percentile(encode, 0.5), percentile(decode, 0.5)
     found = [
         Result(f"{what}: bytes a row", a_row, "B", XOR, sum(map(len, xor[2:])) / rows, notes),
-        Result(f"{what}: to differences", encoding, "us CPU", XOR, xor_encode),
-        Result(f"{what}: and back", decoding, "us CPU", XOR, xor_decode),
+        Result(f"{what}: encode differences", encoding, "us CPU", XOR, xor_encode),
+        Result(f"{what}: decode differences", decoding, "us CPU", XOR, xor_decode),
     ]
     if len(set(map(len, sent))) == 1:  # one table, whose last frame stands for all
         found += [
             Result(f"{what}: bytes a row", a_row, "B", "Prometheus remote-write",
                    REMOTE_WRITE_BYTES_A_ROW),
-            Result(f"{what}: to differences", encoding, "us CPU", "deflating it",
+            Result(f"{what}: encode differences", encoding, "us CPU", "deflating it",
                    _microseconds(partial(frames.deflate_frame, sent[-1]))),
-            Result(f"{what}: and back", decoding, "us CPU", "inflating it",
+            Result(f"{what}: decode differences", decoding, "us CPU", "inflating it",
                    _microseconds(partial(frames.inflate_frame, whole[-1]))),
         ]  # fmt: skip
     return found
@@ -239,7 +239,7 @@ def run(seed: int) -> list[Result]:
         ]  # fmt: skip
     source = random.Random(seed)
     drawn = ([block] for block, _ in zip(gpu_blocks(source), range(STREAM_SECONDS), strict=False))
-    results += _stream(source, "values drawn anew, a second of 8 GPUs", drawn)
+    results += _stream(source, "random values, a second of 8 GPUs", drawn)
     simulated = _simulated(seed, "gpu_1s")
     results += _stream(source, "simulated host, a second of 8 GPUs", simulated)
     results += _stream(source, "simulated host, a second of all tables", _simulated(seed))

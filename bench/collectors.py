@@ -67,6 +67,6 @@ def _result(pace: str, found: dict[str, float]) -> Result:
         for name, value in sorted(paced.items(), key=lambda item: -item[1])
     )
     return Result(
-        f"collectors of files, a turn of all at {pace}", sum(paced.values()), "us CPU",
+        f"file collectors, one pass of all at {pace}", sum(paced.values()), "us CPU",
         "one C pass, same files kept open", found[pace], text, paced,
     )  # fmt: skip

@@ -122,6 +122,6 @@ def run(seed: int) -> list[Result]:
     background.measure(seed, (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}"))
     notes = (
         f"{HOSTS} hosts, {background.rows:.0f} rows/s of all tables; {operator.queries} questions over the "
-        f"operators' file, which is written anew each {OPS_SECONDS} s throughout"
+        f"operators' file, which is rewritten every {OPS_SECONDS} s throughout"
     )
     return background.results("while operators ask", notes)

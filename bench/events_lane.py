@@ -252,7 +252,7 @@ def _storm() -> tuple[float, float, list[HealthEvent]]:
 
 
 def _ordinary(lines: int) -> float:
-    """Return the microseconds of CPU a line that tells nothing."""
+    """Return the CPU microseconds of a line without an event."""
     records = [
         f"6,{n},{n},-;IPv6: ADDRCONF(NETDEV_CHANGE): cali{n:x}: link becomes ready\n".encode()
         for n in range(lines)
@@ -280,14 +280,14 @@ def run(seed: int) -> list[Result]:
     last = events[-1]
     notes = (
         f"{last.count} lines of {len({e.event_id for e in events})} incident, {last.forms_count} forms, "
-        f"told {len(events)} times; the process grew by {grown / 1e6:.1f} MB"
+        f"reported {len(events)} times; the process grew by {grown / 1e6:.1f} MB"
     )
     results.append(
         Result(
             "a line of a storm",
             cost,
             "us CPU",
-            "a line that tells nothing",
+            "a line without an event",
             _ordinary(100_000),
             notes,
         )

@@ -38,7 +38,7 @@ def run(seed: int) -> list[Result]:
         f"`python -m bench.load --hosts {FLEET_HOSTS} --every-seconds 60` without extrapolation"
     )
     notes = (
-        f"{each / 1024:.0f} KiB a host that has told all its tables, {idle / 1024:.0f} KiB of them once it is "
+        f"{each / 1024:.0f} KiB a host that has sent all its tables, {idle / 1024:.0f} KiB of them once it is "
         f"registered and connected; from {SIZES[0]} and {SIZES[1]} hosts, not run at {FLEET_HOSTS}"
     )
     per_registration = large.connect_cpu_seconds / large.connections * 1e3

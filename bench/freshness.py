@@ -25,7 +25,7 @@ def run(seed: int) -> list[Result]:
     nan = float("nan")
     return [
         Result("reading to visible in the API, p99", fresh.get("p99", nan), "s", "limit", LIMIT_SECONDS,
-               f"{load}; p50 {fresh.get('p50', nan):.2f} s, {fresh['count']} looked for, "
+               f"{load}; p50 {fresh.get('p50', nan):.2f} s, {fresh['count']} readings searched for, "
                f"{report.probe['late']} not seen within 10 s"),
         Result("reading to receipt, p99", receipts["p99"], "s", "a commit's wait", FLOOR_SECONDS,
                f"{load}; p50 {receipts['p50']:.2f} s, max {receipts['max']:.1f} s of {receipts['count']}"),

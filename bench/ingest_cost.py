@@ -82,7 +82,7 @@ SHAPES = (
     FrameShape("10 s of 8 GPUs a frame", 10, 40),
     LIVE_SECOND,
     FrameShape("backlog: 1 s of 8 GPUs a frame, as the agent sends it", 1, 240, LATE_FRAMES_MAX),
-    FrameShape("backlog: 1 s of 8 GPUs a frame, as agents of before", 1, 240, 0),
+    FrameShape("backlog: 1 s of 8 GPUs a frame, as older agents send it", 1, 240, 0),
 )
 
 

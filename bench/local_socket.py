@@ -102,7 +102,7 @@ def run(seed: int) -> list[Result]:
             "us",
             peer,
             percentile(seconds[name], share) * 1e6,
-            f"{CALLS} calls each, in turn",
+            f"{CALLS} calls each, alternating",
         )
         for share in (0.5, 0.99)
         for label, what, name, peer in (

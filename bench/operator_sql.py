@@ -102,7 +102,7 @@ def _questions(folder: Path, device: str) -> list[QueryCase]:
             f"SELECT {_COLUMNS} FROM latest.gpu_1s", "the operators' file has it as a table: the same query twice",
         ),
         QueryCase(
-            "every GPU and what it is", "operators.duckdb", "FROM ops.gpus",
+            "every GPU with its description", "operators.duckdb", "FROM ops.gpus",
             "SELECT d.host, d.device, d.attributes['name'], g.sm_clock_hertz / 1e6, g.power_watts, "
             "g.temperature_celsius, g.utilization_ratio, g.clock_event_reasons_flags, g.processes_count, "
             "g.memory_used_bytes / 1e9, g.lost_state = 1, d.attributes['pci_address'] AS slot, "

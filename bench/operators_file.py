@@ -38,10 +38,10 @@ def write_file(folder: Path) -> list[Result]:
     size = (folder / "operators.duckdb").stat().st_size / 1e6
     notes = (
         f"{HOSTS:,} hosts, {GPUS:,} GPUs, {HOSTS * (8 + LINKS + OTHERS):,} devices: {size:.0f} MB; with "
-        f"the base of what stands {first:.1f} s; the GIL was waited for {gil.worst_ms:.0f} ms at most, p99 "
+        f"its base file {first:.1f} s; waits for the GIL: {gil.worst_ms:.0f} ms at most, p99 "
         f"{gil.p99_ms:.1f} ms"
     )
-    what = "operators' file written anew, CPU"
+    what = "operators' file rewritten, CPU"
     arrow = sum(table.nbytes for table in latest)
     return [
         Result(what, again, "s", "the same last readings alone by DuckDB", bare, notes),

@@ -101,7 +101,7 @@ def main() -> int:
             f"{kind}: {seconds * 1e6 / options.seconds / AGENTS:.0f} us/s of CPU an agent, {AGENTS} agents, {options.seconds:.0f} s"
         )
     ratio = cost["packaged"] / cost["distribution"]
-    print(f"ratio: {ratio:.2f} (wanted: at most {RATIO_MAX})")
+    print(f"ratio: {ratio:.2f} (target: at most {RATIO_MAX})")
     return int(ratio > RATIO_MAX)
 
 

@@ -147,7 +147,7 @@ def _beside_rows(channel: grpc.Channel, requests: dict[str, bytes]) -> list[Resu
         notes = (
             f"{len(plans)} plans beside {len(busy)} calls, a plan p50 {percentile(plans, 0.5) * 1e3:.1f} ms, p99 "
             f"{percentile(plans, 0.99) * 1e3:.1f} ms; p50 of the calls {percentile(busy, 0.5) / percentile(quiet, 0.5):.2f} times; "
-            f"wanted: at most {BESIDE_RATIO:g}"
+            f"target: at most {BESIDE_RATIO:g}"
         )
         results.append(
             Result(f"ScoreNodes p99 with {what} beside", percentile(busy, 0.99) * 1e6, "us", peer,
@@ -184,7 +184,7 @@ def run(seed: int) -> list[Result]:
         size = f"{NODES} of {HOSTS} nodes, {len(answer)} bytes"
         ours, theirs = _alternate(plan, echo, requests["one"], 0.0)
         results += _rows(
-            ours, theirs, f"{size}; idle otherwise", f"; wanted: at most {IDLE_RATIO:g}"
+            ours, theirs, f"{size}; idle otherwise", f"; target: at most {IDLE_RATIO:g}"
         )
         chosen = wire.EvaluatePlacementRequest(
             gang=wire.GangRequirements(gpus_per_node=8), node_index=option.node_index

@@ -48,7 +48,7 @@ async def _measure(folder: Path) -> list[Result]:
         bare = await _bare_bytes()
     finally:
         await aggregator.close()
-    notes = "proportional set size; it stands ready so that a query need not load DuckDB and Arrow"
+    notes = "proportional set size; kept ready, so that a query does not load DuckDB and Arrow"
     return [
         *results,
         Result("memory of the spare process", fork_server_bytes / 2**20, "MiB", "a bare interpreter", bare / 2**20, notes),
@@ -67,10 +67,10 @@ async def _against(stub: Any, file: Path, sql: str) -> Result:
         if at >= 3:
             service_seconds.append(between - begin)
             duckdb_seconds.append(end - between)
-    notes = f"median of {QUERIES}, alternating; through the door p99 {percentile(service_seconds, 0.99) * 1e3:.0f} ms"
+    notes = f"median of {QUERIES}, alternating; through the service p99 {percentile(service_seconds, 0.99) * 1e3:.0f} ms"
     return Result(
         f"`{sql[:30]}` through Query", percentile(service_seconds, 0.5) * 1e3, "ms",
-        "opening the file and asking in process", percentile(duckdb_seconds, 0.5) * 1e3, notes,
+        "opening the file and querying in process", percentile(duckdb_seconds, 0.5) * 1e3, notes,
     )  # fmt: skip
 
 

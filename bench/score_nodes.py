@@ -148,7 +148,7 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
         for times in (calls.score_process, calls.echo, calls.service)
     )
     notes = (
-        f"{what}; {len(calls.score_process)} calls; wanted: at most {limit:g}; beyond {BUDGET_SECONDS * 1e3:g} ms "
+        f"{what}; {len(calls.score_process)} calls; target: at most {limit:g}; beyond {BUDGET_SECONDS * 1e3:g} ms "
         f"{over:.2%} of ours, {echo_over:.2%} of the echo's"
     )
     service_text = f"{what}; {len(calls.service)} calls; beyond {BUDGET_SECONDS * 1e3:g} ms {service_over:.2%}; worst {max(calls.service):.3f} s"
@@ -156,7 +156,7 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
     return [
         Result("ScoreNodes p50 at the client", p50 * 1e6, "us", peer, echo50 * 1e6, what),
         Result("ScoreNodes p99 at the client", p99 * 1e6, "us", peer, echo99 * 1e6, notes),
-        Result("the same by the aggregator's own port, p99", percentile(calls.service, 0.99) * 1e6, "us", peer, echo99 * 1e6, service_text),
+        Result("the same on the aggregator's own port, p99", percentile(calls.service, 0.99) * 1e6, "us", peer, echo99 * 1e6, service_text),
     ]  # fmt: skip
 
 
