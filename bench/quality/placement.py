@@ -29,7 +29,7 @@ import numpy as np
 from bench.quality.captures import DATA
 from bench.quality.hazard import RECORDING, TRAIN_UNTIL, shuffled
 from bench.quality.head import DATA_TEXT, ReportHead, commit_of
-from bench.quality.markdown import table
+from bench.quality.markdown import table, wrapped
 from bench.quality.pipeline_scenario import Floats
 from bench.quality.placement_packing import is_here, packing_section
 from bench.quality.placement_recovery import recovery_section
@@ -62,23 +62,32 @@ SERIES_GAP_SECONDS = 3600.0
 CONTROL = "control: sgemm, earlier runs of other GPUs"
 SHARE_WANTED, CLAIM_MAX = 0.90, 0.003
 SPEED_TEXT = """\
-Runs of SGEMM, ResNet and PageRank on each GPU of one cluster (recordings of hal-uw/blox-pal, MIT), split in the middle of each GPU's
-order in time. The planner sees one node per GPU with the speed of its earlier runs, the raw median against the middle of all GPUs, and
-takes a gang from a pool that is a quarter larger. A gang takes as long as the slowest member's later runs. The service itself learns
-speed from clocks and from gangs, not from times of runs: this measures the choice, not that.
+Runs of SGEMM, ResNet and PageRank on each GPU of one cluster (recordings of hal-uw/blox-pal, MIT). The runs of each GPU
+are split in the middle of their order in time.
 
-SGEMM: which GPU is slow is the same in later runs, and the plan takes nearly all there is to gain. PageRank: memory bounds it, and little
-is claimed. **ResNet: what is slow in earlier runs is not in later ones**, whole hosts start cold for one run; a plan by raw medians
-claims a gain and has none. Leaving out the first run of each series (an hour or longer after the one before) does not
-change that."""
+- The planner sees one node per GPU. Its speed is the raw median of the earlier runs, relative to the middle of all GPUs.
+- The planner takes a gang from a pool that is a quarter larger. A gang takes as long as its slowest member's later runs.
+- This measures the choice, not how the service learns speed: it learns from clocks and from gangs, not from run times.
+
+Results:
+
+- SGEMM: the same GPUs are slow in earlier and later runs. The plan takes nearly all of the possible gain.
+- PageRank: memory limits it, and the plan claims little.
+- **ResNet: GPUs that are slow in earlier runs are not slow in later ones**, because whole hosts start cold for one run. A
+  plan by raw medians claims a gain and has none. Leaving out the first run of each series (an hour or longer after the
+  one before) does not change that."""
 
 
 FAULTS_TEXT = f"""\
-Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0). The model of hazard learns days 0 to {TRAIN_UNTIL}; on each later day at
-00:00 the planner takes a share of the nodes that are up, in one gang, by hazard alone (the recording has neither speed nor topology).
-Counted are fault starts on members until the next midnight, over those that as many nodes at random have on average. `since return`: the
-nodes that came back longest ago first, ties shuffled. `oracle`: those without a fault that day first. The control gives each fault to a node drawn at
-random, learned and judged alike. The same days were looked at before, for [hazard](hazard.md)."""
+Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0). The hazard model learns from days 0 to {TRAIN_UNTIL}.
+On each later day at 00:00 the planner takes a share of the nodes that are up, in one gang. It uses the hazard alone,
+because the recording has neither speed nor topology.
+
+- The figures count fault starts on members until the next midnight. Ratios are to the average of as many random nodes.
+- `since return` takes the nodes that came back longest ago, ties shuffled. `oracle` takes nodes without a fault that day.
+- The control gives each fault to a random node, then learns and judges in the same way.
+
+The same days were used before, for [hazard](hazard.md)."""
 
 
 @dataclass(frozen=True)
@@ -236,9 +245,9 @@ def fault_section(seed: int) -> str:
     worst = max(one.planned / one.since_return for one in rows)
     text = f"""{table(heads, cells)}
 
-All loads together: plan {pooled(rows, "planned"):.3f}, since return {pooled(rows, "since_return"):.3f} of random (wanted: {FAULTS_WANTED:g}, and at no load more
-than {ORDER_WANTED:g} times the order by return; found {worst:.3f}). Control, {CONTROLS} drawings: {min(controls):.2f} to {max(controls):.2f}. At the highest load {rows[-1].expected:.0f} starts: a
-tenth more or less is chance. Seed {seed}."""
+All loads together, as a ratio to random: plan {pooled(rows, "planned"):.3f} (target: {FAULTS_WANTED:g}), since return {pooled(rows, "since_return"):.3f}. The largest ratio to the
+order by return at any load: {worst:.3f} (target: {ORDER_WANTED:g}). Control, {CONTROLS} draws: {min(controls):.2f} to {max(controls):.2f}. The highest load has {rows[-1].expected:.0f} starts, so
+a difference of a tenth is chance. Seed {seed}."""
     return f"## Real: faults\n\n{FAULTS_TEXT}\n\n{text}"
 
 
@@ -265,7 +274,15 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
         )
         for one in rows
     ]  # fmt: skip
-    heads = ("workload", "GPUs", "gang", "claimed", "gained", "oracle", "of the oracle's gain")
+    heads = (
+        "workload",
+        "GPUs",
+        "gang",
+        "claimed",
+        "gained",
+        "oracle",
+        "share of the oracle's gain",
+    )
     found: list[str] = []
     for workload in WORKLOADS:
         of_it = [one for one in rows if one.workload == workload]
@@ -274,8 +291,8 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
             found.append(f"{workload} {share:.0%}")
     return f"""{table(heads, cells)}
 
-Gain: time of a step saved against members at random; {DRAWS} pools of {POOL_SHARE:g} times the gang, seed {seed}. All sizes
-together, of the oracle's gain: {", ".join(found)}. Wanted: {SHARE_WANTED:.0%}, and for work that memory bounds (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
+Gain: step time saved against random members; {DRAWS} pools of {POOL_SHARE:g} times the gang, seed {seed}. All sizes
+together, share of the oracle's gain: {", ".join(found)}. Targets: {SHARE_WANTED:.0%}, and for memory-bound work (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
 
 
 def speed_section(seed: int) -> str:
@@ -355,12 +372,12 @@ def main() -> int:
     )
     lines = [
         "# How good placement is", "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "How plans are made and priced is in [placement](placement.md). Of packing, simulated fleets and recovery seeds 1 to 9 are for tuning;",
-        f"seed {options.judged_seed} was not looked at before this page was made.", "",
+        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}. Do not edit this page by hand.",
+        "[placement](placement.md) explains how plans are made and priced. For packing, simulated fleets and recovery, seeds 1 to 9 are for",
+        f"tuning. Nobody looked at seed {options.judged_seed} before this page was made.", "",
         text, "",
     ]  # fmt: skip
-    PAGE.write_text("\n".join(lines))
+    PAGE.write_text(wrapped("\n".join(lines)))
     print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

@@ -49,18 +49,28 @@ ORDERS = 2
 GIBIBYTE = float(1 << 30)
 RANDOM, BEST_FIT = "random", "best fit"
 BLIND, PLAN = "plan, stranding not priced", "plan, stranding priced"
-CONTROL = "control: plan, priced by a demand that is mixed up"
+CONTROL = "control: plan, priced by shuffled demand"
 PUBLISHED_NAMES = {RANDOM: "01-Random", BEST_FIT: "05-BestFit", PLAN: "06-FGD"}
 TEXT = f"""\
-Pods of OpenB (alibaba/clusterdata, gpu-v2023) on its {{nodes:,}} nodes with {{gpus:,}} GPUs, drawn with replacement until those that came ask for 130 % of
-all GPUs; most take one GPU or a share of one. One that fits nowhere is turned away. Nodes are shuffled. The planner places each pod as a gang of one
-node among {{nodes:,}}, equally healthy and fast, with 1 GPU-hour for a stranded GPU-hour; what is stranded within nodes is by the pods that came so
-far, their {KINDS_MAX} most frequent kinds, and nothing is known of those to come. Without that price it takes the first node in an order of its own.
-How what is stranded is measured was chosen on seed 2, after other demands (64 kinds, all pods known, weighed by GPUs, without cores) changed little: FGD's measure alone had 94.7 %, a stream's 95.5 %, their mean 95.8 %.
-`best fit` takes the node that has least left of GPUs, cores and memory. The planner places no pod without a GPU: those are put where
-by the same function least is stranded. The control mixes up cores, memory and GPUs of the demand among pods: where it is as good, the gain does not come from knowing the demand.
-`published`: of a simulator that is not ours, with its own draws of pods (hkust-adsl/kubernetes-scheduler-simulator, Apache-2.0); beside the plan
-stands its best policy, FGD, whose measure is one half of the planner's (Weng et al., 2023). Command: `python -m bench.quality.placement_packing --seed N`."""
+Pods of OpenB (alibaba/clusterdata, gpu-v2023) on its {{nodes:,}} nodes with {{gpus:,}} GPUs. Most pods take one GPU or a share
+of one. Pods are drawn with replacement until they ask for 130 % of all GPUs. A pod that fits nowhere is rejected. Nodes
+are shuffled.
+
+- The planner places each pod as a gang of one node among {{nodes:,}}, equally healthy and fast. A stranded GPU-hour costs
+  1 GPU-hour. Without that price the planner takes the first node in an order of its own.
+- A GPU is stranded if the pods so far could not use it: their {KINDS_MAX} most frequent kinds count. The planner knows nothing
+  of later pods.
+- The measure of stranding was chosen on seed 2: FGD's measure alone gave 94.7 %, a stream's 95.5 %, their mean 95.8 %.
+  Other demands changed little: 64 kinds, all pods known, weighed by GPUs, without cores.
+- `best fit` takes the node with the least left of GPUs, cores and memory. The planner places no pod without a GPU. Those
+  go where the same function strands least.
+- The control shuffles cores, memory and GPUs of the demand among pods. If it is as good, the gain does not come from
+  knowing the demand.
+- `published` is from another project's simulator with its own draws of pods (hkust-adsl/kubernetes-scheduler-simulator,
+  Apache-2.0). The plan is compared with its best policy, FGD, whose measure is one half of the planner's (Weng et al.,
+  2023).
+
+Command: `python -m bench.quality.placement_packing --seed N`."""
 
 
 @dataclass(frozen=True)
@@ -287,11 +297,11 @@ def packing_section(seed: int) -> str:
         ]  # fmt: skip
         heads = ("GPUs allocated at a demand of", *(f"{one:.0%}" for one in DEMANDS), "orders at 130%", "published at 130%")  # fmt: skip
         means = {way: float(np.mean([one[-1] for one in found])) for way, found in rows.items()}
-        wanted = f" (wanted: {WANTED:.0%})" if name == LISTS[0] else ""
+        wanted = f" (target: {WANTED:.0%})" if name == LISTS[0] else ""
         texts.append(
             f"`{name}`, {orders} {'orders' if orders > 1 else 'order'} of pods:\n\n{table(heads, cells)}\n\n"
-            f"Plan {means[PLAN]:.1%}{wanted}: {means[PLAN] - means[BEST_FIT]:+.1%} against best fit, {means[PLAN] - means[BLIND]:+.1%} against the plan that "
-            f"has no price for it; the published FGD has {known[name, PUBLISHED_NAMES[PLAN]]:.1%}. Seed {seed}."
+            f"Plan {means[PLAN]:.1%}{wanted}: {means[PLAN] - means[BEST_FIT]:+.1%} against best fit, {means[PLAN] - means[BLIND]:+.1%} against the plan "
+            f"without that price. The published FGD has {known[name, PUBLISHED_NAMES[PLAN]]:.1%}. Seed {seed}."
             + (f" With the control's demand {means[CONTROL]:.1%}." if CONTROL in means else "")
         )
     text = TEXT.format(nodes=cluster.cores.size, gpus=int(cluster.gpus.sum()))

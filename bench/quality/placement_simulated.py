@@ -67,22 +67,38 @@ NEEDS = WorkloadNeeds(
     in_use=(1.0, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
 )
 TEXT = f"""\
-At some midnights of a world (2 of `quarter`, 3 of `nvl72`) an aggregator has heard all hosts that are up for {WATCHED_SECONDS / 60:g} minutes, in process, and for {EARLIER_SECONDS / 60:g} minutes at some
-hours before ({"; ".join(f"`{name}`: {', '.join(f'{each:g}' for each in hours)}" for name, _, _, hours in PLACED)}). A service that runs hears them all the time; this is what time allows. The planner has its hazards, speeds and states. The hazard of a host without a symptom is by a model trained on the faults that ended before. A gang
-of {GANG_HOURS:g} h is placed on the hosts of jobs that are taken to end then and on idle hosts, {POOL_SHARE:g} times as many as it takes, {DRAWS} times a midnight with other jobs.
-`blind` packs by topology alone, on whatever host is up. The oracle is the same planner with each host's true rate of interruptions (its share of what befalls
-hardware, the burst after a return, and faults under way that will kill a job) and its true mean speed over those hours (parts, and what stands now for as long as it
-lasts); it does not know what begins later. All three are priced by that truth, with the planner's formula and its assumed cost of crossing
-tiers; faults that many hosts share are in nobody's rate. The request says what shares of a step its workload computes and communicates.
-`to be seen when heard` and `to be seen ever`: the planner with the plan's hazards and the true speeds, but that a host that is slow at a normal clock counts by its clock unless a job could tell of it, while it was heard or
-at any time since the world began (a job of three hosts or more, few of them slow, for two minutes, whose work on that host is not larger). No plan by what was heard does better than the first, but by luck.
-The control gives each host the numbers of another one. Command: `python -m bench.quality.placement_simulated --seed N`."""
+An aggregator runs in process at some midnights of a world (2 of `quarter`, 3 of `nvl72`). For {WATCHED_SECONDS / 60:g} minutes it receives
+data from all hosts that are up, and before that for {EARLIER_SECONDS / 60:g} minutes at some earlier hours ({"; ".join(f"`{name}`: {', '.join(f'{each:g}' for each in hours)}" for name, _, _, hours in PLACED)}).
+A real service receives data all the time; this is what the time for the test allows.
+
+- The planner has the aggregator's hazards, speeds and states. A model trained on the faults that ended before gives the
+  hazard of a host without a symptom.
+- Jobs that are assumed to end at that midnight, and idle hosts, offer {POOL_SHARE:g} times as many hosts as a gang of {GANG_HOURS:g} h takes. Each midnight has
+  {DRAWS} placements with different jobs.
+- The request gives the shares of a step that its workload spends in computing and in communication.
+- `blind` packs by topology alone, on any host that is up.
+- `oracle` is the same planner with each host's true rate of interruptions and its true mean speed over those hours. The
+  rate has its hardware's share, the burst after a return, and current faults that will kill a job. The speed has its
+  parts, and current effects for as long as they last. The oracle does not know what begins later.
+- All three are priced with that truth, by the planner's formula and its assumed cost of crossing tiers. Faults that many
+  hosts share are in no rate.
+- `detectable while observed` and `ever detectable` use the plan's hazards and the true speeds, with one exception. The speed of a
+  host that is slow at a normal clock counts only if a job could reveal it. That job ran while data
+  arrived, or at any time since the world began.
+- Such a job has three hosts or more, few of them slow, for two minutes, and no more work on that host. A plan from
+  received data beats `detectable while observed` only by luck.
+- The control gives each host the figures of another one.
+
+Command: `python -m bench.quality.placement_simulated --seed N`."""
 
 REASON = """\
-**What is missed is speed** (`with true speeds`: the plan's hazards and the oracle's speeds). One slow member takes the whole gang's gain, and the slow ones that
-are left are hosts that are slow at a normal clock: five times as many in `nvl72` as in `quarter`. Only a job that waits for one tells of it, and not one whose stages are uneven or that has many of them.
-Where `to be seen when heard` is below what is wanted, no plan by what was heard reaches it; where it is above, the plan misses what could be seen.
-Fingerprints of many runs on a host, which find such hosts in service, are not part of this."""
+**What is missed is speed** (`with true speeds`: the plan's hazards and the oracle's speeds). One slow member takes the
+whole gang's gain. The slow members that remain are slow at a normal clock: five times as many in `nvl72` as in `quarter`.
+Only a job that waits for such a host reveals it, unless its stages are uneven or it has many slow hosts.
+
+If `detectable while observed` is below the target, no plan from received data reaches the target. If it is above, the
+plan misses what could be detected. Fingerprints of many runs on a host, which find such hosts in service, are not part of
+this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +414,10 @@ def simulated_section(seed: int) -> str:
         for one in rows
     ]  # fmt: skip
     heads = (
-        "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "of the oracle's gain", "to be seen when heard", "to be seen ever", "with true speeds", "control",
+        "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "share of the oracle's gain", "detectable while observed", "ever detectable", "with true speeds", "control",
     )  # fmt: skip
     missed = [f"`{one.scenario}`" for one in rows if one.share(one.planned) < WANTED]
-    summary = f"Wanted: {WANTED:.0%} of the oracle's gain: {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
+    summary = f"Target: {WANTED:.0%} of the oracle's gain, {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:
         summary += f"\n\n{REASON}"
     return "\n\n".join(["## Simulated: fleets", TEXT, table(heads, cells), summary])
