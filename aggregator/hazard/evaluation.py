@@ -297,30 +297,30 @@ def _head(found: Evaluation) -> list[str]:
     terms, silent = found.terms, found.nodes - found.nodes_named
     lines = [
         (
-            f"Learned from days 0 to {terms.train_until}, judged on days {found.first_day} to {found.last_day}; the "
-            f"recording ends at day {found.end_days:.2f}, and only days whose {WINDOW_DAYS} days end within it are judged."
+            f"The model learns from days 0 to {terms.train_until} and is judged on days {found.first_day} to {found.last_day}. The "
+            f"recording ends at day {found.end_days:.2f}. A day is judged only if its {WINDOW_DAYS} days end before that."
         ),
         (
-            f"{found.nodes} nodes, of which {silent} are not named in the file: they never failed."
+            f"{found.nodes} nodes. The file does not name {silent} of them: they never failed."
             if silent
-            else f"{found.nodes} nodes, all that the file names. Those that never failed are not in it, so that who is "
-            "named has or will have a fault: say how many there are with --nodes."
+            else f"{found.nodes} nodes, all that the file names. Nodes that never failed are not in the file, so each named "
+            "node has a fault at some time. Give the number of nodes with --nodes."
         ),
         (
-            f"In brackets the 90 % interval over {terms.draws} fleets drawn node by node with replacement, seed "
-            f"{terms.seed}. ECE: {BINS} bins of equal mass, calibrated with what 95 % of these fleets do not exceed (drawing "
-            "adds chance to it, which makes it larger: it has no lower end). Recall: in the top 5 % of the up nodes of each day."
+            f"Brackets give the 90 % interval over {terms.draws} fleets drawn node by node with replacement, seed {terms.seed}. "
+            f'ECE has {BINS} bins of equal mass; "at most" is what 95 % of these fleets do not exceed. It has no lower end, '
+            "because drawing makes it larger. Recall is in the top 5 % of the up nodes of each day."
         ),
         (
-            f"Saved: node-hours a week against doing nothing, holding back for {WINDOW_DAYS} days at most {HELD_BACK_SHARE:.0%} "
-            "of the up nodes, the worst, and only those for whom it is expected to pay; an interruption costs "
-            f"{terms.gang_nodes} nodes x {terms.lost_hours:g} h. In the last column all {HELD_BACK_SHARE:.0%} are held back, "
-            "whether it is expected to pay or not. Baselines are calibrated by isotonic regression before the split."
+            f'"Saved a week" is in node-hours, compared with doing nothing. The worst {HELD_BACK_SHARE:.0%} of the up nodes at most are '
+            f"held back for {WINDOW_DAYS} days, and only if that is expected to pay. An interruption costs {terms.gang_nodes} nodes "
+            f"x {terms.lost_hours:g} h. In the last column all {HELD_BACK_SHARE:.0%} are held back in any case. Isotonic regression "
+            "on the days before the split calibrates the baselines."
         ),
     ]
     if terms.from_day:
         lines.insert(0, f"Day 0 is day {terms.from_day} of the file; nothing before it counts.")
-    lines += [f"Odd in the file: {'; '.join(found.notes)}."] if found.notes else []
+    lines += [f"Notes on the file: {'; '.join(found.notes)}."] if found.notes else []
     return [line for pair in ((one, "") for one in lines) for line in pair]
 
 
@@ -350,13 +350,13 @@ def _table_lines(table: OutcomeTable) -> list[str]:
         "",
         (
             f"{table.units} units, {table.positives} positive, of {table.nodes_positive} nodes. Positive share before the "
-            f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model told {table.told:.2%})."
+            f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model predicted {table.told:.2%})."
             f"{_few_nodes_note(table)}"
         ),
         (
             f"Model: {model.source}; ridge {model.ridge:g}; {weights}. Out of fold before the split: AUC "
             f"{model.metrics['auc']:.3f}, recall {model.metrics['recall']:.3f}, ECE {model.metrics['ece']:.4f}; "
-            f"a host's own hazard within a factor of {model.spread:.1f} of what is told of it (90 %)."
+            f"a host's own hazard is within a factor of {model.spread:.1f} of the prediction (90 %)."
         ),
         "",
         *(

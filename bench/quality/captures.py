@@ -83,7 +83,7 @@ def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
 _BLIND = outcome_name(CollectOutcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
-    "every port's 4-bit counter of buffer overruns stands at 15 for ever, one of link_downed at 255"
+    "every port's 4-bit counter of buffer overruns stays at 15, and one of link_downed at 255"
 )
 
 CAPTURES = (
@@ -92,7 +92,7 @@ CAPTURES = (
         feeding.kernel_log,
         {
             ("gpu.xid", "0000:9b:00.0"): "five XID 119",
-            ("gpu.driver_message", "0000:9b:00.0"): "what the driver says of it",
+            ("gpu.driver_message", "0000:9b:00.0"): "the driver's own message",
         },
         worst=HealthState.UNHEALTHY,
     ),
@@ -136,8 +136,8 @@ CAPTURES = (
 #: What of the recordings does not reach the judge, and why.
 NOT_REACHED = (
     ("stragglers/trace-*.parquet", "timers of each operation of a training framework: no agent reads them"),
-    ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "how hosts are wired, in forms that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
-    ("xid/catalogue.csv", "a table of codes; the policy is compared with it by its own tests"),
+    ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "host topology in formats that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
+    ("xid/catalogue.csv", "a table of codes; tests compare the policy with it"),
 )  # fmt: skip
 
 
@@ -164,12 +164,14 @@ def _head() -> list[str]:
         "",
         "    python -m bench.quality --only captures",
         "",
-        "Recordings that others made of real hosts (`../shared/data`, not part of the project), each as one host. The agent's own collectors",
+        "These are recordings of real hosts that others made (`../shared/data`, not part of the project), each played as one host. The agent's own collectors",
         "and its kernel log reader read the files, readings pass through real frames, and the real judge runs each second. nvidia-smi and the power",
-        "logs are not files of a host. Their fields are put under the columns that the agent fills from NVML. A host that stands still is judged for",
-        f"{feeding.STILL_SECONDS} s. A finding is whatever is told of a host: evidence, a finding on record, a state other than HEALTHY. *True*: it is so of this device, and why is",
-        "said below; all others are *false*, a collector whose turn fails or hangs among them. All but the first recording are negative controls, and HEALTHY throughout;",
-        "what is true in them is no fault of a host.",
+        "logs are not files of a host. Their fields fill the columns that the agent fills from NVML. A recording without time is judged for",
+        f"{feeding.STILL_SECONDS} s.",
+        "",
+        "A finding is any statement about a host: evidence, a stored finding, or a state other than HEALTHY. A finding is *true* if it applies to this device; the",
+        "reason is below. All others are *false*, including a collector that fails or hangs. All but the first recording are negative controls and HEALTHY throughout.",
+        "What is true in them is no fault of a host.",
         "",
     ]
 
@@ -198,12 +200,12 @@ def _table(found: list[CaptureResult]) -> list[str]:
         "",
         f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
         *ill,
-        *(["", "**Not found, though it is so:**", *missed] if missed else []),
+        *(["", "**Not found, although true:**", *missed] if missed else []),
         "",
-        "True, and why:",
+        "True findings, and why they are true:",
         *sorted(f"- {one}" for one in why),
         "",
-        "Not reached:",
+        "Recordings that are not used:",
         *(f"- `{path}`: {message}" for path, message in NOT_REACHED),
     ]  # fmt: skip
 
@@ -211,8 +213,8 @@ def _table(found: list[CaptureResult]) -> list[str]:
 def _rate(hours: float) -> str:
     """Return what none says of the rate: the upper end of the 90 % interval of a Poisson count of 0."""
     return (
-        f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. That parsers and rules hold on real forms is shown here; "
-        "how rare false findings are is for the simulated tables"
+        f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. This shows that parsers and rules handle real formats. "
+        "The simulated tables show how rare false findings are"
     )
 
 

@@ -37,8 +37,8 @@ def _head() -> list[str]:
         "    python -m bench.quality --only hazard",
         f"    gangline evaluate hazard ../shared/data/faults/{RECORDING.name} --train-until {TRAIN_UNTIL}",
         "",
-        "Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0; no part of the project). Definitions, the model, what was",
-        "chosen on what, and which days were looked at when: [hazard](hazard.md). It ranks hosts by a weak signal; it does not predict which host fails.",
+        "Faults of StepFun's 400 nodes (stepfun-ai/InfiniteHBD-Trace, Apache-2.0; not part of the project). [hazard](hazard.md) has the definitions, the model,",
+        "the data of each choice, and which days were looked at when. The model ranks hosts by a weak signal; it does not predict which host fails.",
         "",
     ]
 
@@ -67,6 +67,6 @@ def _controls(
     return [
         "### Negative control",
         "",
-        f"The same faults, each given to a node drawn at random, learned and judged alike ({CONTROLS} drawings; middle, and where 90 % of them lie;",
-        f"all classes): {', '.join(texts)}. Nothing to be found is AUC 0.5 and recall 0.05.",
+        f"The same faults, each given to a random node, learned and judged in the same way ({CONTROLS} draws, all classes; the median, and the range of 90 % of them):",
+        f"{', '.join(texts)}. AUC 0.5 and recall 0.05 mean that there is nothing to find.",
     ]  # fmt: skip

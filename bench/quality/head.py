@@ -79,13 +79,13 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
     partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
     facts = [
         changed(later),
-        f"Left out here, as the recordings that they are of are not there: {', '.join(left_out)}." if left_out else "",
-        f"Made of a part of their recordings: {', '.join(partly)}." if partly else "",
+        f"Left out here, because their recordings are not there: {', '.join(left_out)}." if left_out else "",
+        f"Made from a part of their recordings: {', '.join(partly)}." if partly else "",
     ]  # fmt: skip
     lines = [
         "# How good it is",
         "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}` (seed {made.seed}), with {made.versions}; change nothing here by hand.",
+        f"Made on {made.date} from commit {made.commit} by `{made.command}` (seed {made.seed}), with {made.versions}. Do not edit this page by hand.",
         "Real data, injected faults and simulation have separate sections, because they show different things. Each section says what was tuned on which data.",
         "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
         f"The real recordings belong to others and are not part of the project. `make evaluate` reads them from `{DATA_TEXT}`. Without them it names the section",
@@ -99,7 +99,7 @@ def changed(later: str) -> str:
     """Return what to say where the tree became *later* during the run; "" for where it did not."""
     if not later:
         return ""
-    return f"**The tree changed while this was made**, to {later}: what was made after it may be of either, and is not kept. Make the page anew."
+    return f"**The tree changed while this was made**, to {later}. Later parts may be from either commit, and are not kept. Make the page again."
 
 
 def left_out(one: Section) -> str:
@@ -109,8 +109,8 @@ def left_out(one: Section) -> str:
         [
             f"## {one.title}",
             "",
-            "**Left out**: this page was made where none of the recordings is that it is of, so nothing is said here. Lay them where they are looked for, beside",
-            f"the checkout, and run `python -m bench.quality --only {one.name}` for this section, or `make evaluate` for the page:",
+            "**Left out**: the machine that made this page has none of the recordings of this section. Put them beside the checkout, where they are searched for,",
+            f"and run `python -m bench.quality --only {one.name}` for this section, or `make evaluate` for the page:",
             "",
             *files,
             "",
@@ -123,7 +123,7 @@ def not_here(one: Section) -> str:
     if not one.missing or one.is_left_out:
         return ""
     files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
-    return "\n".join(["Not here when this was made, and so not looked at:", *files, ""])
+    return "\n".join(["Not here when this was made, and so not included:", *files, ""])
 
 
 def _path_text(path: Path) -> str:

@@ -26,14 +26,20 @@ WATCH_SECONDS = 42.0 + APART_SECONDS
 RESTART_SECONDS = 12.0
 
 METHOD = """\
-Real: the agent's daemon with its samplers, the aggregator, sockets, spools, the store, the API. **Fakes, in which the fault
-is injected:** the hardware. A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs, 4 InfiniBand ports, at work). NVML
-is a stand-in, and the kernel log is a FIFO. A network cut is a relay that goes silent. A wrong clock is an LD_PRELOADed
-`clock_gettime`. Each row has a host of its own in a fleet of {hosts}, all side by side under one aggregator with its default
-settings (but that of a full disk, and those by which few hosts may be out at once); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
-{watch:.0f} s, through `ScoreService`, asked every {look:g} s. *Named* is: this host, this device, a state and a reason that are
-right. A host that an answer lacks has that held against it. Delays are from the injection to the answer of the API.
-Intervals (90 %) are Wilson's: {rounds} rounds are few.
+Real parts are the agent's daemon with its samplers, the aggregator, sockets, spools, the store and the API.
+
+**The hardware is fake, and the fault is injected there.** A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs,
+4 InfiniBand ports, at work). NVML is a stand-in, and the kernel log is a FIFO. A network cut is a relay that goes silent.
+A wrong clock is an LD_PRELOADed `clock_gettime`.
+
+Each row has its own host in a fleet of {hosts}, all at once under one aggregator. The settings are the defaults, except
+those for a full disk and for the number of hosts out of service. {rounds} rounds use fresh fleets; seed {seed} draws host, GPU,
+port and call. Each host is watched for {watch:.0f} s through `ScoreService`, which is polled every {look:g} s.
+
+- *Named* means this host, this device, and a correct state and reason.
+- A host that an answer lacks counts as a finding against it.
+- Delays are from the injection to the answer of the API.
+- Intervals (90 %) are Wilson's: {rounds} rounds are few.
 """
 ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
@@ -99,7 +105,7 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
         method,
         ALONE,
         table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]) + "\n",
-        "Negative controls: nothing may be held against these hosts.\n",
+        "Negative controls: no finding may name these hosts.\n",
         table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]) + "\n",
         _advice(subjects),
         _restarts(subjects),
@@ -109,7 +115,7 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
 
 
 FAULTS_HEAD = (
-    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "also held against the host",
+    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "other findings of the host",
 )  # fmt: skip
 CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
@@ -154,8 +160,8 @@ def _advice(subjects: Sequence[InjectedHost]) -> str:
     )
     actions = ", ".join(f"{name} {count}" for name, count in sorted(right.items())) or "none"
     return (
-        f"Advice proposed meanwhile (whatever is out already: one host would be as many as may be of so small a fleet): {actions} about hosts with a fault; "
-        f"about controls, {wrong}.\n"
+        f"Advice proposed meanwhile: {actions} about hosts with a fault; about controls, {wrong}. The limit of hosts out of service is off, "
+        "because it would be one host in so small a fleet.\n"
     )
 
 
@@ -167,8 +173,8 @@ def _restarts(subjects: Sequence[InjectedHost]) -> str:
     lost = counted(sum(s in lasting for s in changed), len(lasting))
     false = counted(sum(s in healthy for s in changed), len(healthy))
     texts = [
-        f"Then the aggregator is killed (-9) and started again, and each host is looked at for {RESTART_SECONDS:.0f} s from its first answer (what is named",
-        f"only now counts as not named): of faults that stood, {lost} changed state or reason, or were not listed {LISTED_SECONDS:.0f} s after that answer; of controls, {false}.",
+        f"Then the aggregator is killed (-9) and started again. Each host is watched for {RESTART_SECONDS:.0f} s from its first answer. A fault that is named only then",
+        f"counts as not named. Of the lasting faults, {lost} changed state or reason, or were not listed {LISTED_SECONDS:.0f} s after that answer; of the controls, {false}.",
     ]
     texts += [""] if changed else []
     texts += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
@@ -181,7 +187,7 @@ def _answers(played: Sequence[RoundResult]) -> str:
         sum(one.requests for one in played),
         sum(one.unanswered for one in played),
     )
-    return f"Of {requests:,} questions to the API {unanswered:,} were not answered within 5 s.\n"
+    return f"Of {requests:,} requests to the API {unanswered:,} were not answered within 5 s.\n"
 
 
 def main() -> None:

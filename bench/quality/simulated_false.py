@@ -29,17 +29,17 @@ TEXT_CHARACTERS_MAX = 160
 Wanted = Callable[[Wrong], bool]
 
 _WATCHED = f"""Each is watched
-from some {BEFORE_SECONDS / 60:.0f} minutes before it begins to {AFTER_SECONDS / 60:.0f} after its end (a reboot's is that the host is back); one that stands for longer than {LENGTH_SECONDS_MAX / 60:.0f} minutes for so long, from a
-moment of it at random."""
+from some {BEFORE_SECONDS / 60:.0f} minutes before it begins to {AFTER_SECONDS / 60:.0f} after its end (for a reboot, until the host is back). One that lasts longer than {LENGTH_SECONDS_MAX / 60:.0f} minutes is watched
+for {LENGTH_SECONDS_MAX / 60:.0f} random minutes of it."""
 
 
 def advice(run: SimulatedRun) -> str:
     """Return the table of false advice, and what was behind it."""
     kinds: list[tuple[str, Wanted]] = [
         ("**drains, all**", is_drain),
-        ("- nothing stood on the host", lambda one: is_drain(one) and not one.about),
-        ("- a look-alike stood on it", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
-        ("- its telling was wrong", lambda one: is_drain(one) and one.is_mistold),
+        ("- the host had nothing", lambda one: is_drain(one) and not one.about),
+        ("- the host had a look-alike", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
+        ("- its reporting was wrong", lambda one: is_drain(one) and one.is_mistold),
         ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
         ("drains of single hosts for what they share", lambda one: one.what == "alone"),
         ("AVOID", lambda one: one.what == "avoid"),
@@ -52,29 +52,29 @@ def advice(run: SimulatedRun) -> str:
         for rate in (rate_of(run, wanted),)
     ]
     head = [
-        "advice for a host on which no fault stood, or another", "in the hours", "a 1,000 node-days", "around causes",
-        "by how often these come, a 1,000 node-days",
+        "advice for a host without a fault, or with another one", "in the hours", "a 1,000 node-days", "around causes",
+        "weighted by frequency, a 1,000 node-days",
     ]  # fmt: skip
     days = number(sum(one.days for one in run.sampled()))
-    text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all. Here: {_rate_text(rate_of(run, is_drain))}.
+    text = f"""The budget was fixed before any tuning: **{BUDGET:g} false drain a 1,000 node-days** in all. The result: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}
 
-- A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
-  host then, nor within the ten minutes before. A fault that a repair or a restart ends lasts until its host is back. It may be reported for {BACK_SECONDS:g} s more, no longer,
-  because the host is healthy then. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
-  A drain for another reason than those of the present fault is not counted as false, because the host had to leave. It has a row of its own. So
-  does a drain for what the host shares with others (a leaf, a supply, a job's network). The reason is right, and the host is not to
-  blame.
-- *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
-  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come
-  together, from one cause. Those of an hour are one event, weighted by their number (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than
-  {TOGETHER_MAX} (the most on record when it was fixed), or than the heaviest seen; where none is seen, the end is in proportion to that number. How often an hour has any at
-  all assumes no such thing, and has Garwood's exact interval: {_hours_text(run)}.
-- No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. The judge meets a new fleet
-  each hour. A lasting error counts each time, and so more often than in service. Advice that waits for longer than an hour is not seen.
-- *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first.
-  But the limits are those in service: of advice as grave or graver (AVOID, too) {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have some at once, so that a judge who blames a whole gang
-  is seen to blame no more. The last column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
+- A *drain* is any action that takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* if that host has no
+  fault then, and had none in the ten minutes before. A fault that ends by a repair or a restart lasts until its host is back. It may be reported for {BACK_SECONDS:g} s more, no longer,
+  because the host is healthy then. Victims of another host's fault, and hosts with wrong reporting only, have no fault.
+- Two kinds of drains have their own rows and are not false. One has another reason than the present fault: the host had to leave in any case. The other
+  is for what the host shares with others (a leaf, a supply, a job's network): the reason is right, but the host is not to blame.
+- *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days. Faults, look-alikes and quiet come as often as in the world.
+  They have {days} node-days without a fault, and the rate is the count over these.
+- *The interval*: false drains may come together, from one cause. Those of one hour are one event, weighted by their number (Fay and Feuer's interval). Its upper
+  end makes one assumption, fixed beforehand: no event weighs more than {TOGETHER_MAX} (the maximum on record at that time), or than the heaviest seen. If none is seen, the
+  end is in proportion to that number. The rate of hours with any false drain needs no such assumption, and has Garwood's exact interval: {_hours_text(run)}.
+- Service limits how many hosts may be out at once; these hours do not. The judge meets a new fleet each hour, so a lasting error counts more often than in
+  service. Advice that waits longer than an hour is not seen.
+- *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
+  The limits of service apply: {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have advice of the same or a higher severity at once, AVOID included. A judge that blames a
+  whole gang is therefore seen to blame no more than these. The last column weighs each episode by the number of causes that it represents. It has no useful upper end: one more
+  false drain beside the commonest class would be {number(_largest(run) * 1000.0 / run.node_days)}."""
     return f"{text}\n\n{table(head, rows)}\n\n{_causes_table(run)}"
 
 
@@ -112,7 +112,7 @@ def _hours_text(run: SimulatedRun) -> str:
     some = sum(_count(one, is_drain) > 0 for one in hours)
     days = sum(one.days for one in hours)
     if not days:
-        return "no hour was looked at"
+        return "no hour was played"
     scale = 1000.0 / days
     low, high = intervals.weighted_rate([1.0] * some, 1.0)
     rate = Rate(some, some * scale, low * scale, high * scale)
@@ -144,8 +144,8 @@ def verdict(run: SimulatedRun) -> str:
     none_bound = intervals.weighted_rate([], TOGETHER_MAX)[1]
     enough = ceil(none_bound * 1000.0 / BUDGET / days) if days else 0
     return (
-        f"**Neither shown nor refuted here**: `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is "
-        "below the budget."
+        f"**Neither shown nor refuted here**: `make evaluate HOURS={enough}` plays enough hours to get an upper end below the budget if "
+        "it sees no false drain."
     )
 
 
@@ -176,7 +176,7 @@ def _causes_table(run: SimulatedRun) -> str:
         return "No false drain was seen."
     listed = most_common(kinds, LISTED_MAX)
     rows = [[str(count), *kind, _cell(texts[kind])] for kind, count in listed]
-    head = ["false drains", "reason", "what stood on the host", "where", "for example"]
+    head = ["false drains", "reason", "the host had", "where", "for example"]
     more = len(kinds) - len(listed)
     return table(head, rows) + (f"\n\n{more} kinds more, of one or few each." if more > 0 else "")
 
@@ -188,9 +188,9 @@ def _cell(text: str) -> str:
 def look_alikes(run: SimulatedRun) -> str:
     """Return the table of benign classes."""
     text = (
-        f"Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood. {_WATCHED}\n"
-        "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing. Intervals are of episodes, as the hosts\n"
-        "of one have a cause in common."
+        f"The table has hosts with a look-alike and no fault, and all findings of the judge in that time. {_WATCHED}\n"
+        "WATCH and STALE keep no work off a host for good; a finding with HEALTHY costs nothing. Intervals are over episodes, because the hosts\n"
+        "of one episode have a common cause."
     )
     return f"{text}\n\n{_host_counts(run, 'benign')}\n\n{_passing(run)}"
 
@@ -210,11 +210,11 @@ def _passing(run: SimulatedRun) -> str:
         # Two things may have been said of one.
         rows.append([kind, f"{times:,}", _counted(counts), percent(min(grave, times), times)])
     text = (
-        "And what passes in the hours of the fleet on hosts on which no fault stands and whose telling is right, with what was said while it\n"
-        f"did, or within {PASSED_SECONDS:.0f} s, as rules about gangs say nothing of a job in its first minute and a half (the interval as if each\n"
-        "were by itself; a checkpoint is of all hosts of a job at once):"
+        "The next table has ordinary events in the hours of the fleet, on hosts without a fault and with correct reporting. Findings count\n"
+        f"during the event and for {PASSED_SECONDS:.0f} s after it, because rules about gangs ignore the first 90 s of a job. The interval treats each\n"
+        "event by itself, although a checkpoint affects all hosts of a job at once:"
     )
-    return f"{text}\n\n{table(['what', 'times, by host', 'said in how many of them', 'DEGRADED or worse'], rows)}"
+    return f"{text}\n\n{table(['what', 'times, by host', 'findings, and how often', 'DEGRADED or worse'], rows)}"
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -224,8 +224,8 @@ def _counted(counts: Counter[str]) -> str:
 def reporting(run: SimulatedRun) -> str:
     """Return the table of what goes wrong in the telling alone."""
     text = (
-        "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers. A drain\n"
-        f"is false, though a driver that hangs for half an hour may deserve one. {_WATCHED}"
+        "These hosts are healthy, but little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers. A drain\n"
+        f"is false, although a driver that hangs for half an hour may deserve one. {_WATCHED}"
     )
     return f"{text}\n\n{_host_counts(run, 'monitoring')}"
 
@@ -243,7 +243,7 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
         rows.append(
             [f"`{each.name}`", str(len(scores)), minutes, str(hosts), _counted(said), *counts]
         )
-    head = ["class", "episodes", "minutes watched", "hosts", "said of how many of them"]
+    head = ["class", "episodes", "minutes watched", "hosts", "findings, and on how many hosts"]
     head += [
         f"{what}; episodes with any" for what in ("DEGRADED or worse", "false drains", "AVOID")
     ]

@@ -54,7 +54,7 @@ def not_detected(run: SimulatedRun) -> str:
     missed = []
     for each, found in run.faults():
         if is_missed(found):
-            why = "shows nothing, by design" if not RIGHT[each.name] else each.amount_is
+            why = "no symptoms, by design" if not RIGHT[each.name] else each.amount_is
             blamed = sum(one.is_blamed for one in found)
             other = (
                 f"; {blamed} of {len(found)} were under suspicion for something else"
@@ -79,13 +79,18 @@ def baselines(run: SimulatedRun) -> str:
     by = (JUDGE, *names)
     rows.append(["**named without a fault**", "-", *(_calm(run, name) for name in by)])
     rows.append(["- without a look-alike either", "-", *(_plain(run, name) for name in by)])
-    text = """Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason; and as DEGRADED or worse, whatever the
-reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as
-those of DCGM's health watches. A limit that is exceeded all the time is right by luck when a cause begins. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
-two rows are their price: of the hosts on which no fault stood in an hour of the fleet, and whose telling was right, how many were named within it (the
-judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none. A
-host counts once in each hour. The intervals are of as many hosts as one hour has, because each hour has the same hosts, and mostly the
-same are named."""
+    text = """The table counts culprits that have any finding while the cause lasts. For the judge the finding needs the right reason, or, in the second column,
+DEGRADED or worse for any reason.
+
+- *Policy table alone*: codes and states that the driver or the kernel reports.
+- *Fixed limits*: each GPU by itself against limits such as those of DCGM's health watches. A limit that is always exceeded is right by luck
+  when a cause begins.
+- *Slow clock*: a busy GPU below 0.9 of the fleet's median clock.
+
+The last two rows are the price of each method. They count the hosts that were named in an hour of the fleet although they had no fault and reported
+correctly (for the judge: DEGRADED or worse). Some of these hosts had look-alikes, such as a power cap at full load on one in ten. Hosts of the last row
+had none. A host counts once in each hour. The intervals are for as many hosts as one hour has, because each hour has the same hosts and mostly names
+the same ones."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
@@ -111,9 +116,9 @@ def shared_causes(run: SimulatedRun) -> str:
         "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
         "advisories for single hosts", "of them drains",
     ]  # fmt: skip
-    text = f"""Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a job, which no
-domain is: there the right answer is none for any single host. The limits in service
-hold here, too: of advisories for single hosts, those past {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""
+    text = f"""The table has causes that affected several hosts at once. Such a cause should become one advisory, for what the hosts share. `congestion` affects a job,
+which is no domain: the right answer is no advisory for any single host. The limits in service
+apply: of advisories for single hosts, those past {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""
     return f"{text}\n\n{table(head, rows)}"
 
 

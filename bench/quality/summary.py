@@ -36,7 +36,7 @@ def summary(sections: dict[str, str]) -> str:
         [
             TITLE,
             "",
-            "Simulated figures show that rules read the signatures of our own model of a fleet, and no more. The tables with their",
+            "Simulated figures only show that rules read the signatures of our own model of a fleet. The tables with their",
             "intervals, baselines and negative controls follow. Stragglers and fingerprints are in [jobs](quality_jobs.md), placement",
             "and recovery in [placement](quality_placement.md).",
             "",

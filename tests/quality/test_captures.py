@@ -97,7 +97,7 @@ def test_a_collector_that_fails_is_a_false_finding_though_it_may_be_blind(
     page = "\n".join(captures._table([told]))
     assert "**1 false findings**" in page
     assert "- host.tar: collector.outcome_state ERROR of pcie_60s" in page
-    missed = page.partition("**Not found, though it is so:**")[2]
+    missed = page.partition("**Not found, although true:**")[2]
     assert "- host.tar: collector.outcome_state BLIND of pcie_60s" in missed
 
 

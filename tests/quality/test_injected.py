@@ -64,7 +64,7 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     assert "XID 79: GPU has fallen off the bus" in fault.message
     assert not fault.others and not control.others
     assert (
-        f"Of {stage.requests:,} questions to the API {stage.unanswered} were not answered within 5 s."
+        f"Of {stage.requests:,} requests to the API {stage.unanswered} were not answered within 5 s."
         in said
     )
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
@@ -160,7 +160,7 @@ def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Play
     assert not fault.changed, "it registers again"
     played.restart(LISTED_SECONDS + 1)
     assert fault.changed == [NOT_LISTED] and not control.changed
-    assert "of faults that stood, 1 of 1" in _restarts(played)
+    assert "Of the lasting faults, 1 of 1" in _restarts(played)
     assert f"- {fault.kind.name}: not listed" in _restarts(played)
 
 

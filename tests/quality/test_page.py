@@ -37,7 +37,7 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     words = " ".join(told.split())  # lines end at 120 columns
     assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in words
     assert (
-        "Left out here, as the recordings that they are of are not there: **Real: hazard**, **Real: logs"
+        "Left out here, because their recordings are not there: **Real: hazard**, **Real: logs"
         in words
     )
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
@@ -157,7 +157,7 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
     some = Section("captures", "Some", needed)
     assert not some.is_left_out and not_here(some).endswith("- `gone`: what gone is\n")
     made = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
-    assert "Made of a part of their recordings: **Some**." in head(made, [some])
+    assert "Made from a part of their recordings: **Some**." in head(made, [some])
     whole = Section("captures", "Some", needed[:1])
     assert not_here(whole) == "" and "part of their" not in head(made, [whole])
     assert left_out(Section("x", "X", needed[1:])).count("gone") == 2

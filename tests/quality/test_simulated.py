@@ -191,7 +191,7 @@ def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
     hour = replace(scores[0], class_name="", found=None, shared=None)
     text = page(_run([*scores, hour, hour]))
     assert (
-        "2 drains of the hours, and 1 around causes, were of a single host for what it shares"
+        "2 drains of the hours, and 1 around causes, were of a single host for a shared cause"
         in text
     )
     row = next(line for line in text.splitlines() if line.startswith("| drains of single hosts"))

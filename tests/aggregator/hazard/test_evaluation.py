@@ -36,8 +36,8 @@ def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main(command) == cli.OK
     told = capsys.readouterr().out
-    assert "Learned from days 0 to 90, judged on days 91 to 15" in told
-    assert re.search(r"100 nodes, of which \d+ are not named in the file", told)
+    assert "The model learns from days 0 to 90 and is judged on days 91 to 15" in told
+    assert re.search(r"100 nodes\. The file does not name \d+ of them", told)
     for name in (MODEL, *BASELINES, ORACLE):
         assert told.count(f"| {name} ") == 2, name
     (model, *_) = (line.split("|") for line in told.splitlines() if line.startswith(f"| {MODEL} "))
@@ -51,7 +51,9 @@ def test_a_disk_that_takes_no_tables_costs_no_work(
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main([*command, "--out", "/dev/full"]) == cli.FAILED
     told = capsys.readouterr()
-    assert "Learned from days 0 to 90" in told.out and "/dev/full: No space left" in told.err
+    assert (
+        "The model learns from days 0 to 90" in told.out and "/dev/full: No space left" in told.err
+    )
 
 
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
