@@ -67,12 +67,12 @@ def advice(run: SimulatedRun) -> str:
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days. Faults, look-alikes and quiet come as often as in the world.
   They have {days} node-days without a fault, and the rate is the count over these.
 - *The interval*: false drains may come together, from one cause. Those of one hour are one event, weighted by their number (Fay and Feuer's interval). Its upper
-  end makes one assumption, fixed beforehand: no event weighs more than {TOGETHER_MAX} (the maximum on record at that time), or than the heaviest seen. If none is seen, the
-  end is in proportion to that number. The rate of hours with any false drain needs no such assumption, and has Garwood's exact interval: {_hours_text(run)}.
+  end makes one assumption, fixed beforehand: no event weighs more than {TOGETHER_MAX}, the maximum on record at that time, or than the heaviest seen. If none is seen, the
+  end is in proportion to that number. The rate of hours with any false drain needs no such assumption. It has Garwood's exact interval: {_hours_text(run)}.
 - Service limits how many hosts may be out at once; these hours do not. The judge meets a new fleet each hour, so a lasting error counts more often than in
   service. Advice that waits longer than an hour is not seen.
 - *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
-  The limits of service apply: {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have advice of the same or a higher severity at once, AVOID included. A judge that blames a
+  The limits of service apply: {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have advice of the same or a higher severity at once. This includes AVOID. A judge that blames a
   whole gang is therefore seen to blame no more than these. The last column weighs each episode by the number of causes that it represents. It has no useful upper end: one more
   false drain beside the commonest class would be {number(_largest(run) * 1000.0 / run.node_days)}."""
     return f"{text}\n\n{table(head, rows)}\n\n{_causes_table(run)}"

@@ -118,7 +118,7 @@ def shared_causes(run: SimulatedRun) -> str:
     ]  # fmt: skip
     text = f"""The table has causes that affected several hosts at once. Such a cause should become one advisory, for what the hosts share. `congestion` affects a job,
 which is no domain: the right answer is no advisory for any single host. The limits in service
-apply: of advisories for single hosts, those past {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""
+apply. Advisories for single hosts beyond {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""
     return f"{text}\n\n{table(head, rows)}"
 
 
