@@ -391,13 +391,19 @@ def run(seed: int, progress: Progress, *, is_slowed: bool = True) -> CpuGangResu
 
 
 METHOD = f"""\
-Four processes step together on two cores of the machine that makes this page: {1000 * COMPUTE_SECONDS:.0f} ms of matrix
-products in numpy a step, {1000 * WAIT_SECONDS:.0f} ms of waiting, a barrier over sockets (no torch: it is not installed). After
-{HEALTHY_SECONDS:.0f} s another process begins to compete for the core with one of them, chosen by the seed: it does the same
-work, later; in a second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s none does. Each process is the one GPU of one host to two real agents, one with GPM and one without; there is no GPU
-here, and what a GPU would say comes from the kernel's account of the process (`follow`, `tests/fake_nvml`): time on its
-core and in its queue is time in which it computes, waiting holds 5 % of the SMs, power is 200 W waiting and 650 W
-computing, and tensor activity is its own count of work done. The true slowdown is from the processes' log of steps.
+Four processes step together on two cores of the machine that makes this page. A step has {1000 * COMPUTE_SECONDS:.0f} ms of matrix
+products in numpy, {1000 * WAIT_SECONDS:.0f} ms of waiting, and a barrier over sockets (torch is not installed). After {HEALTHY_SECONDS:.0f} s another
+process begins to compete for the core of one of them, which the seed chooses. That process does the same work, but later.
+A second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s has no such competitor.
+
+Each process is the only GPU of a host for two real agents, one with GPM and one without. There is no GPU here, so its
+readings come from the kernel's account of the process (`follow`, `tests/fake_nvml`):
+
+- Computing is time on its core and in its queue. Waiting occupies 5 % of the SMs.
+- Power is 200 W while waiting and 650 W while computing.
+- Tensor activity is the process's own count of work done.
+
+The log of steps of the processes gives the true slowdown.
 """
 
 

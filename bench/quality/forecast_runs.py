@@ -1,10 +1,12 @@
 """Runs whose next minutes are known: what the aggregator sees of a gang each second, and what is true in that second.
 
-*Gangs* are played by the bulk-synchronous world (`bsp_world`), read at 10 Hz as a driver would, and classified by the tracker that runs
-on hosts. *Workloads* are drawn from the ranges of `fingerprints/generated.py`, second by second, without a tracker: their
-checkpoints come with a jitter of up to a tenth, and one in twenty is left out. *Recordings* are power and utilization of eight H100s,
-through the same tracker; they have no log of steps, so that a pause is where the mean power of the eight is below the middle
-between its 2nd and 98th percentile for 2 s or longer, and the state of a second is what the tracker said of it.
+- *Gangs* are played by the bulk-synchronous world (`bsp_world`), read at 10 Hz as a driver would, and classified by the
+  tracker that runs on hosts.
+- *Workloads* are drawn from the ranges of `fingerprints/generated.py`, second by second, without a tracker. Their
+  checkpoints have a jitter of up to a tenth, and one in twenty is missing.
+- *Recordings* are power and utilization of eight H100s, through the same tracker. They have no log of steps. A pause is
+  therefore where the mean power of the eight is below the middle between its 2nd and 98th percentile for 2 s or longer.
+  The state of a second is what the tracker reported.
 """
 
 from __future__ import annotations

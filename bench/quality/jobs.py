@@ -68,9 +68,9 @@ def main() -> int:
     later = [] if tree.is_same() else [changed(tree.later), ""]
     head = [
         "# How well jobs are read", "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "Simulated worlds, recordings of others and a real gang have separate sections. Limits were set on seeds 1 to 9 of the first two worlds. Seed 25 is what is published.",
-        "[Quality](quality.md) has the rest. What is measured is explained in [fingerprints](fingerprints.md) and [judging](judging.md).", "",
+        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}. Do not edit this page by hand.",
+        "Simulated worlds, recordings of others and a real gang have separate sections. Limits were set on seeds 1 to 9 of the first two worlds. The published seed is 25.",
+        "[Quality](quality.md) has the rest. [Fingerprints](fingerprints.md) and [judging](judging.md) explain what is measured.", "",
         *later,
     ]  # fmt: skip
     PAGE.write_text(wrapped("\n".join(head) + "\n\n".join(map(marked, SECTIONS, texts)) + "\n"))

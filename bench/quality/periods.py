@@ -2,7 +2,8 @@
 
 A step is a gap, micro-batches of a forward and a backward part, an exchange and an optimizer; each length has jitter, and some
 runs write checkpoints. Power is read as a delayed average (over 100 ms, or one second as on an A100). Utilization and GPM come at 5
-Hz. Samples are late and some are lost. Beside them stand jobs that have no step: there only to abstain is right.
+Hz. Samples are late and some are lost. Other jobs have no step:
+for these, only abstaining is right.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def run(
     return rows, figures
 
 
-HEADINGS = ("period", "abstained", "median error", "another period (a half, twice, or none)")
+HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, or none)")
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
@@ -175,7 +176,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         )
         lines += [
             f"{'With' if has_gpm else 'Without'} GPM, periods of 0.3 s and more: median error {100 * figures['median_error']:.2f} %,",
-            f"another period in {100 * figures['wrong']:.1f} % of the answers, no answer in {100 * figures['abstained']:.0f} %.", "",
+            f"a wrong period in {100 * figures['wrong']:.1f} % of the answers, no answer in {100 * figures['abstained']:.0f} %.", "",
             table(HEADINGS, rows), "",
         ]  # fmt: skip
     return "\n".join(lines)

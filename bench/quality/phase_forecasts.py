@@ -1,15 +1,18 @@
 """States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and of the third world.
 
-*Checkpoint state*: by seconds; positive where half of the second or more is checkpoint. *As reported*: the share that the agent
-sends at that second, which cannot know a cadence before the third checkpoint. *In the end*: the segments as they stand when the
-run ends, which call earlier ones so, too. Both see only
-samples at 10 Hz. *evaluation*: runs whose pauses are evaluations, with few checkpoints: what is called one there is wrong.
+*Checkpoint state* is judged by seconds: a second is positive if half of it or more is checkpoint.
 
-*The next checkpoint*: every ten seconds the tracker states when it begins (`next_checkpoint_seconds`) and the probability p
-that it does within a tenth of the interval of that moment. It states no other probability. These two give one for any window: p is
-spread evenly over that tenth to both sides, and the rest over the whole interval. Beside it, at the same moments:
-persistence (what is now will be), the interval alone (the tracker's moment, which is the last begin and an interval, with
-certainty), and the base rate of its interval. Windows longer than the interval hold no question.
+- *As reported*: the share that the agent sends at that second. It cannot know a cadence before the third checkpoint.
+- *In the end*: the segments when the run has ended; by then earlier checkpoints are recognized too.
+- Both use only samples at 10 Hz.
+- *evaluation*: runs whose pauses are evaluations, with few checkpoints. A pause reported as checkpoint is wrong there.
+
+*The next checkpoint*: every ten seconds the tracker states its time (`next_checkpoint_seconds`), and the probability p that
+it begins within a tenth of the interval of that time. It states no other probability. These two give one for any window:
+p is spread evenly over that tenth to both sides, and the rest over the whole interval.
+
+Three methods are compared at the same moments. *Persistence*: the present state continues. *The interval alone*: the last
+begin plus one interval, with certainty. *The base rate* of the interval. No window is longer than the interval.
 """
 
 from __future__ import annotations
@@ -402,8 +405,8 @@ def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD
     states, forecasts = rows(runs)
     return "\n".join([
         "## States and the next checkpoint", "", "*Simulated.* " + str(__doc__).strip(), "",
-        f"Runs of {SECONDS} s, {len(FOLLOWED)} GPUs of each. A forecast counts for the lead time where it is within a tenth of the interval, and remains so.",
-        "Brier scores: 0 is best; *base*: what who knows only how often it comes would score.", "",
+        f"Runs of {SECONDS} s, {len(FOLLOWED)} GPUs of each. A forecast counts for the lead time if it is within a tenth of the interval, and remains so.",
+        "Brier scores: 0 is best. *Base* is the score of a forecast that only knows the frequency.", "",
         table(STATE_HEADINGS, states), "", table(NEXT_HEADINGS, forecasts), "",
     ])  # fmt: skip
 

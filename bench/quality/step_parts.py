@@ -3,8 +3,8 @@
 A step loads data (no kernel, PCIe), then goes forward and backward. The backward pass takes twice as long, within a fifth, and moves
 gradients over NVLink from its first eighth on. The step then waits for the rest of the exchange, and optimizes (bound by memory). Lengths differ from
 step to step by up to 2 %. Readings come as a driver gives them: power ten times a second, delayed; utilization and GPM in turns, 1 % are
-lost. The period is the one that is estimated from them, not the true one. Beside it stand jobs in which some parts cannot be told apart, and there
-only to say nothing of them is right.
+lost. The period is estimated from them; it is not the true one. In some jobs
+some parts cannot be told apart: for these parts, only abstaining is right.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def run(
 HEADINGS = (
     "job",
     "part",
-    "can be told",
-    "said",
+    "can be told apart",
+    "reported",
     "median error, of the step",
     "wrong",
     "confidence, median",
@@ -163,9 +163,9 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             "## The parts of a step", "", "    python -m bench.quality.step_parts", "",
             "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(), "",
             f"*Wrong*: off by more than {100 * STEP_SHARE_MAX:.0f} % of the step and {100 * OWN_SHARE_MAX:.0f} % of the part. The two recordings of H100s have",
-            "no log of parts and no GPM: nothing is reported for them. Nothing is reported for steps shorter than 5 s, either. When limits were set (seed 1),",
+            "no log of parts and no GPM: nothing is reported for them, nor for steps shorter than 5 s. When limits were set (seed 1),",
             "two of five shares of data loading in steps of 2 to 5 s were wrong.", "",
-            f"Steps of 2 to 5 s: {said} of {RUNS * len(short):,} parts were said. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
+            f"Steps of 2 to 5 s: {said} of {RUNS * len(short):,} parts are reported. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
         ]
     )  # fmt: skip
 

@@ -1,12 +1,12 @@
 """Recordings of others as the telemetry of a gang: two training jobs' operation timers, and two hosts' power.
 
-*AR*: 64 ranks (4 data parallel, 4 stages, 4 tensor parallel). One worker of four GPUs is slow on purpose, from the first step on; its
-host must be named. *SE*: the same kind of job with sequences of uneven length: nobody is to blame. The timers
-say when each rank computes; the rest of its time it waits. Power levels are those measured on H100s (about 150 W waiting, 550 W
-computing). The work of a rank is the same in each step of AR; in SE it grows with the time that it computes.
+*AR* has 64 ranks (4 data parallel, 4 stages, 4 tensor parallel). One worker of four GPUs is slow on purpose from the first
+step on, and its host must be named. *SE* is the same kind of job with sequences of uneven length: no host is to blame. The
+timers give the time in which each rank computes; it waits for the rest. Power levels are those measured on H100s (about
+150 W waiting, 550 W computing). In AR the work of a rank is the same in each step; in SE it grows with its computing time.
 
-*H100 recordings*: power and utilization of eight GPUs at 100 ms while they train, with a checkpoint each 10 or 100 steps. No GPU is to
-blame, neither within the host nor where each GPU stands for a host of its own. They have no GPM.
+*H100 recordings* have power and utilization of eight GPUs at 100 ms while they train, with a checkpoint every 10 or 100
+steps. No GPU is to blame, neither within the host nor if each GPU stands for its own host. They have no GPM.
 """
 
 from __future__ import annotations
