@@ -393,7 +393,7 @@ def run(seed: int, progress: Progress, *, is_slowed: bool = True) -> CpuGangResu
 METHOD = f"""\
 Four processes step together on two cores of the machine that makes this page. A step has {1000 * COMPUTE_SECONDS:.0f} ms of matrix
 products in numpy, {1000 * WAIT_SECONDS:.0f} ms of waiting, and a barrier over sockets (torch is not installed). After {HEALTHY_SECONDS:.0f} s another
-process begins to compete for the core of one of them, which the seed chooses. That process does the same work, but later.
+process begins to compete for the core of one of them, which the seed chooses. The slowed process does the same work, but later.
 A second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s has no such competitor.
 
 Each process is the only GPU of a host for two real agents, one with GPM and one without. There is no GPU here, so its
