@@ -8,16 +8,16 @@ from . import SIGNAL_GROUPS, SIGNALS, TABLES, Kind, Signal, SignalGroup
 
 _HEAD = """# Signals
 
-Made from `contract/signals` by `make docs`; a test holds the two together. A signal travels in the table
-of its device kind and pace, and is a column of the DuckDB view `readings.TABLE`. Tables that end in `_changes`
-carry a device's row when one of its counters changes, and whole every 60 s and after each connection. `sticks`: the hardware
-counter stays at the ceiling of its width instead of wrapping.
+`make docs` writes this page from `contract/signals`. A signal belongs to the table of its device kind and pace, and is
+a column of the DuckDB view `readings.TABLE`. Tables that end in `_changes` have a device's row when one of its counters
+changes. The whole table is sent every 60 s and after each connection. `sticks` means that the hardware counter stays at
+the ceiling of its width instead of wrapping.
 
-A value that cannot be read is missing: neither zero nor healthy. A collector whose devices this host does not have is
-`no-data`. One that is not shown what is there is `blind`, in whole or in part; `gangline explain HOST` has its words, and
-this is what opens it:
+A value that cannot be read is missing: neither zero nor healthy. A collector is `no-data` if this host does not have
+its devices. It is `blind`, completely or in part, if it may not read them. `gangline explain HOST` shows the reason,
+and this table shows the remedy:
 
-| blind to | opened by |
+| blind to | remedy |
 |---|---|
 | the kernel log, where `kernel.dmesg_restrict` is 1 | `CAP_SYSLOG` |
 | processes of others that hold a GPU and are stuck | `CAP_SYS_PTRACE`; `/proc` mounted without `hidepid` |
@@ -29,8 +29,8 @@ this is what opens it:
 | MIG instances of others, and whole-GPU counters under MIG | the device of `/proc/driver/nvidia/capabilities/mig/monitor` |
 | GPUs | read and write on `/dev/nvidiactl` and `/dev/nvidia[0-9]*` |
 
-What nothing on a host tells, and so has no signal: FEC and bit errors of InfiniBand links, errors of the NVLink switches of an
-NVL72 rack (their trays' logs have them), what kind of HBM a GPU has.
+A host does not show these, so they have no signal: FEC and bit errors of InfiniBand links, and the kind of HBM of a
+GPU. Errors of the NVLink switches of an NVL72 rack are only in the logs of their trays.
 """
 
 
@@ -46,7 +46,7 @@ def page() -> str:
     events = [signal for signal in SIGNALS if signal.kind is Kind.EVENT]
     parts = [_HEAD, *map(_group, SIGNAL_GROUPS)]
     parts.append(
-        "## Events (fast lane)\n\nEach leaves the moment it is seen, and is receipted once it is on disk.\n"
+        "## Events (fast lane)\n\nThe agent sends each event immediately. The aggregator acknowledges it once it is on disk.\n"
     )
     parts.append(_table("events", events))
     return "\n".join(parts)
