@@ -6,7 +6,7 @@ GPU_TEXT = """GPUs: NVIDIA's through NVML, AMD's through the kernel driver's sys
 `GPU-` and its unique id, or its PCI address if it has none. Each die of an MI250X is a GPU.
 
 AMD's GPUs have rows in the same tables, under the same signals. The tables below give NVIDIA's sources; this one gives
-AMD's. Names without a file are fields of `gpu_metrics` (revisions 1.3 to 1.8; later revisions describe themselves):
+AMD's. Names without a file are fields of `gpu_metrics` (revisions 1.3 to 1.8; 1.9 and later describe themselves):
 
 | signal | of an AMD GPU |
 |---|---|
