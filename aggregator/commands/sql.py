@@ -117,7 +117,7 @@ def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
 
 
 def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from .sql_log import LOG_FORMS, show_log
+    from .sql_output import LOG_FORMS, show_log
 
     form = options.form or "table"
     if options.server or options.query or options.output or form not in LOG_FORMS:

@@ -26,13 +26,12 @@ from .active_events import EVENTS as HANG_EVENTS
 from .active_events import ActiveEvents, EventTimes, Hangs
 from .activity import Activity, GpuResets
 from .collector_status import CollectorStatuses
-from .devices import Devices
+from .devices import Devices, PcieTopology
 from .evictions import Evictions
 from .gangs import GangMonitor
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
-from .pcie_topology import PcieTopology
 from .peers import PeerGroups
 from .tables import DeviceIdentities, DeviceTable, EverUp
 from .tracked_signals import TRACKED_SIGNALS

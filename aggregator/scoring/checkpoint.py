@@ -23,6 +23,7 @@ from ..store.rows import HostMemory
 from .declared import without_maintenance
 from .evaluate import Judgement
 from .features import FaultHistory
+from .missing_readings import SettlingHost
 from .rule import (
     RECENT_SECONDS,
     RuleAndDevice,
@@ -32,7 +33,6 @@ from .rule import (
     freeze,
 )
 from .score import HORIZON_HOURS
-from .settling import SettlingHost
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..signal import PERIOD_SECONDS, Kind, Pace, Signal
-from . import agent, gpu, host, network, pcie_storage
+from . import gpu, host, network, pcie_storage
 
 __all__ = [
     "BY_ID",
@@ -34,8 +34,8 @@ class SignalGroup(NamedTuple):
 
 #: In the order that tables are listed in.
 SIGNAL_GROUPS = (
-    SignalGroup("agent", agent.AGENT_TEXT, agent.AGENT_SIGNALS),
-    SignalGroup("probe", agent.PROBE_TEXT, agent.PROBE_SIGNALS),
+    SignalGroup("agent", host.AGENT_TEXT, host.AGENT_SIGNALS),
+    SignalGroup("probe", host.PROBE_TEXT, host.PROBE_SIGNALS),
     SignalGroup("host", host.HOST_TEXT, host.HOST_SIGNALS),
     SignalGroup("kernel log", host.KERNEL_LOG_TEXT, host.KERNEL_LOG_SIGNALS),
     SignalGroup("cpu", host.CPU_TEXT, host.CPU_SIGNALS),
