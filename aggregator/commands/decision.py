@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, overload
 
-import grpc
 from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
@@ -22,13 +21,11 @@ from .connection import (
     FAILED,
     OK,
     CommandError,
-    command_error,
-    open_channel,
+    connected,
     read_connection_options,
 )
 from .plan import (
     DEADLINE_SECONDS,
-    REPLY_BYTES_MAX,
     fold_names,
     option_lines,
     plan_text,
@@ -64,16 +61,10 @@ def run_decision(options: argparse.Namespace) -> int:
 
 
 def _fetched(options: argparse.Namespace) -> wire.StoredDecision:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
+    with connected(read_connection_options(options)) as channel:
         stub: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
         request = wire.GetDecisionRequest(decision_id=options.decision_id)
-        try:
-            found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
     return found
 
 

@@ -21,8 +21,6 @@ from .connection import (
     ADDRESS_VARIABLE,
     OK,
     CommandError,
-    ScoreClient,
-    ScoreListing,
     add_hours,
     add_options,
     guarded,
@@ -37,6 +35,7 @@ from .host_table import (
     host_of,
     render,
 )
+from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
 #: States that `--state` takes.

@@ -45,8 +45,8 @@ from .connection import (
     guarded,
     open_channel,
     read_connection_options,
-    score_port,
 )
+from .score_client import score_port
 
 SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
 #: How often Slurm is asked which nodes it has: 0.1 s of its time at 10,000 nodes.
