@@ -413,17 +413,24 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _hours(text: str) -> float:
-    """Return the hours of *text*. Raises argparse.ArgumentTypeError with words."""
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = nan
-    if not HOURS_MIN <= hours <= HOURS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}, expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
-        )
-    return hours
+def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
+    """Return what reads a number from *low* to *high*, as an option's type. *message* follows what was given instead."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}{message}")
+        return value
+
+    return parse
+
+
+_hours = number_option(
+    HOURS_MIN, HOURS_MAX, f", expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
+)
 
 
 def host_set_option(text: str) -> list[str]:

@@ -24,6 +24,7 @@ from .connection import (
     add_hours,
     add_options,
     guarded,
+    number_option,
     read_connection_options,
 )
 from .host_table import (
@@ -307,11 +308,4 @@ def _watch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600.0:
-        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected 0.1 to 3600 seconds")
-    return seconds
+_seconds = number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")

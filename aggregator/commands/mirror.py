@@ -43,6 +43,7 @@ from .connection import (
     add_connection_options,
     command_error,
     guarded,
+    number_option,
     open_channel,
     read_connection_options,
 )
@@ -280,16 +281,9 @@ def _report(message: str) -> None:
     print(f"gangline mirror: {message}", file=sys.stderr, flush=True)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}: expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
-        )
-    return seconds
+_seconds = number_option(
+    SECONDS_MIN, SECONDS_MAX, f": expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
+)
 
 
 def _feature(text: str) -> str:

@@ -28,6 +28,7 @@ from .connection import (
     connected,
     guarded,
     host_set_option,
+    number_option,
     read_connection_options,
 )
 from .permit import seconds_of
@@ -465,14 +466,7 @@ def _count_and_tier(text: str) -> tuple[int, str]:
     return int(number), tier
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 0 to 1")
-    return value
+_share = number_option(0.0, 1.0, ": expected a number from 0 to 1")
 
 
 def _priority(text: str) -> int:
@@ -500,16 +494,7 @@ def groups_option(text: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3] or 0)
 
 
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= RATE_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r}: expected GPU-hours, a number from 0 to {RATE_MAX:g}"
-        )
-    return value
+_rate = number_option(0.0, RATE_MAX, f": expected GPU-hours, a number from 0 to {RATE_MAX:g}")
 
 
 def count_of(text: str) -> int:

@@ -36,6 +36,7 @@ from .connection import (
     add_options,
     connected,
     guarded,
+    number_option,
     read_connection_options,
 )
 from .mirror import nodes_of, scontrol_text
@@ -170,14 +171,7 @@ def _job_number(text: str) -> str:
     return text
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = float("nan")
-    if not 0.0 <= share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a score from 0 to 1")
-    return share
+_share = number_option(0.0, 1.0, ": expected a score from 0 to 1")
 
 
 def _parser() -> argparse.ArgumentParser:
