@@ -9,8 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from math import exp, nan
 from typing import Any, Protocol, TypeVar
+
+
+@cache
+def gangline_version() -> str:
+    """Return the version that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gangline")
+    except PackageNotFoundError:
+        return "unknown"
+
 
 #: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
 #: beside it.

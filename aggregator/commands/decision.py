@@ -14,7 +14,7 @@ from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
 from ..decisions.inputs import InputsError, checked_part, node_names
-from ..service.decision_recorder import gangline_version
+from ..model import gangline_version
 from ..service.decision_replay import replayed_answer
 from ..service.decision_summary import MESSAGES, kind_name
 from .connection import (

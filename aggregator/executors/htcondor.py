@@ -28,6 +28,7 @@ from .model import (
     Scheduler,
     SchedulerError,
     Step,
+    attempt,
     together,
 )
 from .slurm import Run, run_command
@@ -101,7 +102,7 @@ class HTCondor(Scheduler):
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*, several at one time."""
         todo = list(steps)
-        errors = together([partial(_attempt, partial(self._apply_one, step)) for step in todo])
+        errors = together([partial(attempt, partial(self._apply_one, step)) for step in todo])
         return {step: error for step, error in zip(todo, errors, strict=True) if error}
 
     def _apply_one(self, step: Step) -> None:
@@ -221,14 +222,6 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     yield DoctorFinding(
         doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
     )  # fmt: skip
-
-
-def _attempt(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except SchedulerError as error:
-        return str(error)
-    return ""
 
 
 def _is_managed(slot: Mapping[str, Any]) -> bool:

@@ -350,6 +350,15 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
         return list(pool.map(lambda call: call(), calls))
 
 
+def attempt(call: Callable[[], object]) -> str:
+    """Return the error of *call*; "" where it succeeds."""
+    try:
+        call()
+    except SchedulerError as error:
+        return str(error)
+    return ""
+
+
 def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict[Step, str]:
     """Apply *steps* one after the other; return the error of each that failed."""
     errors: dict[Step, str] = {}
