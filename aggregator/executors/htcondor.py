@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from . import doctor
-from .doctor import DoctorFinding
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
     Capabilities,
+    DoctorFinding,
+    DoctorLevel,
     Drain,
     Node,
     NodeHold,
@@ -206,7 +206,7 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not answer."""
     version = condor.capabilities().version
     slots = condor.slots()
-    yield DoctorFinding(doctor.OK, f"HTCondor {version} answers: {len(slots)} machines")
+    yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
     short = sorted(
         name for name, several in slots.items()
         if any(_number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN for slot in several)
@@ -214,13 +214,13 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     if short:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
         yield DoctorFinding(
-            doctor.MISSING,
+            DoctorLevel.MISSING,
             f"MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
             f"while jobs run there, they are not drained. {HOW_TO_RETIRE}",
         )
     condor.read_jobs()
     yield DoctorFinding(
-        doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
+        DoctorLevel.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
     )  # fmt: skip
 
 

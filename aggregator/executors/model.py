@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -368,6 +369,23 @@ def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict
         except SchedulerError as error:
             errors[step] = str(error)
     return errors
+
+
+class DoctorLevel(StrEnum):
+    """How grave a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    SLOW = "slow"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One line: how grave, what is so, and what to do."""
+
+    level: DoctorLevel
+    text: str
 
 
 class Scheduler(ABC):

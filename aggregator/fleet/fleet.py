@@ -34,8 +34,7 @@ from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
 from .peers import PeerGroups
-from .tables import DeviceIdentities, DeviceTable, EverUp
-from .tracked_signals import TRACKED_SIGNALS
+from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
 
 # ----------------------------------------------------------------------
 # What is kept of the hosts' inventories: what judgement reads, equal things once.
