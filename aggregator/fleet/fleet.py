@@ -43,7 +43,7 @@ from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
 # attributes each: in memory that is 0.2 MB a host, and hosts of one make differ in little but the
 # serial numbers.
 
-#: Attributes that rules, `fleet.py`, `peers.py` and `pcie_topology.py` ask for.
+#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` ask for.
 ATTRIBUTES = (
     "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
     "vbios", "vendor",
