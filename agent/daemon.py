@@ -11,16 +11,14 @@ from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
 from ..contract.wire import telemetry_pb2
 from .clock import Clock, PeriodicSchedule
-from .collector import Collector, CollectOutcome, CollectResult, run_collector
-from .deadline_thread import DeadlineThread
+from .collector import Collector, CollectOutcome, CollectResult, DeadlineThread, run_collector
 from .events import EventPublisher
-from .frame_builder import FrameBuilder
+from .frame_builder import FrameBuilder, SharedTables
 from .latest import LatestReadings
 from .registration import InventoryCollector
 from .sampler.messages import TimedResult
 from .sampler.pool import SamplerPool
 from .self_metrics import SELF_METRICS_SECONDS, MemoryUsage, SelfMetrics, cpu_seconds
-from .shared_tables import SharedTables
 from .spool.event_queue import EventQueue
 from .spool.spool import Spool
 from .transport.client import Client

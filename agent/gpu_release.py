@@ -463,12 +463,6 @@ class GpuReleaser:
         self._pending.append(_PendingRelease(devices, now_ns + RELEASE_NS_MAX, on_done))
         self._complete_pending(now_ns)
 
-    def before_reset(
-        self, devices: frozenset[str], on_done: Callable[[Sequence[UnreleasedHandle]], None]
-    ) -> None:
-        """Let go of GPUs that are about to be reset by an instruction that was accepted."""
-        self.release(devices, RELEASE_SECONDS_DEFAULT, "reset", on_done)
-
     def apply_state_file(self) -> None:
         """Let go of what `gangline release` noted there while nobody answered: since this agent began to sample."""
         now_ns, released = self._clock.boottime_ns(), self._samplers.released()

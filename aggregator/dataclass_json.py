@@ -39,7 +39,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """Return *value*, as `to_plain` left it, as *kind*. Keys that this version does not know are dropped.
+    """Return *value*, as `to_plain` left it, as *kind*; what is of it already stays. Keys that this version does not know are dropped.
 
     Raises TypeError, KeyError, ValueError.
     """
@@ -53,6 +53,8 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is dict:
         return {key: from_plain(inner[1], one) for key, one in value.items()}
     if is_dataclass(kind):
+        if isinstance(value, typing.cast(type, kind)):
+            return value
         hints = _hints(typing.cast(type, kind))
         given = {name: from_plain(hints[name], one) for name, one in value.items() if name in hints}
         return typing.cast(type, kind)(**given)

@@ -18,6 +18,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Put *data* at *path*, durably: after a power cut it is the old content or the new. Raises OSError."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)
+
+
 # ----------------------------------------------------------------------
 # Copying files whole: with their checksum, durable, and seen while it goes on.
 

@@ -5,12 +5,25 @@ The enumerations follow `contract/wire/score.proto`, number by number (a test ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from math import exp, nan
 from typing import Any, Protocol, TypeVar
+
+
+@cache
+def gangline_version() -> str:
+    """Return the version that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gangline")
+    except PackageNotFoundError:
+        return "unknown"
+
 
 #: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
 #: beside it.
@@ -236,45 +249,3 @@ class Finding:
     since_ns: int
     cleared_ns: int = 0  # 0: still so
     clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"
-
-
-# ----------------------------------------------------------------------
-# What fleet and declarations need of the wire's messages, so that they can be fed without gRPC.
-
-
-class RegisteredDevice(Protocol):
-    """`telemetry_pb2.Device`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def attributes(self) -> Mapping[str, str]: ...
-
-
-class ReceivedEvent(Protocol):
-    """`telemetry_pb2.HealthEvent`."""
-
-    @property
-    def event_id(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def code(self) -> int: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def boottime_ns(self) -> int: ...
-    @property
-    def last_boottime_ns(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def process_name(self) -> str: ...
-    @property
-    def forms(self) -> Sequence[str]: ...
-    @property
-    def attributes(self) -> Mapping[str, str]: ...

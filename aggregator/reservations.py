@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .counter_deltas import Indexes
-from .durable_file import sync_folder
+from .durable_file import replace_file
 from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted, ServiceUnavailable
 
 FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20
@@ -152,7 +151,7 @@ class Reservations:
                 return
             changes, data = self._changes, self._encoded()
             try:
-                await asyncio.to_thread(_write, self._path, data)
+                await asyncio.to_thread(replace_file, self._path, data)
             except OSError as error:
                 raise ServiceUnavailable(
                     f"reservations cannot be stored: {error.strerror or error}; nothing is reserved"
@@ -249,14 +248,3 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
         ):
             raise TypeError("a field of the wrong type")
     return int(fields["last_token"]), found
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace the file at *path*, durably. Raises OSError."""
-    new = path.with_suffix(".new")
-    with open(new, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_folder(path.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,21 +79,14 @@ def watch_rule(
     factor: float,
     enter_seconds: float = 0.0,
     leave_seconds: float = 60.0,
+    state: HealthState = HealthState.WATCH,
 ) -> Rule:
     """Return a rule that is WATCH: worth a look, and no reason to take the host away."""
-    return Rule(name, HealthState.WATCH, reason, clears, enter_seconds, leave_seconds, factor)
+    return Rule(name, state, reason, clears, enter_seconds, leave_seconds, factor)
 
 
-def suspect_rule(
-    name: str,
-    reason: Reason,
-    clears: str,
-    factor: float,
-    enter_seconds: float = 0.0,
-    leave_seconds: float = 60.0,
-) -> Rule:
-    """Return a rule that is SUSPECT: the host is likelier to fail than most."""
-    return Rule(name, HealthState.SUSPECT, reason, clears, enter_seconds, leave_seconds, factor)
+#: As `watch_rule`, of a rule that is SUSPECT: the host is likelier to fail than most.
+suspect_rule = partial(watch_rule, state=HealthState.SUSPECT)
 
 
 # ----------------------------------------------------------------------

@@ -28,7 +28,6 @@ from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
 from .auth.access import AccessControl
 from .calibration_log import CalibrationLog
-from .clock_jump import ClockJumpDetector
 from .config import (
     PORT_MAX,
     SCORES_AUTO,
@@ -42,7 +41,7 @@ from .fleet.fleet import Fleet
 from .hazard.models import ModelRegistry
 from .ingest.clocks import ClockWriter
 from .ingest.ingest import Ingest
-from .judge_loop import JudgeLoop, SnapshotHolder, restore_from_store
+from .judge_loop import ClockJumpDetector, JudgeLoop, SnapshotHolder, restore_from_store
 from .metrics import CallCounters
 from .metrics_server import AggregatorMetricsServer, listener
 from .monitoring.host_metrics import host_families

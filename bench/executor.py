@@ -22,17 +22,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import grpc
-
 from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor
 from gangline.aggregator.executors.ledger import ExecutorLedger
 from gangline.aggregator.executors.model import PlaceHold, Requeue, StartNow, Step
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
 from gangline.aggregator.executors.slurm import Slurm, run_command
-from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
+from tests.aggregator.executors.advice_server import (
+    LIMITS,
+    AdviceServer,
+    connected_client,
+    serving_advice,
+)
 from tests.slurm.plugin_cluster import running_cluster
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 
@@ -72,19 +74,16 @@ def executing(
     """Have an executor that turns in a thread of its own."""
     config = ExecutorConfig(ledger=str(folder), **settings)  # type: ignore[arg-type]
     wake = threading.Event()
-    with grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS) as channel:
-        client = AggregatorClient(channel, config.actor, wake.set, str)
+    with connected_client(advice, config.actor, wake.set) as client:
         ledger = ExecutorLedger(folder / "ledger.json")
         executor = Executor(config, slurm, client, ledger, NodeNames(), wake=wake)
         thread = threading.Thread(target=executor.run)
-        client.start()
         thread.start()
         try:
             yield executor
         finally:
             executor.stop()
             thread.join()
-            client.close()
 
 
 def run(seed: int) -> list[Result]:

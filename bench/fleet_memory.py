@@ -83,7 +83,7 @@ def _resident_bytes() -> int:
 def _child(hosts: int) -> dict[str, float]:
     """Return what the state takes in this process, in bytes, and how long a judgement takes."""
     from gangline.aggregator.fleet.fleet import Fleet
-    from gangline.aggregator.fleet.tracked_signals import TRACKED_SIGNALS
+    from gangline.aggregator.fleet.tables import TRACKED_SIGNALS
     from gangline.aggregator.ingest.frame_reader import CATALOGUE
     from gangline.aggregator.scoring.evaluate import evaluate
     from gangline.aggregator.server import Aggregator  # noqa: F401 - as the service has it

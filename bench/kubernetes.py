@@ -15,17 +15,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
-
 from bench.measure import Result, percentile
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor
 from gangline.aggregator.executors.kubernetes_api import ApiServer
 from gangline.aggregator.executors.kubernetes_state import ConfigMapLedger
 from gangline.aggregator.executors.model import PlaceHold, RemoveHold
 from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
-from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
+from tests.aggregator.executors.advice_server import AdviceServer, connected_client, serving_advice
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
 from tests.kubernetes_cluster import MISSING, UsedCluster, executor_cluster, has_kubernetes
 from tests.processes import GUARD_SECONDS
@@ -66,10 +63,7 @@ def _start_executor(
     config, wake = KubernetesConfig(report_outcomes=False), threading.Event()
     api = ApiServer(cluster.access)
     stack.callback(api.close)
-    channel = stack.enter_context(grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS))
-    client = AggregatorClient(channel, config.actor, wake.set, NodeNames().node_of)
-    client.start()
-    stack.callback(client.close)
+    client = stack.enter_context(connected_client(advice, config.actor, wake.set))
     ledger = ConfigMapLedger(api, config.namespace, config.state_name)
     executor = Executor(config, site.kubernetes, client, ledger, NodeNames(), wake=wake)
     thread = threading.Thread(target=executor.run)

@@ -24,8 +24,8 @@ SLOWER_RATIO_MAX = 0.97
 EARLIER_RUNS_MAX = 32
 #: Normal quantiles: of a 90 % interval, and of the budget for false alarms: of runs that are as before 1 % are said to be slower.
 _Z, _Z_VERDICT = 1.6449, 2.3263
-#: Of a slowdown, the part that more waiting explains: above, someone was waited for; below, the work itself took longer.
-WAITING_EXPLAINS_MIN, WAITING_EXPLAINS_MAX = 0.5, 0.25
+#: Of a slowdown, the part that more waiting explains: below, the work itself took longer.
+WAITING_EXPLAINS_MAX = 0.25
 #: A host is slow over so many workloads, and in so many runs, or nothing is said of it.
 WORKLOADS_MIN, RUNS_OF_HOST_MIN = 2, 3
 #: Hosts that are looked at: those that were in slow runs the most often.

@@ -21,16 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from gangline.aggregator.advisories.advisory import Action, AdvisoryState
-from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor
 from gangline.aggregator.executors.kubernetes import Kubernetes
 from gangline.aggregator.executors.kubernetes_api import ApiServer
 from gangline.aggregator.executors.kubernetes_state import ConfigMapLedger
 from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
-from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
+from tests.aggregator.executors.advice_server import AdviceServer, connected_client, serving_advice
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
 from tests.kubernetes_cluster import MISSING, UsedCluster, executor_cluster, has_kubernetes
 from tests.processes import GUARD_SECONDS
@@ -93,12 +90,7 @@ class KubernetesSoak:
 
         api.call = guarded
         config = KubernetesConfig(poll_seconds=0.2, nodes_poll_seconds=1.0)
-        channel = life.enter_context(
-            grpc.insecure_channel(self.advice.address, options=CHANNEL_OPTIONS)
-        )
-        client = AggregatorClient(channel, config.actor, lambda: None, NodeNames().node_of)
-        client.start()
-        life.callback(client.close)
+        client = life.enter_context(connected_client(self.advice, config.actor, lambda: None))
         while True:
             try:
                 ledger = ConfigMapLedger(api, config.namespace, config.state_name)

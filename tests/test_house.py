@@ -36,12 +36,12 @@ ALLOWED = {
 #: part -> its folders, and its own files, bottom to top: each imports only what is in the lines before its own.
 LAYERS = {
     "agent": (
-        "clock diagnostic frame_builder gpu_list latest log shared_tables spool",
+        "clock diagnostic frame_builder gpu_list latest log spool",
         "events transport",
         "hardware",
         "collector config kernel_log",
         "registration",
-        "collectors deadline_thread service",
+        "collectors service",
         "inventory self_metrics",
         "sampler",
         "gpu_release recorder",
@@ -51,7 +51,7 @@ LAYERS = {
         "__main__",
     ),
     "aggregator": (
-        "clock_jump counter_deltas dataclass_json durable_file errors host_sets metrics metrics_server model process_limits sql workers",
+        "counter_deltas dataclass_json durable_file errors host_sets metrics metrics_server model process_limits sql workers",
         "rule_declaration",
         "rule_catalogue",
         "exposition",

@@ -67,7 +67,7 @@ class MetricSource(NamedTuple):
     bits: int = 64
 
 
-MEGAHERTZ, KIBIBYTES = 1e6, 1024.0
+MEGAHERTZ = 1e6
 SOURCES = (
     # Each compute die (XCD) has a clock of its own; those that the part lacks read as all ones.
     MetricSource("gpu.sm_clock_hertz", ("current_gfxclk",), MEGAHERTZ, MEAN, 1, 10_000),

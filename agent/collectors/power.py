@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...contract.signal import Pace
@@ -80,50 +80,47 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
 
 def hwmon_1s(roots: Roots) -> CounterFileCollector:
     """Power sensors: the whole node's where the BMC shows it, a PSU's, a NIC's."""
-    return CounterFileCollector(
-        CollectorSpec(
-            "hwmon_1s",
-            Pace.SECOND,
-            ("hwmon_1s",),
-            lambda: [
-                CounterDevice(
-                    name,
-                    s.prefix,
-                    {"hwmon.power_watts": FileField(s.reading, scale=1e-6)},
-                    responder=_chip(name),
-                )
-                for name, s in host.sensors(roots.sys).items()
-                if s.kind == "power"
-            ],
-            "no power sensor in /sys/class/hwmon",
-            enters_driver=True,
-            list_seconds=60,
-            change_key=Glance(roots.sys / "class/hwmon").look,
-            wait_seconds_max=300,
-        )
-    )
+
+    def devices() -> list[CounterDevice]:
+        return [
+            CounterDevice(
+                name,
+                s.prefix,
+                {"hwmon.power_watts": FileField(s.reading, scale=1e-6)},
+                responder=_chip(name),
+            )
+            for name, s in host.sensors(roots.sys).items()
+            if s.kind == "power"
+        ]
+
+    return _hwmon("hwmon_1s", Pace.SECOND, roots, devices, "no power sensor")
 
 
 def hwmon_10s(roots: Roots) -> CounterFileCollector:
     """Heat, fans, voltages, caps. Many ask their device: an NVMe by an admin command, a NIC or a BMC by
     its firmware, a processor by waking the core."""
+
+    def devices() -> list[CounterDevice]:
+        return [
+            CounterDevice(name, s.prefix, _SENSORS[s.kind], responder=_chip(name))
+            for name, s in host.sensors(roots.sys).items()
+            if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
+        ]
+
+    missing = "no sensor of heat, fans or voltages"
+    return _hwmon("hwmon_10s", Pace.TEN_SECONDS, roots, devices, missing)
+
+
+def _hwmon(
+    name: str, pace: Pace, roots: Roots, devices: Callable[[], list[CounterDevice]], missing: str
+) -> CounterFileCollector:
+    folder = "class/hwmon"
     return CounterFileCollector(
         CollectorSpec(
-            "hwmon_10s",
-            Pace.TEN_SECONDS,
-            ("hwmon_10s",),
-            lambda: [
-                CounterDevice(name, s.prefix, _SENSORS[s.kind], responder=_chip(name))
-                for name, s in host.sensors(roots.sys).items()
-                if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
-            ],
-            "no sensor of heat, fans or voltages in /sys/class/hwmon",
-            enters_driver=True,
-            list_seconds=60,
-            change_key=Glance(roots.sys / "class/hwmon").look,
-            wait_seconds_max=300,
+            name, pace, (name,), devices, f"{missing} in /sys/{folder}", enters_driver=True, list_seconds=60,
+            change_key=Glance(roots.sys / folder).look, wait_seconds_max=300,
         )
-    )
+    )  # fmt: skip
 
 
 def _chip(sensor: str) -> str:

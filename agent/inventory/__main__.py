@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..hardware.files import Roots
-from . import HostDevice, amd_gpus, host, links
-from .gpus import gpus
+from . import HostDevice, host, links
+from .gpus import amd_devices, gpus
 
 #: In the order in which they are printed.
 SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
@@ -31,7 +31,7 @@ SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
     "RDMA ports": links.rdma,
     "network interfaces": links.interfaces,
     "GPUs": gpus,
-    "AMD GPUs": amd_gpus.gpus,
+    "AMD GPUs": amd_devices,
 }
 
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     left_out = None if options.leave_out == "all" else _names(options.leave_out)
     sections = SECTIONS | {
         "GPUs": lambda roots: gpus(roots, left_out),
-        "AMD GPUs": lambda roots: amd_gpus.gpus(roots, left_out),
+        "AMD GPUs": lambda roots: amd_devices(roots, left_out),
     }
     found, problems = run_sections(sections, roots, options.seconds)
     answer = {

@@ -1,133 +1,21 @@
-"""Lines of NVIDIA's drivers: XID, SXID, and what of the rest has weight.
-
-Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
-osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms as in
-logs of drivers 3xx and 4xx.
-"""
+"""What each kind of line of the kernel log tells: lines of GPU drivers (`gpu_rules.py`), and of the rest of the host."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from ...contract.xid.decode import VARYING, decode
 from ..hardware.network import was_up
-from .amdgpu import AMDGPU_RULES
+from .gpu_rules import AMDGPU_RULES, NVIDIA_RULES
 from .record import (
-    ATTRIBUTES_MAX,
     BDF,
     LINE_CHARACTERS_MAX,
-    PCI,
-    PCI_WITH_DOMAIN,
-    VALUE_CHARACTERS_MAX,
     LinePart,
     LineRule,
     ParsedLine,
-    printable,
     rule,
 )
-
-XID, SXID, LOST, MESSAGE = "gpu.xid", "nvswitch.sxid", "gpu.lost", "gpu.driver_message"
-
-#: Words by which a line of the driver is worth an event though it bears no XID.
-_NOTABLE = (
-    r"RmInitAdapter failed",
-    r"rm_init_adapter failed",
-    r"crash dump",
-    r"needs to be reset",
-    r"non-zero usage count",
-    r"is probably locked",
-    r"API mismatch",
-    r"GPU recovery",
-    r"BAR\d+ is 0M",
-    r"This PCI I/O region assigned to your NVIDIA device is invalid",
-    r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
-    r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
-    r"Xid \(",  # a line of this kind that the rules above could not read
-)
-_ANY_NOTABLE = "|".join(_NOTABLE)
-
-NVIDIA_RULES = (
-    rule(
-        XID,
-        "NVRM:",
-        rf"NVRM: Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
-        r"(?: GPU-CI:(?P<compute_instance>\d+))?[^)]{0,64}\): (?P<code>\d{1,9})\b"
-        r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
-    ),
-    rule(
-        LOST,
-        "NVRM:",
-        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(?P<pci>{PCI_WITH_DOMAIN})\b.{{0,240}}?"
-        r"fallen off the bus",
-    ),
-    rule(
-        MESSAGE,
-        "NVRM:",
-        rf"NVRM:(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?).{{0,240}}?(?:{_ANY_NOTABLE})",
-    ),
-    rule(
-        MESSAGE,
-        "nvidia",
-        rf"nvidia(?:: probe of)? (?P<pci>{PCI})(?:: probe with driver nvidia)? failed with error",
-    ),
-    rule(
-        SXID,
-        "SXid",
-        rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}}), "
-        r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)",
-        part=LinePart.DETAIL,
-        group="sxid",
-    ),
-    rule(
-        SXID,
-        "SXid",
-        rf"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}})\b"
-        r"(?:, [A-Za-z-]+)?(?:, Link (?P<link>\d+))?",
-        group="sxid",
-    ),
-)
-
-
-# ----------------------------------------------------------------------
-# What NVIDIA's driver means beyond the form of its lines: read by the XID policy's decoder.
-
-#: What of a line of `VARYING` tells it from the next of its code, besides its severity. Each is an incident
-#: of its own, so every line of theirs is decoded.
-_SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
-
-
-class XidDecoder:
-    """Adds to an XID or SXID what its words say by the driver that is loaded."""
-
-    def __init__(self, driver_version: Callable[[], str]) -> None:
-        """*driver_version* as `575.57.08`, "" when it is not known; asked for each line decoded."""
-        self._driver_version = driver_version
-        for code, table in (
-            (145, "xid"),
-            (0, "sxid"),
-        ):  # the tables are read now, not when it counts
-            decode(code, "", table=table)
-
-    def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return the notice with what was decoded, all but these two as it is. Never raises."""
-        if parsed.name not in (XID, SXID):
-            return parsed
-        table = "xid" if parsed.name == XID else "sxid"
-        decoded = decode(parsed.code, text, self._driver_version(), table)
-        attributes = {
-            name: printable(value, VALUE_CHARACTERS_MAX)
-            for name, value in {**parsed.attributes, **decoded.attributes}.items()
-        }
-        scope = ""
-        if parsed.name == SXID or parsed.code in VARYING:
-            scope_parts = (decoded.attributes.get(name, "") for name in _SCOPE_ATTRIBUTES)
-            scope = " ".join((decoded.severity.value, *scope_parts))[:VALUE_CHARACTERS_MAX]
-        limited = dict(list(attributes.items())[:ATTRIBUTES_MAX])
-        return parsed._replace(attributes=limited, scope=scope)
-
 
 # ----------------------------------------------------------------------
 # Lines of PCIe error reporting: AER, downstream port containment, hotplug (drivers/pci/pcie/aer.c,

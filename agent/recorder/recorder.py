@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ...contract.recording import (
     SECONDS_MAX,
+    TEXT_CHARACTERS_MAX,
     GpuRecording,
     RecordingError,
     decode_recording,
@@ -30,7 +31,70 @@ from ..clock import Clock
 from ..sampler.pool import SamplerPool
 from ..transport.recording_uploads import RecordingUpload, RecordingUploads
 from .storage import NoRecordingError, RecordingStorage
-from .triggers import SECOND_NS, RecordingTriggers, event_reason
+
+# ----------------------------------------------------------------------
+# When a recording is stored without anybody who requests it: decisions without clock or I/O of their own.
+
+SECOND_NS = 1_000_000_000
+#: After what began, so that a recording shows what came of it too.
+AFTER_NS = 30 * SECOND_NS
+#: At most one recording is stored in this time: of a storm the first, and then one a minute.
+INTERVAL_NS = 60 * SECOND_NS
+#: Reasons of one recording that are named; more are counted.
+REASONS_MAX = 3
+REASON_CHARACTERS_MAX = 120
+#: Events that GPUs' samples explain, and whether their code tells weight from noise (0 is corrected, or over).
+RECORDED_EVENTS = {
+    "gpu.xid": False,
+    "gpu.lost": False,
+    "gpu.driver_event": False,
+    "gpu.driver_message": False,
+    "nvswitch.sxid": False,
+    "pcie.aer": True,
+    "probe.hung": False,
+    "probe.driver_hung": False,
+}
+
+
+def event_reason(event: HealthEvent) -> str:
+    """Return why an event is recorded; "" for one that is not."""
+    if event.name not in RECORDED_EVENTS or (RECORDED_EVENTS[event.name] and not event.code):
+        return ""
+    if event.attributes.get("state") == "back" or event.revision:
+        return ""  # it is over, or told before
+    code = f" {event.code}" if event.name in ("gpu.xid", "nvswitch.sxid") else ""
+    return f"{event.name}{code} {event.device}".strip()[:REASON_CHARACTERS_MAX]
+
+
+class RecordingTriggers:
+    """Reasons in, and the moment for a recording out. Times are boot time."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+        self._more = 0
+        self._due_ns = 0
+        self._recorded_ns = -INTERVAL_NS
+
+    def add(self, reason: str, now_ns: int) -> None:
+        """Something began. What begins before the recording is due goes with it."""
+        if not self._reasons:
+            self._due_ns = max(now_ns + AFTER_NS, self._recorded_ns + INTERVAL_NS)
+        if reason in self._reasons:
+            return
+        if len(self._reasons) < REASONS_MAX:
+            self._reasons.append(reason)
+        else:
+            self._more += 1
+
+    def take(self, now_ns: int) -> str:
+        """Return why a recording is due now, once; "" while none is."""
+        if not self._reasons or now_ns < self._due_ns:
+            return ""
+        more = f" and {self._more} more" if self._more else ""
+        text = ("; ".join(self._reasons) + more)[:TEXT_CHARACTERS_MAX]
+        self._reasons, self._more, self._recorded_ns = [], 0, now_ns
+        return text
+
 
 #: A sampler that does not record within so long hangs in a driver.
 ORDER_NS_MAX = 5 * SECOND_NS

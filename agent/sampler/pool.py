@@ -16,10 +16,19 @@ from ..events import EventPublisher
 from . import messages
 from .abandoned import AbandonedProcess, AbandonedProcessFile
 from .forkserver import ProcessReport, StallReason
-from .messages import DCGM, GPU, PROCESSES_MAX, Action, CollectorGroups, ReportEvent, TimedResult
+from .messages import (
+    DCGM,
+    GPU,
+    PROCESSES_MAX,
+    RECORDING_AREA,
+    Action,
+    CollectorGroups,
+    RecordingArea,
+    ReportEvent,
+    TimedResult,
+)
 from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
-from .recording_area import RECORDING_AREA, RecordingArea
 from .supervisor import Supervisor
 
 # ----------------------------------------------------------------------

@@ -26,12 +26,14 @@ from ..events import EventPublisher
 from ..self_metrics import pss_bytes
 from .messages import (
     NO_DEVICES,
+    RECORDING_AREA,
     CodecError,
     CollectorGroups,
     Command,
     End,
     MessageBuffer,
     RecordCommand,
+    RecordingArea,
     SampleBatchEncoder,
     SamplerTask,
     SamplesRecorded,
@@ -42,7 +44,6 @@ from .messages import (
     encode_inventory,
     encode_recorded,
 )
-from .recording_area import RECORDING_AREA, RecordingArea
 
 SECOND_NS = 1_000_000_000
 #: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.

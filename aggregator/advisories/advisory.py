@@ -571,7 +571,7 @@ class AdvisoryLimits:
     #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
     missed_seconds: float = 86_400.0
     #: A new case waits so long for others of the same cause. A certain fault of a host's own device does not
-    #: (`gathering.py`).
+    #: (`proposals.py`).
     gather_seconds: float = 3.0
     #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
     silent_seconds: float = 1800.0

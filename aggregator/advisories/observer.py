@@ -11,7 +11,7 @@ from ..counter_deltas import Codes
 from ..declared.model import Declared
 from ..model import Evidence, HostScore
 from ..scoring.evaluate import Judgement
-from ..scoring.outage import OUTAGE_SECONDS_MAX
+from ..scoring.missing_readings import OUTAGE_SECONDS_MAX
 from ..scoring.results import Hosts
 from . import policy
 from .advisory import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
@@ -508,10 +508,3 @@ def _row_matches(row: PolicyRow, value: float) -> bool:
         return not row.codes or int(value) in row.codes
     first = row.when[0]
     return first.compare not in ("==", "in") or bool(first.other) or first.holds(value, None)
-
-
-def all_policy_texts() -> Iterator[str]:
-    """Yield what every row of every policy says to do."""
-    yield from (row.action for row in xid_rows().values())
-    yield from (row.action for row in sxid_rows().values())
-    yield from (row.action for row in builtin().rows if row.action)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Container, Sequence
 
-from . import gathering, limits
+from . import limits
 from .advisory import (
     SILENCE_REASON,
     Action,
@@ -15,6 +16,7 @@ from .advisory import (
     Case,
     Scope,
     gravity,
+    is_own_device_fault,
     removes_host,
     seconds_ns,
 )
@@ -25,8 +27,62 @@ from .limits import (
     suppression_reason,
     unavailable_reason,
 )
-from .shared_causes import group_shared_causes, lower_advisory
+from .shared_causes import domains_of, group_shared_causes, lower_advisory
 from .state import Hold, OpenCase, StateEditor
+
+# ----------------------------------------------------------------------
+# Which new cases wait for others of the same cause: what hosts can share, and who is not alone.
+#
+# A certain fault of a host's own device is proposed at once. If another host of one of its domains fell with it, it
+# waits like the rest: three such hosts are one cause. A cause that is found later takes the first one in
+# (`shared_causes.py`).
+
+#: When cases began and of which host, in order, by the subject of what they may share.
+BeginTimes = dict[str, list[tuple[int, str]]]
+
+
+def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
+    """Return the keys of those of *waiting* that wait for others of their cause. Silence has a longer wait of its own."""
+    earliest_ns = editor.after(-editor.limits.gather_seconds)
+    recent = [one.case for one in waiting if one.seen_ns > earliest_ns]
+    recent = [case for case in recent if case.reason != SILENCE_REASON]
+    own = [case for case in recent if is_own_device_fault(case)]
+    begin_times = _begin_times(editor, own) if own else {}
+    span_ns = seconds_ns(editor.limits.shared_seconds)
+    return {
+        case.key
+        for case in recent
+        if not is_own_device_fault(case) or _has_company(case, begin_times, span_ns)
+    }
+
+
+def _begin_times(editor: StateEditor, own: Sequence[Case]) -> BeginTimes:
+    """Return when the cases began that may have begun with one of *own*."""
+    span_ns = seconds_ns(editor.limits.shared_seconds)
+    earliest_ns = min(case.since_ns for case in own) - span_ns
+    latest_ns = max(case.since_ns for case in own) + span_ns
+    begin_times: BeginTimes = defaultdict(list)
+    for case in [one.case for one in editor.state.cases.values()]:
+        if earliest_ns <= case.since_ns <= latest_ns:
+            for domain in domains_of(case.place, case.reason):
+                begin_times[domain.subject].append((case.since_ns, case.host))
+    for times in begin_times.values():
+        times.sort()
+    return begin_times
+
+
+def _has_company(case: Case, begin_times: BeginTimes, span_ns: int) -> bool:
+    """Say whether another host, of one of the domains of *case*, fell within *span_ns* of it."""
+    for domain in domains_of(case.place, case.reason):
+        times = begin_times[domain.subject]
+        for at in range(bisect_left(times, (case.since_ns - span_ns, "")), len(times)):
+            since_ns, host = times[at]
+            if since_ns > case.since_ns + span_ns:
+                break
+            if host != case.host:
+                return True
+    return False
+
 
 RELAPSES_COUNTED_MAX = 4
 
@@ -68,15 +124,15 @@ def _propose_for_hosts(
     *withheld_keys*: cases of a cause of which nothing is said now; nor is it here.
     """
     due: dict[str, list[OpenCase]] = defaultdict(list)
-    gathering_keys = gathering.gathering_keys(editor, waiting)
+    gathering = gathering_keys(editor, waiting)
     for one in waiting:
-        if _is_due(editor, one, gathering_keys):
+        if _is_due(editor, one, gathering):
             due[one.case.host].append(one)
     if not due:
         return
     cases_by_host: dict[str, list[OpenCase]] = defaultdict(list)
     for one in editor.state.cases.values():
-        waits = not one.advisory and one.case.key in gathering_keys
+        waits = not one.advisory and one.case.key in gathering
         if not waits and one.case.key not in withheld_keys:
             cases_by_host[one.case.host].append(one)
     order = sorted((-gravity(gravest_case(_cases(new)).action), host) for host, new in due.items())
@@ -91,11 +147,11 @@ def _propose_for_hosts(
             full = full or limits.proposal_refusal(editor, -grave)  # what comes is no graver
 
 
-def _is_due(editor: StateEditor, one: OpenCase, gathering_keys: Container[str]) -> bool:
+def _is_due(editor: StateEditor, one: OpenCase, gathering: Container[str]) -> bool:
     """Say whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
     if one.case.reason == SILENCE_REASON:
         return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
-    return one.case.key not in gathering_keys
+    return one.case.key not in gathering
 
 
 def _cases(open_cases: Sequence[OpenCase]) -> list[Case]:

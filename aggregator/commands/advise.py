@@ -20,12 +20,10 @@ from .connection import (
     FAILED,
     NOT_FOUND,
     OK,
-    REPLY_BYTES_MAX,
     CommandError,
     add_options,
-    command_error,
+    connected,
     guarded,
-    open_channel,
     read_connection_options,
 )
 from .host_table import enum_name
@@ -55,15 +53,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
+    with connected(read_connection_options(options)) as channel:
         stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            answer = HANDLERS[options.what](stub, options)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        answer = HANDLERS[options.what](stub, options)
     if options.json:
         fields = MessageToDict(
             answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

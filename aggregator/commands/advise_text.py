@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import math
 import sys
 import textwrap
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...contract.wire import advisory_pb2 as wire
-from .connection import DEADLINE_SECONDS, host_set_option
+from .connection import DEADLINE_SECONDS, host_set_option, number_option
 from .host_table import enum_name
 from .terminal import cut, table, width_of
 
@@ -143,14 +142,7 @@ def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     return "\n".join(lines)
 
 
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = math.nan
-    if not 0.01 <= hours <= HOURS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected hours from 0.01 to {HOURS_MAX:g}")
-    return hours
+_hours = number_option(0.01, HOURS_MAX, f": expected hours from 0.01 to {HOURS_MAX:g}")
 
 
 RIGHT = ("waiting", "acting")

@@ -7,15 +7,15 @@ import dataclasses
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from ... import cli
 from ...contract.settings import SettingsError, load, setting
@@ -28,10 +28,7 @@ from ...contract.tls import (
     read_token,
     speaks_tls,
 )
-from ...contract.wire import score_pb2
-from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from ..config import is_loopback
-from .score_port import ScorePort
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
@@ -180,15 +177,15 @@ def open_channel(
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
 
 
-def score_port(
-    connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
-) -> ScorePort:
-    """Return what asks the score process in a loop, and *channel* where that does not answer."""
-
-    def connect(address: str) -> grpc.Channel:
-        return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
-
-    return ScorePort(connection_options.aggregator, channel, connect)
+@contextmanager
+def connected(connection_options: ConnectionOptions) -> Iterator[grpc.Channel]:
+    """Yield a channel to the aggregator that takes large replies. What a call on it raises becomes a CommandError."""
+    large_replies = [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    with open_channel(connection_options, large_replies) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
 
 
 def open_aio_channel(
@@ -330,7 +327,6 @@ OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FO
 DEADLINE_SECONDS = 5.0
 #: What answers nothing to a connect for so long is not there.
 PROBE_SECONDS = 1.0
-PAGE_SIZE = 1000
 #: A page of 1,000 nodes in full view, with room.
 REPLY_BYTES_MAX = 64 << 20
 
@@ -341,121 +337,6 @@ ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
 #: Horizons that a score may be asked for.
 HOURS_MIN, HOURS_MAX = 0.1, 168.0
-
-T = TypeVar("T")
-
-
-class ScoreClient:
-    """Score calls, each with a deadline. Raises CommandError with words."""
-
-    def __init__(
-        self,
-        target: str | ConnectionOptions,
-        deadline_seconds: float = DEADLINE_SECONDS,
-        *,
-        in_loop: bool = False,
-    ) -> None:
-        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it.
-
-        *in_loop*: for who asks for `hosts` again and again: the score process answers where there is one.
-        """
-        self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
-        self._deadline_seconds = deadline_seconds
-        options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
-        #: For calls of other services.
-        self.channel = open_channel(self.connection_options, options)
-        self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        self._score_port: ScorePort | None = None
-        if in_loop:
-            self._score_port = score_port(self.connection_options, self.channel, options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._score_port is not None:
-            self._score_port.close()
-        self.channel.close()
-
-    def hosts(self, hours: float | None = None, *, full: bool = False) -> ScoreListing:
-        """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
-        view = score_pb2.FULL if full else score_pb2.BASIC
-
-        def listed(stub: Any) -> ScoreListing:
-            scores: list[score_pb2.NodeScore] = []
-            token = ""
-            while True:
-                request = score_pb2.ListNodeScoresRequest(
-                    page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
-                )
-                reply = stub.ListNodeScores(request, timeout=self._deadline_seconds)
-                scores += reply.node_scores
-                token = reply.next_page_token
-                if not token:
-                    return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
-
-        try:
-            return self._score_port.ask(listed) if self._score_port else listed(self._stub)
-        except grpc.RpcError as error:
-            raise command_error(error, self.connection_options) from error
-
-    def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
-        """Return one host in full. Raises CommandError(NOT_FOUND)."""
-        request = score_pb2.GetNodeScoreRequest(
-            name=f"nodes/{name}", view=score_pb2.FULL, horizon=_horizon(hours)
-        )
-        score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
-        return score
-
-    def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return by host how much longer a step of *job* would take there, and from which run that is known, in words.
-
-        Raises CommandError(NOT_FOUND).
-        """
-        workload = score_pb2.Workload(job=job)
-        reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
-        names = self.names()
-        by_host = zip(reply.node_index, reply.expected_slowdown, strict=True)
-        return {names[index]: slowdown for index, slowdown in by_host}, reply.workload_source
-
-    def names(self) -> list[str]:
-        """Return the names of all hosts."""
-        return list(self._dictionary().names)
-
-    def scores_address(self) -> str:
-        """Return where schedulers ask for scores and plans in a loop; "": where we ask."""
-        port = self._dictionary().scores_port
-        host, _, own = self.connection_options.aggregator.rpartition(":")
-        return f"{host}:{port}" if port not in (0, int(own)) else ""
-
-    def _dictionary(self) -> score_pb2.NodeDictionary:
-        reply: score_pb2.NodeDictionary = self._call(
-            self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest()
-        )
-        return reply
-
-    def _call(self, method: Callable[..., T], request: object) -> T:
-        try:
-            return method(request, timeout=self._deadline_seconds)
-        except grpc.RpcError as error:
-            raise command_error(error, self.connection_options) from error
-
-
-class ScoreListing:
-    """All hosts of one snapshot."""
-
-    def __init__(
-        self,
-        scores: Iterable[score_pb2.NodeScore],
-        version: int,
-        degraded_reason: str,
-        alarms: Iterable[str] = (),
-    ) -> None:
-        """*alarms*: what stands against the aggregator itself, in words."""
-        self.scores = list(scores)
-        self.version = version
-        self.degraded_reason = degraded_reason
-        self.alarms = list(alarms)
 
 
 def command_error(
@@ -499,14 +380,6 @@ def command_error(
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
 
 
-def _horizon(hours: float | None) -> Duration | None:
-    if hours is None:
-        return None
-    horizon = Duration()
-    horizon.FromNanoseconds(round(hours * 3600e9))
-    return horizon
-
-
 def _is_known(host: str) -> bool:
     try:
         return bool(socket.getaddrinfo(host, None))
@@ -540,17 +413,24 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _hours(text: str) -> float:
-    """Return the hours of *text*. Raises argparse.ArgumentTypeError with words."""
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = nan
-    if not HOURS_MIN <= hours <= HOURS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}, expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
-        )
-    return hours
+def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
+    """Return what reads a number from *low* to *high*, as an option's type. *message* follows what was given instead."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}{message}")
+        return value
+
+    return parse
+
+
+_hours = number_option(
+    HOURS_MIN, HOURS_MAX, f", expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
+)
 
 
 def host_set_option(text: str) -> list[str]:

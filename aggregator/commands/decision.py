@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
-import grpc
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
 
 from ...cli import json_object
 from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
-from ..decisions.inputs import InputsError, checked_part, node_names
-from ..service.decision_recorder import gangline_version
-from ..service.decision_replay import replayed_answer
+from ..decisions.inputs import InputsError, checked_part, node_names, restored_inputs
+from ..errors import ServiceError
+from ..model import gangline_version
+from ..scoring.evaluate import Judgement
+from ..service.decision_recorder import answer_bytes
 from ..service.decision_summary import MESSAGES, kind_name
+from ..service.placement import PlacementService
+from ..service.recovery import RecoveryService
 from .connection import (
     FAILED,
     OK,
     CommandError,
-    command_error,
-    open_channel,
+    connected,
     read_connection_options,
 )
 from .plan import (
     DEADLINE_SECONDS,
-    REPLY_BYTES_MAX,
     fold_names,
     option_lines,
     plan_text,
@@ -64,16 +67,10 @@ def run_decision(options: argparse.Namespace) -> int:
 
 
 def _fetched(options: argparse.Namespace) -> wire.StoredDecision:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
+    with connected(read_connection_options(options)) as channel:
         stub: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
         request = wire.GetDecisionRequest(decision_id=options.decision_id)
-        try:
-            found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
     return found
 
 
@@ -276,3 +273,37 @@ def _invariants(gang: placement_pb2.GangRequirements) -> list[str]:
     if held.spread_over:
         found.append(f"at most {held.spread_nodes_max} nodes in one {tier_title(held.spread_over)}")
     return found
+
+
+# ----------------------------------------------------------------------
+# A stored decision, computed again by the code that answers: the same inputs give the same bytes.
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSnapshot:
+    """Where a service takes its snapshot from."""
+
+    snapshot: Judgement
+
+
+async def replayed_answer(kind: int, request: bytes, parts: Iterable[bytes]) -> bytes:
+    """Return the answer to *request*, as it is stored, computed from *parts*. Raises InputsError."""
+    inputs = restored_inputs(parts)
+    placement = PlacementService(_StoredSnapshot(inputs.snapshot))
+    placement.begin_with(inputs.snapshot, inputs.excluded)
+    calls: dict[int, Callable[[Any, Any], Awaitable[Any]]] = {
+        wire.DECISION_PLACEMENT: placement.PlanPlacement,
+        wire.DECISION_EVALUATION: placement.EvaluatePlacement,
+        wire.DECISION_RESIZE: placement.PlanResize,
+        wire.DECISION_RECOVERY: RecoveryService(placement).PlanRecovery,
+    }
+    if kind not in calls:
+        raise InputsError(f"a decision of kind {kind}: a later version answered it; use that one")
+    try:
+        message = MESSAGES[kind][0].FromString(request)
+    except DecodeError as error:
+        raise InputsError(f"the request cannot be read: {error}") from error
+    try:
+        return answer_bytes(await calls[kind](message, None))
+    except ServiceError as error:
+        raise InputsError(f"the request is rejected now: {error}") from error

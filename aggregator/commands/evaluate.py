@@ -11,7 +11,7 @@ from ...cli import json_object
 from ..hazard.evaluation import EvaluationTerms, evaluate, markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
 from . import admin
-from .connection import FAILED, OK, CommandError, guarded
+from .connection import FAILED, OK, CommandError, guarded, number_option
 from .terminal import ProgressBar
 
 SUBCOMMANDS: admin.Table = {
@@ -101,14 +101,7 @@ def _whole(low: int, high: int) -> Any:
     return parse
 
 
-def _hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected hours above 0, at most 1000")
-    return value
+_hours = number_option(math.ulp(0.0), 1000.0, ": expected hours above 0, at most 1000")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,6 @@ from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from ..executors import (
-    doctor,
     extender_server,
     flux,
     htcondor,
@@ -35,7 +34,6 @@ from ..executors import (
     slurm_doctor,
 )
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
-from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
 from ..executors.flux import Flux
 from ..executors.htcondor import HTCondor
@@ -47,7 +45,7 @@ from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
 from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.metrics import ExecutorFigures
-from ..executors.model import Scheduler, SchedulerError
+from ..executors.model import DoctorFinding, DoctorLevel, Scheduler, SchedulerError
 from ..executors.ray import Ray
 from ..executors.scores import ScoreReader
 from ..executors.settings import (
@@ -493,7 +491,7 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
     findings.append(_aggregator_finding(options))
     for finding in findings:
         print(f"{finding.level:<8}{finding.text}")
-    return FAILED if any(one.level == doctor.MISSING for one in findings) else OK
+    return FAILED if any(one.level == DoctorLevel.MISSING for one in findings) else OK
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
@@ -501,9 +499,9 @@ def _ledger_finding(folder: Path) -> DoctorFinding:
         with locked(folder):
             ExecutorLedger(folder / LEDGER_FILE).save()
     except LedgerError as error:
-        level = doctor.NOTE if "another executor" in str(error) else doctor.MISSING
+        level = DoctorLevel.NOTE if "another executor" in str(error) else DoctorLevel.MISSING
         return DoctorFinding(level, f"ledger: {error}")
-    return DoctorFinding(doctor.OK, f"ledger in {folder} can be written")
+    return DoctorFinding(DoctorLevel.OK, f"ledger in {folder} can be written")
 
 
 def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
@@ -520,9 +518,9 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
             except grpc.RpcError as error:
                 raise command_error(error, connection_options) from error
     except CommandError as error:
-        return DoctorFinding(doctor.MISSING, str(error))
+        return DoctorFinding(DoctorLevel.MISSING, str(error))
     return DoctorFinding(
-        doctor.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
+        DoctorLevel.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
     )
 
 

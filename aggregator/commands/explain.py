@@ -16,7 +16,6 @@ from .connection import (
     NOT_FOUND,
     OK,
     CommandError,
-    ScoreClient,
     add_hours,
     add_options,
     guarded,
@@ -24,6 +23,7 @@ from .connection import (
 )
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
+from .score_client import ScoreClient
 from .terminal import printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.

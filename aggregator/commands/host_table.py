@@ -12,7 +12,7 @@ from datetime import UTC
 from typing import Any, TypeVar
 
 from ...contract.wire import score_pb2
-from .connection import ScoreListing
+from .score_client import ScoreListing
 from .terminal import cut, table
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")

@@ -21,11 +21,10 @@ from .connection import (
     ADDRESS_VARIABLE,
     OK,
     CommandError,
-    ScoreClient,
-    ScoreListing,
     add_hours,
     add_options,
     guarded,
+    number_option,
     read_connection_options,
 )
 from .host_table import (
@@ -37,6 +36,7 @@ from .host_table import (
     host_of,
     render,
 )
+from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
 #: States that `--state` takes.
@@ -308,11 +308,4 @@ def _watch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600.0:
-        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected 0.1 to 3600 seconds")
-    return seconds
+_seconds = number_option(0.1, 3600.0, ": expected 0.1 to 3600 seconds")

@@ -29,7 +29,6 @@ from .connection import (
     guarded,
     read_connection_options,
 )
-from .job_picture import timeline_svg
 from .job_queries import (
     LIST_QUERY,
     RECENT_SECONDS,
@@ -57,6 +56,7 @@ from .job_story import (
 from .job_tags import FORMS, parse_target, read_tags, replace_file, write_tags
 from .sql_backends import QuerySession, RemoteBackend
 from .terminal import printable, table, wants_colour, width_of
+from .time_pictures import timeline_svg
 
 #: A query may take so long; rows of a day of the largest job fit.
 SECONDS_MAX, ROWS_MAX = 60.0, 2_000_000

@@ -43,10 +43,11 @@ from .connection import (
     add_connection_options,
     command_error,
     guarded,
+    number_option,
     open_channel,
     read_connection_options,
-    score_port,
 )
+from .score_client import score_port
 
 SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
 #: How often Slurm is asked which nodes it has: 0.1 s of its time at 10,000 nodes.
@@ -280,16 +281,9 @@ def _report(message: str) -> None:
     print(f"gangline mirror: {message}", file=sys.stderr, flush=True)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:32]!r}: expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
-        )
-    return seconds
+_seconds = number_option(
+    SECONDS_MIN, SECONDS_MAX, f": expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
+)
 
 
 def _feature(text: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import grpc
 from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
@@ -18,9 +17,8 @@ from .connection import (
     DEADLINE_SECONDS,
     OK,
     add_options,
-    command_error,
+    connected,
     guarded,
-    open_channel,
     read_connection_options,
 )
 
@@ -37,8 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(connection_options) as channel:
+    with connected(read_connection_options(options)) as channel:
         stub: Any = PermitServiceStub(channel)  # type: ignore[no-untyped-call]
         calls: dict[str, tuple[Callable[..., Any], object]] = {
             "show": (stub.GetPermit, permit_pb2.GetPermitRequest()),
@@ -54,10 +51,7 @@ def _run(options: argparse.Namespace) -> int:
             ),
         }
         call, request = calls[options.what]
-        try:
-            permit = call(request, timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        permit = call(request, timeout=DEADLINE_SECONDS)
     print(
         json_object(_document(permit)) if options.json else permit_text(permit, datetime.now(UTC))
     )

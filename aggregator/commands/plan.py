@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from ...cli import json_object
 from ...contract.wire import placement_pb2 as wire
@@ -24,10 +25,10 @@ from .connection import (
     OK,
     CommandError,
     add_options,
-    command_error,
+    connected,
     guarded,
     host_set_option,
-    open_channel,
+    number_option,
     read_connection_options,
 )
 from .permit import seconds_of
@@ -38,7 +39,6 @@ from .terminal import table
 #: A plan of a large fleet with blockers takes longer than a score.
 DEADLINE_SECONDS = 20.0
 TIERS = ("nvlink-domain", "rack", "leaf", "spine", "core", "power-domain", "cooling-domain")
-REPLY_BYTES_MAX = 64 << 20
 #: Of a file with names of hosts.
 HOSTS_FILE_BYTES_MAX = 16 << 20
 NAMES_CHARACTERS = 96
@@ -60,39 +60,29 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
-        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+    with connected(read_connection_options(options)) as channel:
         placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            dictionary = scores.GetNodeDictionary(
-                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+        dictionary = node_dictionary(channel)
+        if options.evaluate:
+            request = wire.EvaluatePlacementRequest(
+                gang=_planned_gang(options),
+                dictionary_version=dictionary.version,
+                node_index=node_indexes(dictionary, options.evaluate),
+                explain=options.explain,
             )
-            if options.evaluate:
-                request = wire.EvaluatePlacementRequest(
-                    gang=_planned_gang(options),
-                    dictionary_version=dictionary.version,
-                    node_index=node_indexes(dictionary, options.evaluate),
-                    explain=options.explain,
-                )
-                if options.sizes is None:
-                    request.gang.nodes = 0
-                reply = placement.EvaluatePlacement(request, timeout=DEADLINE_SECONDS)
-            else:
-                reply = placement.PlanPlacement(
-                    _plan_request(options, dictionary), timeout=DEADLINE_SECONDS
-                )
-            reserved = _reserve(options, channel, dictionary, reply)
-            picture = _picture(options, placement, dictionary, reply)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+            if options.sizes is None:
+                request.gang.nodes = 0
+            reply = placement.EvaluatePlacement(request, timeout=DEADLINE_SECONDS)
+        else:
+            reply = placement.PlanPlacement(
+                _plan_request(options, dictionary), timeout=DEADLINE_SECONDS
+            )
+        reserved = _reserve(options, channel, dictionary, reply)
+        picture = _picture(options, placement, dictionary, reply)
     if picture is not None and options.output:
         _write_picture(options.output, picture, reply)
     if options.json:
-        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
-        print(json_object(fields))
+        print(message_json(reply))
     elif options.evaluate:
         lines = option_lines(reply.option, dictionary.names, explain=options.explain)
         print("\n".join([*lines, *(f"note: {each}" for each in reply.notes)]))
@@ -104,6 +94,22 @@ def _run(options: argparse.Namespace) -> int:
         print(reserved_text(reserved, dictionary.names), file=sys.stderr if options.json else None)
         return OK if reserved.HasField("reservation") else FAILED
     return OK if options.evaluate or reply.options else FAILED
+
+
+def node_dictionary(
+    channel: grpc.Channel, seconds: float = DEADLINE_SECONDS
+) -> score_pb2.NodeDictionary:
+    """Return the names of all nodes, by index."""
+    stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+    found: score_pb2.NodeDictionary = stub.GetNodeDictionary(
+        score_pb2.GetNodeDictionaryRequest(), timeout=seconds
+    )
+    return found
+
+
+def message_json(reply: Message) -> str:
+    """Return *reply* as `--json` prints it."""
+    return json_object(MessageToDict(reply, preserving_proto_field_name=True))
 
 
 def _reserve(
@@ -460,14 +466,7 @@ def _count_and_tier(text: str) -> tuple[int, str]:
     return int(number), tier
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 0 to 1")
-    return value
+_share = number_option(0.0, 1.0, ": expected a number from 0 to 1")
 
 
 def _priority(text: str) -> int:
@@ -495,16 +494,7 @@ def groups_option(text: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3] or 0)
 
 
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= RATE_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r}: expected GPU-hours, a number from 0 to {RATE_MAX:g}"
-        )
-    return value
+_rate = number_option(0.0, RATE_MAX, f": expected GPU-hours, a number from 0 to {RATE_MAX:g}")
 
 
 def count_of(text: str) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from ...contract.wire import placement_pb2 as wire
+from .time_pictures import svg_document, svg_text
 
 CHOSEN, BACKUP, FREE, BUSY, OUT = "chosen", "spare", "free", "in use", "out"
 #: Of each kind its sign in a terminal.
@@ -125,7 +125,7 @@ def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> 
             )
             y += 4
         spine = row.spine
-        body.append(f'<text x="12" y="{y + 9}">{_text(_label(row)[:26])}</text>')
+        body.append(f'<text x="12" y="{y + 9}">{svg_text(_label(row)[:26])}</text>')
         x = LEFT
         for rack, members in row.racks:
             if x > LEFT and x + min(len(members), 8) * CELL > WIDTH - 12:
@@ -138,22 +138,12 @@ def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> 
             x += GAP
         y += CELL + GAP
     height = y + 14 + 16 * len(notes)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
-            f"<style>{_STYLE}</style>",
-            f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
-            f'<text class="title" x="12" y="22">{_text(title)}</text>',
-            *_legend(),
-            *body,
-            *(
-                f'<text x="12" y="{y + 14 + 16 * at}">{_text(note[:150])}</text>'
-                for at, note in enumerate(notes)
-            ),
-            "</svg>",
-            "",
-        ]
-    )
+    parts = [*_legend(), *body]
+    parts += [
+        f'<text x="12" y="{y + 14 + 16 * at}">{svg_text(note[:150])}</text>'
+        for at, note in enumerate(notes)
+    ]
+    return svg_document(WIDTH, height, _STYLE, title, parts)
 
 
 def _cell(picture: PlanPicture, at: int, x: int, y: int, rack: str) -> str:
@@ -168,7 +158,7 @@ def _cell(picture: PlanPicture, at: int, x: int, y: int, rack: str) -> str:
     return (
         f'<rect {square} fill="{color}"/>'
         if not rack
-        else f'<rect {square} fill="{color}"><title>{_text(rack)}</title></rect>'
+        else f'<rect {square} fill="{color}"><title>{svg_text(rack)}</title></rect>'
     )
 
 
@@ -184,7 +174,3 @@ def _legend() -> list[str]:
         x += 90
     parts.append(f'<text class="faint" x="{x}" y="44">a row is a leaf, a group a rack</text>')
     return parts
-
-
-def _text(text: str) -> str:
-    return escape(text)

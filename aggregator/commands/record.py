@@ -28,8 +28,8 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
-from .record_picture import recording_svg
 from .terminal import printable, table
+from .time_pictures import recording_svg
 
 #: The aggregator waits 30 s for the host.
 ANSWER_SECONDS_MAX = 45.0

@@ -8,34 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-from google.protobuf.json_format import MessageToDict, Parse, ParseError
+from google.protobuf.json_format import Parse, ParseError
 
 from ...cli import json_object
 from ...contract.wire import recovery_pb2 as wire
-from ...contract.wire import score_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
-from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .connection import (
     FAILED,
     OK,
     CommandError,
     add_options,
-    command_error,
+    connected,
     guarded,
     host_set_option,
-    open_channel,
     read_connection_options,
 )
 from .permit import seconds_of
 from .plan import (
     DEADLINE_SECONDS,
-    REPLY_BYTES_MAX,
     add_gang_options,
     candidates_of,
     count_of,
     fold_names,
     gang_of,
+    message_json,
+    node_dictionary,
     node_indexes,
     price_lines,
     read_host_names,
@@ -71,22 +68,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
-        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+    with connected(read_connection_options(options)) as channel:
         recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            dictionary = scores.GetNodeDictionary(
-                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
-            )
-            reply = recovery.PlanRecovery(_request(options, dictionary), timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        dictionary = node_dictionary(channel)
+        reply = recovery.PlanRecovery(_request(options, dictionary), timeout=DEADLINE_SECONDS)
     if options.json:
-        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
-        print(json_object(fields))
+        print(message_json(reply))
     else:
         print(recovery_text(reply, dictionary.names, shown=options.show, explain=options.explain))
     return OK if reply.options else FAILED
@@ -94,13 +81,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     request = report_of(options.report)
-    connection_options = read_connection_options(options)
-    with open_channel(connection_options) as channel:
+    with connected(read_connection_options(options)) as channel:
         recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply = recovery.ReportRecovery(request, timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        reply = recovery.ReportRecovery(request, timeout=DEADLINE_SECONDS)
     if options.json:
         print(json_object({"incident": request.incident, "known": bool(reply.known)}))
     elif reply.known:

@@ -7,26 +7,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-from google.protobuf.json_format import MessageToDict
-
-from ...cli import json_object
 from ...contract.wire import reservation_pb2 as wire
-from ...contract.wire import score_pb2
 from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
-from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .connection import (
     DEADLINE_SECONDS,
     FAILED,
     OK,
     CommandError,
     add_options,
-    command_error,
+    connected,
     guarded,
-    open_channel,
     read_connection_options,
 )
-from .plan import REPLY_BYTES_MAX, fold_names
+from .plan import fold_names, message_json, node_dictionary
 from .terminal import table
 
 #: Of the names in a row of the table; --json has all.
@@ -43,26 +36,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
+    with connected(read_connection_options(options)) as channel:
         reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
-        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            found = reservations.ListReservations(
-                wire.ListReservationsRequest(), timeout=DEADLINE_SECONDS
-            )
-            if options.release:
-                return _release(options, found.reservations, reservations)
-            dictionary = scores.GetNodeDictionary(
-                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
-            )
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        found = reservations.ListReservations(
+            wire.ListReservationsRequest(), timeout=DEADLINE_SECONDS
+        )
+        if options.release:
+            return _release(options, found.reservations, reservations)
+        dictionary = node_dictionary(channel, DEADLINE_SECONDS)
     if options.json:
-        fields: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
-        print(json_object(fields))
+        print(message_json(found))
     else:
         print(reservations_text(found.reservations, dictionary.names, time.time()))
     return OK

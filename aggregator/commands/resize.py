@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-from google.protobuf.json_format import MessageToDict
-
-from ...cli import json_object
 from ...contract.wire import placement_pb2 as wire
-from ...contract.wire import score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
-from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .connection import (
     FAILED,
     OK,
     CommandError,
     add_options,
-    command_error,
+    connected,
     guarded,
-    open_channel,
     read_connection_options,
 )
 from .permit import seconds_of
 from .plan import (
     DEADLINE_SECONDS,
-    REPLY_BYTES_MAX,
     add_gang_options,
     candidates_of,
     fold_names,
     gang_of,
+    message_json,
+    node_dictionary,
     node_indexes,
     option_lines,
     read_host_names,
@@ -61,22 +55,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    connection_options = read_connection_options(options)
-    with open_channel(
-        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
-    ) as channel:
-        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+    with connected(read_connection_options(options)) as channel:
         placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            dictionary = scores.GetNodeDictionary(
-                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
-            )
-            reply = placement.PlanResize(_request(options, dictionary), timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            raise command_error(error, connection_options) from error
+        dictionary = node_dictionary(channel)
+        reply = placement.PlanResize(_request(options, dictionary), timeout=DEADLINE_SECONDS)
     if options.json:
-        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
-        print(json_object(fields))
+        print(message_json(reply))
     else:
         print(resize_text(reply, dictionary.names, explain=options.explain))
     return OK

@@ -29,19 +29,12 @@ from ..principal import Role
 from . import night
 from .aggregator import DEMONSTRATION as MARK
 from .child_process import ChildCommand, ChildError, Children
-from .connection import (
-    ADDRESS_DEFAULT,
-    FAILED,
-    OK,
-    CommandError,
-    ConnectionOptions,
-    ScoreClient,
-    ScoreListing,
-)
+from .connection import ADDRESS_DEFAULT, FAILED, OK, CommandError, ConnectionOptions
 from .host_table import folded, host_of, render
 from .hosts import FoldMode, hosts_text
 from .job import SECONDS_MAX as STORY_SECONDS_MAX
 from .job import worst_job_text
+from .score_client import ScoreClient, ScoreListing
 from .sql_backends import QuerySession, RemoteBackend
 from .terminal import refreshed, table_width, wants_colour, width_of
 

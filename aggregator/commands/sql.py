@@ -15,7 +15,14 @@ from pathlib import Path
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import messages
 from ..query.messages import AnswerSummary, Question
-from .connection import CommandError, add_login, guarded, parse_address, read_connection_options
+from .connection import (
+    CommandError,
+    add_login,
+    guarded,
+    number_option,
+    parse_address,
+    read_connection_options,
+)
 from .sql_backends import QuerySession, RemoteBackend, SnapshotBackend
 
 #: An older snapshot is said to be old: an aggregator that runs writes it anew for the question.
@@ -117,7 +124,7 @@ def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
 
 
 def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from .sql_log import LOG_FORMS, show_log
+    from .sql_output import LOG_FORMS, show_log
 
     form = options.form or "table"
     if options.server or options.query or options.output or form not in LOG_FORMS:
@@ -212,16 +219,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.001 <= seconds <= TIMEOUT_SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r}: expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
-        )
-    return seconds
+_seconds = number_option(
+    0.001, TIMEOUT_SECONDS_MAX, f": expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
+)
 
 
 def _parser() -> argparse.ArgumentParser:

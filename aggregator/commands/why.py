@@ -33,16 +33,15 @@ from .connection import (
     NOT_FOUND,
     OK,
     CommandError,
-    ConnectionOptions,
     add_options,
-    command_error,
+    connected,
     guarded,
-    open_channel,
+    number_option,
     read_connection_options,
 )
 from .mirror import nodes_of, scontrol_text
 from .permit import seconds_of
-from .plan import DEADLINE_SECONDS, REPLY_BYTES_MAX, TIERS, blocker_lines, option_lines
+from .plan import DEADLINE_SECONDS, TIERS, blocker_lines, node_dictionary, option_lines
 from .terminal import table
 
 NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
@@ -66,13 +65,13 @@ def _run(options: argparse.Namespace) -> int:
     plan, trouble, names = None, "", list[str]()
     steps, left = steps_of(job, nodes, reservations)
     try:
-        with open_channel(connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]) as channel:  # fmt: skip
-            unfit, names, version = _unfit(channel, options.score_min, connection_options)
+        with connected(connection_options) as channel:
+            unfit, names, version = _unfit(channel, options.score_min)
             steps, left = steps_of(job, nodes, reservations, unfit)
             # The floor is a condition of the plan itself, so that it can be relaxed there.
             candidates = steps_of(job, nodes, reservations)[1]
             if job.state == "PENDING":
-                plan = _plan(channel, options, job, candidates, names, version, connection_options)
+                plan = _plan(channel, options, job, candidates, names, version)
     except CommandError as error:
         trouble = str(error)
     if options.json:
@@ -82,17 +81,12 @@ def _run(options: argparse.Namespace) -> int:
     return NO_ANSWER if trouble else OK
 
 
-def _unfit(
-    channel: grpc.Channel, score_min: float, connection_options: ConnectionOptions
-) -> tuple[dict[str, str], list[str], int]:
+def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], list[str], int]:
     """Return nodes that are not fit, with why; the names of all; the dictionary's version. Raises CommandError."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-    try:
-        dictionary = stub.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS)  # fmt: skip
-        request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
-        reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
-    except grpc.RpcError as error:
-        raise command_error(error, connection_options) from error
+    dictionary = node_dictionary(channel)
+    request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
+    reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
     names = list(dictionary.names)
     if max(reply.node_index, default=-1) >= len(names):
         raise CommandError("the aggregator restarted between two calls; try again", FAILED)
@@ -104,7 +98,7 @@ def _unfit(
 
 def _plan(
     channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
-    version: int, connection_options: ConnectionOptions,
+    version: int,
 ) -> wire.PlanPlacementResponse:  # fmt: skip
     """Return the plan of the job on what Slurm leaves it, or what stands in its way. Raises CommandError."""
     known = {name: at for at, name in enumerate(names)}
@@ -125,10 +119,7 @@ def _plan(
         candidates=wire.PlacementCandidates(dictionary_version=version, node_bitmap=bytes(bitmap)),
     )
     stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-    try:
-        reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
-    except grpc.RpcError as error:
-        raise command_error(error, connection_options) from error
+    reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
     return reply
 
 
@@ -180,14 +171,7 @@ def _job_number(text: str) -> str:
     return text
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = float("nan")
-    if not 0.0 <= share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a score from 0 to 1")
-    return share
+_share = number_option(0.0, 1.0, ": expected a score from 0 to 1")
 
 
 def _parser() -> argparse.ArgumentParser:

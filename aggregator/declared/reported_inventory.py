@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAILS_MAX
-from ..model import RegisteredDevice
+from ...contract.wire.telemetry_pb2 import Device
 from .model import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
 
 #: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those
@@ -70,7 +70,7 @@ class HostHardware(NamedTuple):
         return self.gpus[0][0].model if self.gpus else ""
 
 
-def hardware_of(devices: Iterable[RegisteredDevice], labels: Mapping[str, str]) -> HostHardware:
+def hardware_of(devices: Iterable[Device], labels: Mapping[str, str]) -> HostHardware:
     """Return what *devices* and *labels* tell. Whatever they hold, nothing is raised."""
     gpus: Counter[GpuHardware] = Counter()
     kinds: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def place_of(labels: Mapping[str, str]) -> HostPlacement:
     return HostPlacement(**values, rails=rails) if values or rails else NOWHERE
 
 
-def fabric_of(devices: Iterable[RegisteredDevice]) -> HostPlacement:
+def fabric_of(devices: Iterable[Device]) -> HostPlacement:
     """Return the NVLink domain that the GPUs say they registered in; nowhere when they disagree."""
     found = {
         f"{cluster}.{device.attributes.get('fabric_clique', '')}"[:NAME_CHARACTERS_MAX]
@@ -143,9 +143,7 @@ class ReportedInventory:
         #: Rises when some host's hardware is another.
         self.version = 0
 
-    def register(
-        self, host: str, devices: Iterable[RegisteredDevice], labels: Mapping[str, str]
-    ) -> None:
+    def register(self, host: str, devices: Iterable[Device], labels: Mapping[str, str]) -> None:
         """Take over what *host* registered with."""
         devices = list(devices)
         hardware = hardware_of(devices, labels)

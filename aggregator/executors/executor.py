@@ -15,7 +15,7 @@ from functools import partial
 
 from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..host_sets import fold_hosts
-from . import core, reports, weights
+from . import core, reports, scores
 from .client import AggregatorClient, ClientError
 from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
@@ -235,8 +235,8 @@ class Executor:
             return
         self._weighed = known
         nodes = self._state.nodes
-        steps = weights.weight_steps(nodes, self._buckets, preferred, self._ledger)
-        changed = weights.forget_restored(nodes, self._ledger)
+        steps = scores.weight_steps(nodes, self._buckets, preferred, self._ledger)
+        changed = scores.forget_restored(nodes, self._ledger)
         steps = [step for step in steps if self._is_due(step)]
         if steps:
             self._carry_out(self._situation(), list(steps))
@@ -254,7 +254,7 @@ class Executor:
         for command in commands:
             core.record_intent(command, self._ledger, situation)
             if isinstance(command, SetWeight):
-                weights.record_weight_intent(command, self._state.nodes, self._ledger)
+                scores.record_weight_intent(command, self._state.nodes, self._ledger)
             if isinstance(command, Requeue):
                 advice = situation.advice.get(command.advisory)
                 self._recoveries.begin(command, advice, situation.scheduler)
@@ -505,12 +505,12 @@ def _restore_weights(
     scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
 ) -> list[str]:
     """Give nodes the weights that they had. Raises LedgerError, SchedulerError."""
-    steps = weights.restore_steps(state.nodes, ledger)
+    steps = scores.restore_steps(state.nodes, ledger)
     for step in steps:
-        weights.record_weight_intent(step, state.nodes, ledger)
+        scores.record_weight_intent(step, state.nodes, ledger)
     ledger.save()
     if errors := scheduler.apply(steps):
         raise SchedulerError("; ".join(errors.values()))
-    weights.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
+    scores.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
     ledger.save()
     return [describe(step) for step in steps]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from . import doctor
-from .doctor import DoctorFinding
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
     Capabilities,
+    DoctorFinding,
+    DoctorLevel,
     Drain,
     Node,
     NodeHold,
@@ -140,8 +140,8 @@ def _seconds(text: str) -> float:
 def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
     """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not answer."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
-    yield DoctorFinding(doctor.OK, f"Flux {version} answers: {len(nodes)} nodes")
+    yield DoctorFinding(DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()
-    yield DoctorFinding(doctor.NOTE, "only the owner of the instance may drain nodes")
-    yield DoctorFinding(doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
-    yield DoctorFinding(doctor.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip
+    yield DoctorFinding(DoctorLevel.NOTE, "only the owner of the instance may drain nodes")
+    yield DoctorFinding(DoctorLevel.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
+    yield DoctorFinding(DoctorLevel.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip

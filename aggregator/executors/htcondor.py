@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from . import doctor
-from .doctor import DoctorFinding
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
     Capabilities,
+    DoctorFinding,
+    DoctorLevel,
     Drain,
     Node,
     NodeHold,
@@ -28,6 +28,7 @@ from .model import (
     Scheduler,
     SchedulerError,
     Step,
+    attempt,
     together,
 )
 from .slurm import Run, run_command
@@ -101,7 +102,7 @@ class HTCondor(Scheduler):
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*, several at one time."""
         todo = list(steps)
-        errors = together([partial(_attempt, partial(self._apply_one, step)) for step in todo])
+        errors = together([partial(attempt, partial(self._apply_one, step)) for step in todo])
         return {step: error for step, error in zip(todo, errors, strict=True) if error}
 
     def _apply_one(self, step: Step) -> None:
@@ -205,7 +206,7 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not answer."""
     version = condor.capabilities().version
     slots = condor.slots()
-    yield DoctorFinding(doctor.OK, f"HTCondor {version} answers: {len(slots)} machines")
+    yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
     short = sorted(
         name for name, several in slots.items()
         if any(_number(slot, "MaxJobRetirementTime") < RETIREMENT_SECONDS_MIN for slot in several)
@@ -213,22 +214,14 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
     if short:
         named = ", ".join(short[:5]) + (" ..." if len(short) > 5 else "")
         yield DoctorFinding(
-            doctor.MISSING,
+            DoctorLevel.MISSING,
             f"MaxJobRetirementTime is below {RETIREMENT_SECONDS_MIN:.0f} s on {len(short)} machines ({named}): "
             f"while jobs run there, they are not drained. {HOW_TO_RETIRE}",
         )
     condor.read_jobs()
     yield DoctorFinding(
-        doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
+        DoctorLevel.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
     )  # fmt: skip
-
-
-def _attempt(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except SchedulerError as error:
-        return str(error)
-    return ""
 
 
 def _is_managed(slot: Mapping[str, Any]) -> bool:

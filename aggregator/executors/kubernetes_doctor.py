@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
 from .kubernetes import EVENT_NAMESPACE, Kubernetes
 from .kubernetes_api import ApiServer
 from .kubernetes_devices import GROUP as DRA
 from .kubernetes_kueue import GROUP as KUEUE
-from .model import Node, ScheduledJob, SchedulerError
+from .model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
 
 #: (verb, group, resource, subresource, what it is needed for), of the whole cluster.
@@ -56,16 +55,16 @@ def findings(
 ) -> Iterator[DoctorFinding]:
     """Yield what is found in the cluster; with *attempt*, also whether the API server would take a taint of ours, which it does not set."""
     try:
-        yield DoctorFinding(OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
+        yield DoctorFinding(DoctorLevel.OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
         yield from _rights(api, config)
         nodes, jobs = scheduler.read_nodes(), scheduler.read_jobs()
         yield from cluster_findings(nodes, jobs)
         if attempt and nodes:
             node = next(iter(nodes))
             scheduler.try_taint(node)
-            yield DoctorFinding(OK, f"the API server would take a taint of node {node}")
+            yield DoctorFinding(DoctorLevel.OK, f"the API server would take a taint of node {node}")
     except SchedulerError as error:
-        yield DoctorFinding(MISSING, str(error))
+        yield DoctorFinding(DoctorLevel.MISSING, str(error))
 
 
 def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
@@ -96,27 +95,27 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             missing += 1
             what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             yield DoctorFinding(
-                MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
+                DoctorLevel.MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
             )  # fmt: skip
     if not missing:
-        yield DoctorFinding(OK, "has all rights that it needs")
+        yield DoctorFinding(DoctorLevel.OK, "has all rights that it needs")
 
 
 def cluster_findings(
     nodes: Mapping[str, Node], jobs: Mapping[str, ScheduledJob]
 ) -> Iterable[DoctorFinding]:
     """Yield what nodes and gangs say. Pure."""
-    yield DoctorFinding(OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
+    yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
     if not nodes:
-        yield DoctorFinding(MISSING, "the cluster has no nodes")
+        yield DoctorFinding(DoctorLevel.MISSING, "the cluster has no nodes")
     reasons = Counter(node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out)  # fmt: skip
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
-            NOTE, f"{count} nodes count as out by others' word: {reason}; a taint that says what kind of node it is belongs into usual_taints",
+            DoctorLevel.NOTE, f"{count} nodes count as out by others' word: {reason}; a taint that says what kind of node it is belongs into usual_taints",
         )  # fmt: skip
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:
         yield DoctorFinding(
-            SLOW, f"{len(left)} gangs are not evicted, for no controller makes their pods again or their owner forbids it: "
+            DoctorLevel.SLOW, f"{len(left)} gangs are not evicted, for no controller makes their pods again or their owner forbids it: "
             + ", ".join(left[:SHOWN_MAX]),
         )  # fmt: skip

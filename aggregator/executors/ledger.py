@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..durable_file import replace_file
+
 FORMAT = 1
 #: A larger file is no ledger; entries beyond are refused.
 FILE_BYTES_MAX, ENTRIES_MAX = 16 << 20, 20_000
@@ -160,18 +162,8 @@ class ExecutorLedger:
 
     def write_text(self, text: str) -> None:
         """Put *text* in place of what is stored, synced. Raises LedgerError."""
-        temporary = self.path.with_suffix(".new")
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            replace_file(self.path, text.encode())
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -350,6 +351,15 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
         return list(pool.map(lambda call: call(), calls))
 
 
+def attempt(call: Callable[[], object]) -> str:
+    """Return the error of *call*; "" where it succeeds."""
+    try:
+        call()
+    except SchedulerError as error:
+        return str(error)
+    return ""
+
+
 def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict[Step, str]:
     """Apply *steps* one after the other; return the error of each that failed."""
     errors: dict[Step, str] = {}
@@ -359,6 +369,23 @@ def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict
         except SchedulerError as error:
             errors[step] = str(error)
     return errors
+
+
+class DoctorLevel(StrEnum):
+    """How grave a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    SLOW = "slow"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One line: how grave, what is so, and what to do."""
+
+    level: DoctorLevel
+    text: str
 
 
 class Scheduler(ABC):

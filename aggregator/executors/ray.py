@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from . import doctor
-from .doctor import DoctorFinding
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
     Capabilities,
+    DoctorFinding,
+    DoctorLevel,
     Drain,
     Node,
     NodeHold,
@@ -165,8 +165,10 @@ def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
     """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not answer."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
-    yield DoctorFinding(doctor.OK, f"Ray {version} answers: {alive} nodes")
+    yield DoctorFinding(DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")
     if drains:
-        yield DoctorFinding(doctor.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}")
+        yield DoctorFinding(DoctorLevel.NOTE, f"EVICT_NOW drains nodes, and {IRREVERSIBLE}")
     else:
-        yield DoctorFinding(doctor.NOTE, "nothing is drained: `actions` does not name EVICT_NOW")
+        yield DoctorFinding(
+            DoctorLevel.NOTE, "nothing is drained: `actions` does not name EVICT_NOW"
+        )

@@ -36,6 +36,7 @@ from .model import (
     SetWeight,
     StartNow,
     Step,
+    attempt,
     together,
 )
 
@@ -213,7 +214,7 @@ class Slurm(Scheduler):
             nodes = ",".join(step.node for step in same)
             command = ["scontrol", "update", f"nodename={nodes}", *update]
             calls.append(([*same], partial(self._run, command)))
-        found = together([partial(self._attempt, call) for _, call in calls])
+        found = together([partial(attempt, call) for _, call in calls])
         return {
             step: error
             for (several, _), error in zip(calls, found, strict=True)
@@ -229,14 +230,6 @@ class Slurm(Scheduler):
         return self._capabilities
 
     _capabilities: Capabilities | None = None
-
-    @staticmethod
-    def _attempt(call: Callable[[], object]) -> str:
-        try:
-            call()
-        except SchedulerError as error:
-            return str(error)
-        return ""
 
     def _apply_one(self, step: Step) -> None:
         match step:

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
-from .model import Capabilities, SchedulerError
+from .model import Capabilities, DoctorFinding, DoctorLevel, SchedulerError
 from .slurm import Run, Slurm, run_command
 
 #: Setting of SchedulerParameters -> (stock value, what is fast, what the stock value costs).
@@ -39,7 +38,7 @@ def config_findings(
     config: Mapping[str, str], capabilities: Capabilities, user: str
 ) -> Iterable[DoctorFinding]:
     """Yield what the settings cost. Pure."""
-    yield DoctorFinding(OK, f"Slurm {capabilities.version} answers")
+    yield DoctorFinding(DoctorLevel.OK, f"Slurm {capabilities.version} answers")
     parameters: dict[str, str] = {}
     for assignment in config.get("SchedulerParameters", "").split(","):
         name, _, value = assignment.partition("=")
@@ -50,33 +49,35 @@ def config_findings(
         if seconds > fast:
             text = cost.format(value=seconds)
             yield DoctorFinding(
-                SLOW, f"{name}={seconds}: {text}; SchedulerParameters={name}={fast} removes it"
+                DoctorLevel.SLOW,
+                f"{name}={seconds}: {text}; SchedulerParameters={name}={fast} removes it",
             )
     if config.get("JobRequeue", "1") == "0":
         yield DoctorFinding(
-            SLOW,
+            DoctorLevel.SLOW,
             "JobRequeue=0: only jobs submitted with --requeue can be moved off a bad node; JobRequeue=1 allows it for all",
         )
     age = re.match(r"([0-9]+)", config.get("MinJobAge", ""))
     if age and int(age.group(1)) < MIN_JOB_AGE_SECONDS:
         yield DoctorFinding(
-            NOTE,
+            DoctorLevel.NOTE,
             f"MinJobAge={age.group(1)}: Slurm forgets ended jobs so soon that some ends may not be reported; {MIN_JOB_AGE_SECONDS} is enough",
         )
     if not capabilities.drain_ends:
         yield DoctorFinding(
-            NOTE,
+            DoctorLevel.NOTE,
             "this version has no resumeafter: a drain would outlive a dead executor, so nodes are kept free by reservations, which end by themselves (mark = auto)",
         )
     private = config.get("PrivateData", "none")
     if re.search(r"jobs|nodes|reservations", private):
         yield DoctorFinding(
-            NOTE, f"PrivateData={private}: run the executor as SlurmUser, or it does not see all"
+            DoctorLevel.NOTE,
+            f"PrivateData={private}: run the executor as SlurmUser, or it does not see all",
         )
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
     if user not in ("root", slurm_user):
         yield DoctorFinding(
-            NOTE,
+            DoctorLevel.NOTE,
             f"runs as {user}, Slurm's own user is {slurm_user}: reservations and requeues need the operator role; check with --try",
         )
 
@@ -92,10 +93,10 @@ def rights_finding(run: Run, node: str) -> DoctorFinding:
         run(["scontrol", "delete", f"reservationname={name}"])
     except SchedulerError as error:
         return DoctorFinding(
-            MISSING,
+            DoctorLevel.MISSING,
             f"reservations cannot be made: {error}; give the user AdminLevel=Operator, or run as SlurmUser",
         )
-    return DoctorFinding(OK, "reservations can be made and deleted")
+    return DoctorFinding(DoctorLevel.OK, "reservations can be made and deleted")
 
 
 def missing_config(environment: Mapping[str, str]) -> str:
@@ -113,19 +114,19 @@ def findings(
     """Yield what is found in the Slurm of this machine; with *attempt*, also whether reservations may be made."""
     missing = missing_config(environment)
     if missing and "SLURM_CONF" in environment:
-        yield DoctorFinding(MISSING, missing)
+        yield DoctorFinding(DoctorLevel.MISSING, missing)
         return
     try:
         text = run_command(["scontrol", "show", "config"], FIRST_SECONDS)
     except SchedulerError as error:
-        yield DoctorFinding(MISSING, f"{missing} ({error})" if missing else str(error))
+        yield DoctorFinding(DoctorLevel.MISSING, f"{missing} ({error})" if missing else str(error))
         return
     try:
         config = parse_config(text)
         yield from config_findings(config, scheduler.capabilities(), getpass.getuser())
         nodes = scheduler.read_nodes()
-        yield DoctorFinding(OK, f"{len(nodes)} nodes")
+        yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes")
         if attempt and nodes:
             yield rights_finding(run_command, next(iter(nodes)))
     except SchedulerError as error:
-        yield DoctorFinding(MISSING, str(error))
+        yield DoctorFinding(DoctorLevel.MISSING, str(error))

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...contract.xid.incidents import RECOVERY_XID, XidIncident, classify_line, note_neighbours
 from ...contract.xid.policy import Clears, Xid, XidSeverity
-from ..model import ReceivedEvent
 from ..rule_catalogue.events import EVENT_POLICY, TEN_MINUTES
 from ..rule_declaration import ClearCondition
 
@@ -61,7 +61,7 @@ class EventInterpretation(NamedTuple):
         return 0 if name == LINK else 1
 
 
-def interpret_event(event: ReceivedEvent, driver_version: str) -> EventInterpretation:
+def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretation:
     """Return what *event* says. Never raises, whatever its message holds."""
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
         known = event.name in EVENT_POLICY or event.name in (XID, SXID)
@@ -89,12 +89,12 @@ def interpret_event(event: ReceivedEvent, driver_version: str) -> EventInterpret
     return EventInterpretation(condition)
 
 
-def _names_cgroup_limit(event: ReceivedEvent) -> bool:
+def _names_cgroup_limit(event: HealthEvent) -> bool:
     texts = (event.message, *event.forms, *event.attributes.values())
     return any(marker in text for marker in CGROUP_LIMIT_MARKERS for text in texts)
 
 
-def _interpret_xid(event: ReceivedEvent, driver_version: str) -> EventInterpretation:
+def _interpret_xid(event: HealthEvent, driver_version: str) -> EventInterpretation:
     table = "xid" if event.name == XID else "sxid"
     policy, variant, decoded = classify_line(event.code, event.message, driver_version, table)
     return EventInterpretation(
@@ -191,7 +191,7 @@ class EventRecord:
         return self.clear_condition.text
 
     def merge(
-        self, event: ReceivedEvent, interpretation: EventInterpretation, at: EventTimes
+        self, event: HealthEvent, interpretation: EventInterpretation, at: EventTimes
     ) -> XidIncident:
         """Count *event*, or what a later revision of it adds; return its incident."""
         incident = self.incidents.setdefault(
@@ -205,7 +205,7 @@ class EventRecord:
         return incident
 
     def _set_latest(
-        self, event: ReceivedEvent, interpretation: EventInterpretation, at: EventTimes
+        self, event: HealthEvent, interpretation: EventInterpretation, at: EventTimes
     ) -> None:
         """Let the latest event say what this is."""
         self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
@@ -293,7 +293,7 @@ class ActiveEvents:
         self._hosts: dict[int, HostEvents] = {}
 
     def record(
-        self, host: int, device: str, event: ReceivedEvent, at: EventTimes, fleet: HostLifecycle
+        self, host: int, device: str, event: HealthEvent, at: EventTimes, fleet: HostLifecycle
     ) -> bool:
         """Take over *event* of *device*. A storm of the same is one record.
 
@@ -401,7 +401,7 @@ class Hangs:
     def __init__(self) -> None:
         self._hosts: dict[int, dict[str, Hang]] = {}
 
-    def update(self, host: int, event: ReceivedEvent, time_ns: int) -> None:
+    def update(self, host: int, event: HealthEvent, time_ns: int) -> None:
         """Take over one of `EVENTS`, told at *time_ns* of our clock."""
         group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
         collector = event.attributes.get("collector", "")

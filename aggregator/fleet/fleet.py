@@ -14,28 +14,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...contract.signals import BY_NAME, TABLES
+from ...contract.wire.telemetry_pb2 import Device, HealthEvent
 from ...ext.intake import Received
 from ...fingerprints.history import HostDrift
 from ..counter_deltas import Codes, Flags, Indexes, Times, capacity_for, grown
 from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
 from ..declared.reported_inventory import ReportedInventory
-from ..model import AGGREGATOR_HOST, Finding, ReceivedEvent, RegisteredDevice
+from ..model import AGGREGATOR_HOST, Finding
 from ..rule_catalogue import COUNTERS
 from .active_events import EVENTS as HANG_EVENTS
 from .active_events import ActiveEvents, EventTimes, Hangs
 from .activity import Activity, GpuResets
 from .collector_status import CollectorStatuses
-from .devices import Devices
+from .devices import Devices, PcieTopology
 from .evictions import Evictions
 from .gangs import GangMonitor
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
-from .pcie_topology import PcieTopology
 from .peers import PeerGroups
-from .tables import DeviceIdentities, DeviceTable, EverUp
-from .tracked_signals import TRACKED_SIGNALS
+from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
 
 # ----------------------------------------------------------------------
 # What is kept of the hosts' inventories: what judgement reads, equal things once.
@@ -44,7 +43,7 @@ from .tracked_signals import TRACKED_SIGNALS
 # attributes each: in memory that is 0.2 MB a host, and hosts of one make differ in little but the
 # serial numbers.
 
-#: Attributes that rules, `fleet.py`, `peers.py` and `pcie_topology.py` ask for.
+#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` ask for.
 ATTRIBUTES = (
     "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
     "vbios", "vendor",
@@ -64,7 +63,7 @@ class InventoryCache:
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
         self._attributes: dict[tuple[str, ...], Attributes] = {}
 
-    def intern(self, devices: Sequence[RegisteredDevice]) -> dict[tuple[str, str], Attributes]:
+    def intern(self, devices: Sequence[Device]) -> dict[tuple[str, str], Attributes]:
         """Return (kind, key) -> attributes of one host; a device without any is there if its kind is of LISTED."""
         found: dict[tuple[str, str], Attributes] = {}
         for device in devices:
@@ -73,7 +72,7 @@ class InventoryCache:
                 found[self._key(device)] = attributes
         return found
 
-    def _key(self, device: RegisteredDevice) -> tuple[str, str]:
+    def _key(self, device: Device) -> tuple[str, str]:
         if device.kind == "gpu":
             # The kind once for all, and the key once for here and for who runs there (`jobs.py`).
             return "gpu", sys.intern(device.key)
@@ -82,7 +81,7 @@ class InventoryCache:
             return key
         return self._keys.setdefault(key, key)
 
-    def _shared(self, device: RegisteredDevice) -> Attributes:
+    def _shared(self, device: Device) -> Attributes:
         values = tuple(device.attributes.get(name, "") for name in ATTRIBUTES)
         known = self._attributes.get(values)
         if known is None:
@@ -99,7 +98,7 @@ class InventoryCache:
 Inventory = Mapping[tuple[str, str], Mapping[str, str]]
 
 
-def device_of(inventory: Inventory, event: ReceivedEvent) -> str:
+def device_of(inventory: Inventory, event: HealthEvent) -> str:
     """Return the device of *event*: a GPU's UUID where the kernel named it by PCI address."""
     device = event.device or "host"
     if not event.name.startswith("gpu."):
@@ -262,7 +261,7 @@ class Fleet:
         *,
         simulated: bool,
         boot_id: bytes,
-        devices: Sequence[RegisteredDevice],
+        devices: Sequence[Device],
         booted_ns: int = 0,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
@@ -427,7 +426,7 @@ class Fleet:
         self.shape_version += 1
 
     def observe_event(
-        self, name: str, event: ReceivedEvent, received_ns: int, time_ns: int | None = None
+        self, name: str, event: HealthEvent, received_ns: int, time_ns: int | None = None
     ) -> bool:
         """Take over an event, or a later revision of one. What means nothing here the store keeps.
 
@@ -451,7 +450,7 @@ class Fleet:
         return False
 
     def _event_times(
-        self, host: int, event: ReceivedEvent, received_ns: int, time_ns: int
+        self, host: int, event: HealthEvent, received_ns: int, time_ns: int
     ) -> EventTimes:
         """Return when *observe_event* was. No line is believed that would be written later than it was heard."""
         booted_ns = int(self._booted_ns[host])
@@ -461,7 +460,7 @@ class Fleet:
         last_time_ns = min(time_ns + last_ns - first_ns, received_ns)
         return EventTimes(first_ns, last_ns, last_time_ns, received_ns)
 
-    def device_of(self, host: int, event: ReceivedEvent) -> str:
+    def device_of(self, host: int, event: HealthEvent) -> str:
         """Return the device of *observe_event* (`fleet.py`): a GPU that is gone by the UUID that it had."""
         device = device_of(self.attributes[host], event)
         if event.name.startswith("gpu.") and ":" in device:

@@ -34,10 +34,11 @@ from .gang_changes import (
     READ_SHARE_MIN,
     WAITING_POWER_SHARE,
     BusyMonitor,
+    GangPaceMonitor,
     GpuReadings,
+    PaceFall,
     unexplained_excess,
 )
-from .gang_pace import GangPaceMonitor, PaceFall
 from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
 from .reported_steps import INFERRED, ReportedSteps, gang_steps
 from .tables import FAST_SECONDS, DeviceTable

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..counter_deltas import Codes, Flags, Indexes, Times
-from ..model import ReceivedEvent
 from .devices import Devices
 
 PROCESS, REANNOUNCED = "gpu.process", "gpu.told_anew"
@@ -127,7 +127,7 @@ class Jobs:
             named.update(hosts)
         return jobs
 
-    def observe(self, host: int, boot: str, event: ReceivedEvent) -> None:
+    def observe(self, host: int, boot: str, event: HealthEvent) -> None:
         """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
         if event.event_id.partition("/")[0] not in ("", boot):
             return  # the boot that it is of is over, and it with it
@@ -159,7 +159,7 @@ class Jobs:
             known = self._hosts[host] = boot, {}
         return known[1]
 
-    def _add(self, host: int, key: int, event: ReceivedEvent) -> None:
+    def _add(self, host: int, key: int, event: HealthEvent) -> None:
         attributes, gpu = event.attributes, event.device
         if instance := attributes.get("gpu_instance"):
             gpu = f"{gpu}/{instance}"

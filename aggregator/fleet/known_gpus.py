@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ...contract.gpu_set import PASSTHROUGH_DRIVERS, is_uuid, missing, update_expected
-from ..model import EXPECTED_KIND, RegisteredDevice
+from ...contract.wire.telemetry_pb2 import Device
+from ..model import EXPECTED_KIND
 
 GpuSet = Mapping[str, str]
 NO_GPUS: GpuSet = MappingProxyType({})
@@ -76,7 +77,7 @@ class KnownGpus:
         """Take over what the store knew of *host*."""
         self._hosts[host] = ExpectedGpus(expected)
 
-    def register(self, host: str, devices: Sequence[RegisteredDevice]) -> ExpectedGpus:
+    def register(self, host: str, devices: Sequence[Device]) -> ExpectedGpus:
         """Take over what *host* registered with, and return what is known of it now."""
         known = self.of(host)
         if not devices:  # its inventory is not there yet
@@ -100,7 +101,7 @@ class KnownGpus:
         return next((k for k, at in self.of(host).expected.items() if at.lower() == wanted), "")
 
 
-def registered_gpus(devices: Iterable[RegisteredDevice]) -> RegisteredGpus:
+def registered_gpus(devices: Iterable[Device]) -> RegisteredGpus:
     """Return which GPUs an inventory shows."""
     found: dict[str, str] = {}
     hidden: dict[str, str] = {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...fingerprints.stragglers import medians, per_member
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
-from .devices import Devices
+from .devices import TopologySource
 from .gangs import GangComparison
 from .tables import DeviceTable
 
@@ -204,12 +204,9 @@ class PeerLevel(NamedTuple):
     settled: Flags  # GPUs whose measure is a narrower group, though too few of that may compute
 
 
-class PeerSource(Protocol):
+class PeerSource(TopologySource, Protocol):
     """What is needed of a fleet."""
 
-    shape_version: int
-    attributes: list[dict[tuple[str, str], dict[str, str]]]
-    devices: dict[str, Devices]
     tables: dict[str, DeviceTable]
     peer_groups: PeerGroups
 

@@ -11,7 +11,7 @@ from ...contract.wire import telemetry_pb2 as wire
 from ...ext.intake import Catalogue, Reader, Received
 from ..errors import StreamDesync, StreamRefused
 from ..fleet.fleet import Fleet
-from ..fleet.tracked_signals import TRACKED_SIGNALS
+from ..fleet.tables import TRACKED_SIGNALS
 from ..store.rows import plan
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,13 @@ from ...contract.signals import BY_NAME
 from ..dataclass_json import from_plain, to_plain
 from ..fleet.fleet import Fleet, RestoredParts
 from ..model import SIMULATED_SILENT_SECONDS_MAX
+from ..rule_catalogue import RULES
 from ..store.restored_state import LastScore
 from ..store.rows import HostMemory
 from .declared import without_maintenance
 from .evaluate import Judgement
 from .features import FaultHistory
+from .missing_readings import SettlingHost
 from .rule import (
     RECENT_SECONDS,
     RuleAndDevice,
@@ -32,18 +34,18 @@ from .rule import (
     freeze,
 )
 from .score import HORIZON_HOURS
-from .settling import SettlingHost
 
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-#: Of the format of a row; rows of another are not used.
-FORMAT = 1
+#: Of the format of a row; rows of another are not used. In the one before, each rule is stored whole.
+FORMAT, FORMAT_BEFORE = 2, 1
 #: A host's row is written again after this, also if its score stays the same.
 PERIOD_NS = 60 * SECOND_NS
 #: Symptoms that are stored of one host; those that weigh the least are left out.
 SYMPTOMS_PER_HOST_MAX = 256
 _TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
+_SYMPTOM_FIELDS = tuple(one.name for one in fields(Symptom) if one.name != "rule")
 
 
 class MemoryLog:
@@ -88,10 +90,16 @@ def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
 
 
 def _plain(one: TrackedSymptom) -> dict[str, Any]:
-    latest = None if one.latest is one.worst else one.latest
-    return {name: to_plain(getattr(one, name)) for name in _TIMES} | {
-        "worst": to_plain(one.worst), "latest": to_plain(latest),
-    }  # fmt: skip
+    latest = None if one.latest is one.worst else _plain_symptom(one.latest)
+    times = {name: to_plain(getattr(one, name)) for name in _TIMES}
+    return times | {"worst": _plain_symptom(one.worst), "latest": latest}
+
+
+def _plain_symptom(symptom: Symptom) -> dict[str, Any]:
+    """Return *symptom* with its rule by name, where it has the one that is declared."""
+    plain = {name: to_plain(getattr(symptom, name)) for name in _SYMPTOM_FIELDS}
+    rule = symptom.rule
+    return plain | {"rule": rule.name if RULES.get(rule.name) == rule else to_plain(rule)}
 
 
 def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, RestoredParts]:
@@ -101,11 +109,14 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
     AttributeError.
     """
     content = json.loads(body)
-    if content["format"] != FORMAT:
+    if content["format"] not in (FORMAT, FORMAT_BEFORE):
         raise ValueError(f"format {content['format']}, expected {FORMAT}")
     symptoms: dict[RuleAndDevice, TrackedSymptom] = {}
     for plain in content["symptoms"]:
         latest = plain["latest"] or plain["worst"]
+        for symptom in (plain["worst"], latest):
+            if isinstance(symptom["rule"], str):
+                symptom["rule"] = RULES[symptom["rule"]]
         one: TrackedSymptom = from_plain(TrackedSymptom, {**plain, "latest": latest})
         worst = replace(_without_sums(one), host=host)
         symptoms[worst.key] = replace(one, worst=worst, latest=replace(one.latest, host=host))

@@ -19,12 +19,21 @@ from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Finding, HealthState, Reason, Snapshot
 from ..rule_catalogue import FAULTS, FINDING_RULES, PERSISTENT_RULES
 from ..rule_catalogue.gang import SLOW, SLOW_GPU
-from . import outage, rules
+from . import missing_readings, rules
 from . import rule as hysteresis
-from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
-from .gang_waits import GangWaits, find_waits
+from .job_impact import GangWaits, component_speeds, find_waits
+from .missing_readings import (
+    SettlingHost,
+    SettlingHosts,
+    awaited_hosts,
+    restart_message,
+    scores_as_before,
+    silent_while_up,
+    still_settling,
+    unread_symptoms,
+)
 from .node_facts import GangVerdicts, NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
@@ -41,16 +50,6 @@ from .score import (
     score_host,
     trained,
 )
-from .settling import (
-    SettlingHost,
-    SettlingHosts,
-    awaited_hosts,
-    restart_message,
-    scores_as_before,
-    silent_while_up,
-    still_settling,
-)
-from .unread_parts import unread_symptoms
 from .view import FleetView
 
 # ----------------------------------------------------------------------
@@ -142,7 +141,7 @@ class Judgement(Snapshot):
     failed: str = ""  # parts of judging, in words
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
-    #: (hosts, components): what is left of each (`scoring/components.py`).
+    #: (hosts, components): what is left of each (`scoring/job_impact.py`).
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
     facts: NodeFacts = field(default_factory=NodeFacts)
@@ -173,7 +172,7 @@ def evaluate(
     settling = still_settling(same_epoch.settling if same_epoch else {}, fleet, now_ns)
     awaited = awaited_hosts(settling, fleet, now_ns)
     silent_seconds = silent_while_up(settling, view.silent_seconds, fleet, now_ns)
-    frozen = outage.silent_together(view, silent_seconds) - awaited
+    frozen = missing_readings.silent_together(view, silent_seconds) - awaited
     degraded_before = previous.degraded_reason if previous else ""
     rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
     ended = _ended_by_gangs(view)
@@ -205,7 +204,7 @@ def evaluate(
     failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
     degraded = (
         restart_message(settling, live, awaited, fleet, now_ns),
-        outage.outage_message(fleet, frozen),
+        missing_readings.outage_message(fleet, frozen),
         failed,
     )
     return Judgement(

@@ -13,9 +13,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from mmap import mmap
 from typing import Any
 
@@ -23,6 +21,7 @@ from ...contract.wire import decision_pb2
 from ..counter_deltas import Flags
 from ..decisions.inputs import input_parts, workload_part
 from ..errors import PermissionDenied
+from ..model import gangline_version
 from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import DecisionRecord, OptionSummary
@@ -59,15 +58,6 @@ def answer_bytes(reply: Any) -> bytes:
     answer.CopyFrom(reply)
     answer.ClearField("solve_time")
     return bytes(answer.SerializeToString(deterministic=True))
-
-
-@cache
-def gangline_version() -> str:
-    """Return the version that is installed."""
-    try:
-        return version("gangline")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)

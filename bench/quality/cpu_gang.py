@@ -28,7 +28,8 @@ from bench.quality.cpu_gang_rank import RankPlan
 from bench.quality.injected_hosts import MEMORY, InjectedHostFolder, folder, healthy_gpus
 from bench.quality.markdown import table
 from bench.quality.progress import Progress
-from gangline.aggregator.commands.connection import CommandError, ScoreClient
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.model import HealthState
 from gangline.contract.wire.score_pb2 import NodeScore
 from tests.fake_nvml.parts_scenario import following

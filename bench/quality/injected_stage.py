@@ -14,7 +14,8 @@ import grpc
 
 from bench.quality.injected_faults import Act, InjectedKind
 from bench.quality.injected_hosts import InjectedHostFolder
-from gangline.aggregator.commands.connection import CommandError, ScoreClient
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.aggregator.model import HealthState, Reason
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub

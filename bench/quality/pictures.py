@@ -10,8 +10,8 @@ import numpy as np
 
 from bench.quality import bsp_world as bsp
 from bench.quality.bsp_world import Plan
-from gangline.aggregator.commands.job_picture import timeline_svg
 from gangline.aggregator.commands.job_story import PACE_MAX, make_timeline
+from gangline.aggregator.commands.time_pictures import timeline_svg
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = datetime(2026, 1, 1, 3, 0, tzinfo=UTC).timestamp()

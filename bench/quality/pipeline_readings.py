@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.quality.pipeline_scenario import GPUS, SLOTS_PER_SECOND, Floats, GangRun, HostFault
 from bench.quality.pipeline_world import GangRecord
-from bench.quality.stragglers import LINKS, SECOND_NS, UPTIME_NS, SentTable
+from bench.quality.stragglers import LINKS, SECOND_NS, UPTIME_NS, SentTable, due_blocks
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.contract import frame
 from gangline.contract.signals import TABLES
@@ -205,17 +205,9 @@ class HostAgent:
         self._track(second)
         self._fill_gpus(second)
         self._fill_host(second)
-        blocks = []
-        for name, sent in self.tables.items():
-            period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
-            if (second + self._host) % period and self._sequence:
-                continue
-            if TABLES[name][0].on_change:
-                now = bytes(sent.block.cells), bytes(sent.block.valid)
-                if self._last.get(name) == now and (second + self._host) % 60:
-                    continue
-                self._last[name] = now
-            blocks.append(sent.block)
+        blocks = due_blocks(
+            self.tables, self._last, second + self._host, is_first=not self._sequence
+        )
         self._sequence += 1
         boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
         stamp = frame.Stamp(

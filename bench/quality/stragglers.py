@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -76,6 +76,28 @@ class SentTable:
             else:
                 self._ints[at] = np.asarray(value).astype(np.uint64)
             self._valid[at] = 1
+
+
+def due_blocks(
+    tables: Mapping[str, SentTable],
+    last: dict[str, tuple[bytes, bytes]],
+    second: int,
+    *,
+    is_first: bool,
+) -> list[Block]:
+    """Return the blocks that an agent sends in *second*. *last*: what it sent of tables that travel when they change."""
+    blocks = []
+    for name, sent in tables.items():
+        period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
+        if second % period and not is_first:
+            continue
+        if TABLES[name][0].on_change:
+            now = bytes(sent.block.cells), bytes(sent.block.valid)
+            if last.get(name) == now and second % 60:
+                continue
+            last[name] = now
+        blocks.append(sent.block)
+    return blocks
 
 
 class Reader:
@@ -155,17 +177,9 @@ class Agent:
     def frame(self, second: int, now_ns: int) -> bytes:
         """Return the frame of *second*."""
         self._fill(second)
-        blocks = []
-        for name, sent in self.tables.items():
-            period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
-            if (second + self._host) % period and self._sequence:
-                continue
-            if TABLES[name][0].on_change:
-                now = bytes(sent.block.cells), bytes(sent.block.valid)
-                if self._last.get(name) == now and (second + self._host) % 60:
-                    continue
-                self._last[name] = now
-            blocks.append(sent.block)
+        blocks = due_blocks(
+            self.tables, self._last, second + self._host, is_first=not self._sequence
+        )
         self._sequence += 1
         boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
         stamp = frame.Stamp(b"R" * 16, self.boot_id, self._sequence, boottime_ns, now_ns)

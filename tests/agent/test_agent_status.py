@@ -21,7 +21,8 @@ from gangline.agent.local import check as verdict
 from gangline.agent.local.host_status import GROUPS_MAX, SelfStatus, group_unread
 from gangline.contract.wire.telemetry_pb2 import HostVerdict, IngestAck, RegisterNodeResponse
 from tests.agent.local_world import SECOND, Host
-from tests.agent.test_check import answers, second, status
+from tests.agent.test_check import status
+from tests.agent.test_host_status import answers, second
 
 
 @dataclass

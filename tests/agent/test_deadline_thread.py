@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Collector, CollectOutcome, NoData
-from gangline.agent.deadline_thread import DeadlineThread
+from gangline.agent.collector import Collector, CollectOutcome, DeadlineThread, NoData
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from tests.processes import GUARD_SECONDS

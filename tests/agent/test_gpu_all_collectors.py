@@ -24,6 +24,7 @@ from gangline.agent.sampler.worker import AllExcept
 from gangline.contract.signal import PERIOD_SECONDS
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from tests.agent.gpu_host import SECOND, GpuHost, read
+from tests.agent.test_gpu_session import NAMES
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,
@@ -35,18 +36,6 @@ from tests.fake_nvml.parts_scenario import (
     with_mig,
 )
 from tests.fake_nvml.scenario import Gpu, gpus
-
-NAMES = [
-    "gpu_1s",
-    "gpu_10s",
-    "gpu_60s",
-    "gpu_fast_1s",
-    "gpu_fast_10s",
-    "nvlink_10s",
-    "c2c_10s",
-    "mig_10s",
-]
-NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 
 def everything(count: int = 2) -> list[Gpu]:

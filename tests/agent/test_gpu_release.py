@@ -232,13 +232,6 @@ def test_all_gpus_are_told_of_each(host: Host) -> None:
     assert [event.device for event in host.told] == [A, B, A, B]
 
 
-def test_before_a_reset_that_was_accepted(host: Host) -> None:
-    """The way of an instruction from elsewhere; XID 154 asking for a reset is none."""
-    host.way.before_reset(frozenset((A,)), host.answers.append)
-    assert host.answers == [[]]
-    assert host.words() == [(A, 0, f"released: {A} (reset)")]
-
-
 def test_the_drivers_line_names_its_gpu() -> None:
     """As the reader of the kernel's log hands it on."""
     notice = classify(WAITS)

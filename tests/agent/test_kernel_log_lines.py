@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.agent.hardware.kmsg import parse_record
+from gangline.agent.kernel_log.gpu_rules import XidDecoder
 from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
@@ -20,7 +21,7 @@ from gangline.agent.kernel_log.record import (
     LinePart,
     ParsedLine,
 )
-from gangline.agent.kernel_log.rules import RULES, XidDecoder, classify
+from gangline.agent.kernel_log.rules import RULES, classify
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from gangline.agent.hardware import kmsg
+from gangline.agent.kernel_log.gpu_rules import XidDecoder
 from gangline.agent.kernel_log.incidents import OPEN_MAX
 from gangline.agent.kernel_log.reader import (
     CheckpointFile,
@@ -20,7 +21,7 @@ from gangline.agent.kernel_log.record import (
     VALUE_CHARACTERS_MAX,
     ParsedLine,
 )
-from gangline.agent.kernel_log.rules import XidDecoder, classify
+from gangline.agent.kernel_log.rules import classify
 from gangline.aggregator.ingest.sessions import check_events
 from gangline.contract.nvml_fields import fields_of, parse_driver_version
 from gangline.contract.signal import Kind

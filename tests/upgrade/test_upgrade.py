@@ -18,7 +18,8 @@ from gangline.agent.kernel_log.reader import FILE_NAME, parse_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
-from gangline.aggregator.commands.connection import CommandError, ScoreClient
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from tests.fake_nvml.build import compiler

@@ -8,7 +8,6 @@ from . import (
     agent,
     clock,
     configuration,
-    congestion,
     events,
     fabric,
     gang,
@@ -16,16 +15,13 @@ from . import (
     gpu,
     host,
     missing_gpus,
-    nvlink,
     pcie,
-    runs,
 )
 
 _FUNCTIONS = tuple(
     one
     for module in (
-        agent, clock, configuration, congestion, events, fabric, gang, gang_links, gpu, host,
-        missing_gpus, nvlink, pcie, runs,
+        agent, clock, configuration, events, fabric, gang, gang_links, gpu, host, missing_gpus, pcie,
     )
     for one in vars(module).values()
     if isinstance(one, Detector)

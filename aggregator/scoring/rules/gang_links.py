@@ -1,4 +1,4 @@
-"""Links that slow down a gang: told by a link's errors and by the pace of its gang, which fell as they began.
+"""Links and networks that slow down a gang: told by a link's errors and by the pace of its gang, which fell as they began.
 
 Errors on a link are watched only: most cost nothing. Where the pace of the whole gang falls as one host's link begins to have
 them, and nothing says that a host computes or stalls longer, it is that link.
@@ -6,18 +6,29 @@ them, and nothing says that a host computes or stalls longer, it is that link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ....fingerprints.stragglers import outliers_max
-from ...fleet.gangs import GangComparison
+from ...counter_deltas import Flags, Floats, Indexes
+from ...fleet import gangs as network
+from ...fleet.devices import DeviceNames
+from ...fleet.gangs import CONGESTION_COUNTERS, CongestionCounter, GangComparison
 from ...model import Reason
 from ...rule_catalogue import gang as rules
+from ...rule_catalogue import network as network_rules
+from ...rule_catalogue.host import NETWORK_COUNTS
 from ...sql import quoted
-from ..rule import Symptom, TrackedSymptom, detects, short
+from ..rule import Symptom, TrackedSymptom, detects, row_detector, short
 from ..view import FleetView
-from .gang import HOSTS_MIN
+from .fabric import flapping_ports, ports_down, retransmitting_ports
+from .gang import HOSTS_MIN, HOSTS_SHOWN_MAX, settled
+from .host import bonds, pauses
+from .pcie import gpu_links, links_above
 
 #: Reasons of evidence of links.
 LINK_REASONS = (Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE)
@@ -97,4 +108,157 @@ def _pace_sql(view: FleetView, hosts: list[int]) -> str:
         "SELECT time_bucket(INTERVAL 10 SECOND, time) AS time, median(tensor_active_ratio) AS work FROM readings.gpu_fast_1s "
         f"WHERE host IN ({names}) AND time BETWEEN {view.timestamp_sql(-300)} AND {view.timestamp_sql(5)} "
         "GROUP BY ALL ORDER BY time"
+    )
+
+
+# ----------------------------------------------------------------------
+# A network that holds a job up: all its hosts move less than before, while their ports wait more. No host is to
+# blame.
+#
+# Who waits for a slow host sends less too, but its ports have nothing to send and wait for nothing. A bad link makes
+# others wait as well, and is named by its own rules: then nothing is said here.
+
+#: So large a share of a job's hosts shows it, or it is not the network between them.
+HOSTS_SHARE_MIN = 0.7
+#: One port a host (by name) has so much of all the waiting: it is that rail.
+RAIL_SHARE_MIN = 0.7
+#: A rail is short on all hosts of a job alike: so many are asked which.
+HOSTS_SAMPLED = 4
+#: Names that words hold.
+NAMES_SHOWN_MAX = 3
+#: Rules that name one link, port or host behind it.
+LINK_RULES = (
+    retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
+    links_above,
+)  # fmt: skip
+
+
+@detects(network_rules.CONGESTED)
+def congested_jobs(view: FleetView) -> Iterator[Symptom]:
+    """Name what the hosts of a job share whose network makes all of them wait, at each of them."""
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
+        return
+    shows = settled(view, comparison) & (
+        comparison.slowed >= view.threshold("network.slowed_ratio")
+    )
+    shows &= comparison.waits >= view.threshold("network.waits_ratio")
+    shows &= comparison.slowed_often >= view.threshold("gang.identity_ratio")
+    if not shows.any():
+        return
+    hosts_with_link_faults = {one.host for rule in LINK_RULES for one in rule(view)}
+    congestion = network.congestion_rates(view.fleet, view.now_ns)
+    ports = [_port_rates(view, counter) for counter in CONGESTION_COUNTERS]
+    for members in _gangs(comparison, shows):
+        affected = members[shows[members]]
+        if affected.size >= HOSTS_SHARE_MIN * members.size and hosts_with_link_faults.isdisjoint(
+            members.tolist()
+        ):
+            yield from _job_symptoms(view, comparison, members, affected, congestion, ports)
+
+
+class _PortRates(NamedTuple):
+    """All ports that a sign is read of, in the order of their hosts."""
+
+    names: DeviceNames
+    rates: Floats  # 0 where not read
+    order: Indexes
+    begins: Indexes  # of each host within `order`, and the end
+
+
+def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
+    devices = view.fleet.tables[counter.table].devices
+    order = np.argsort(devices.host, kind="stable")
+    begins = np.searchsorted(devices.host[order], np.arange(len(view.fleet) + 1))
+    each = network.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
+    return _PortRates(devices.names, np.nan_to_num(each), order, begins)
+
+
+def _gangs(comparison: GangComparison, shows: Flags) -> Iterator[Indexes]:
+    """Yield the hosts of each gang of which any *shows* it, in one pass: it may be all of them."""
+    wanted = np.isin(comparison.gang, comparison.gang[shows])
+    hosts = np.flatnonzero(wanted)
+    hosts = hosts[np.argsort(comparison.gang[hosts], kind="stable")]
+    yield from np.split(hosts, np.flatnonzero(np.diff(comparison.gang[hosts])) + 1)
+
+
+def _job_symptoms(
+    view: FleetView,
+    comparison: GangComparison,
+    members: Indexes,
+    affected: Indexes,
+    congestion: Floats,
+    ports: Sequence[_PortRates],
+) -> Iterator[Symptom]:
+    least = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
+    which = int(np.nansum(congestion[:, affected] / least, axis=1).argmax())
+    counter, shared = CONGESTION_COUNTERS[which], _shared_network(view, ports[which], members)
+    slowed, waits = (
+        float(np.median(comparison.slowed[affected])),
+        float(np.median(comparison.waits[affected])),
+    )
+    if members.size == 1:
+        statement = f"its ports {counter.description} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
+        message = f"{statement}: {shared}"
+    else:
+        all_of = "all" if affected.size == members.size else f"{affected.size} of"
+        statement = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
+        statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
+        message = f"{statement}: {shared} is congested; no host is to blame"
+    one = Symptom(
+        rule=network_rules.CONGESTED,
+        host=-1,
+        device="host",
+        signal=f"rdma.{counter.column}",
+        value=round(waits, 2),
+        unit="times its rate before",
+        normal=f"below {view.threshold('network.waits_ratio'):g}, or no less moved than before",
+        message=message,
+        sql="",
+    )
+    since = f"time BETWEEN {view.timestamp_sql(-900)} AND {view.timestamp_sql(5)}"
+    names = view.fleet.names
+    others = "".join(
+        f", {quoted(names[host])}" for host in affected[: HOSTS_SHOWN_MAX - 1].tolist()
+    )
+    for host in affected.tolist():
+        yield replace(
+            one, host=host, sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, counter)
+        )
+
+
+def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
+    """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
+    if members.size == 1:
+        return "the network, or its way into it; a job of one host does not tell which"
+    rail = _rail(ports, members)
+    of_rail = f"rail {rail} of " if rail else ""
+    places = [view.fleet.declared.place(view.fleet.names[host]) for host in members.tolist()]
+    for what in ("leaf", "spine"):
+        names = {getattr(place, what) for place in places}
+        if len(names) == 1 and (name := names.pop()):
+            return f"{of_rail}{what} {name}, which they share,"
+    leaves = sorted({place.leaf for place in places} - {""})
+    between = f" (leaves {', '.join(leaves[:NAMES_SHOWN_MAX])}{', ...' if len(leaves) > NAMES_SHOWN_MAX else ''})"
+    return f"{of_rail}the network between them{between if leaves else ''}"
+
+
+def _rail(ports: _PortRates, members: Indexes) -> str:
+    """Return the port, by name, on which most of the waiting is; "" where it is on several."""
+    waits: dict[str, float] = defaultdict(float)
+    for host in members[:HOSTS_SAMPLED].tolist():
+        for row in ports.order[ports.begins[host] : ports.begins[host + 1]].tolist():
+            waits[ports.names[row]] += float(ports.rates[row])
+    most = max(waits, key=lambda name: waits[name], default="")
+    is_one = len(waits) > 1 and waits[most] >= RAIL_SHARE_MIN * sum(waits.values()) > 0.0
+    return most if is_one else ""
+
+
+def _port_waits_sql(names: str, since: str, counter: CongestionCounter) -> str:
+    """Return the query for how much the ports of hosts waited in each minute, all of a host together."""
+    step = f"greatest({counter.column}, lag({counter.column}) OVER ports) - lag({counter.column}) OVER ports"
+    return (
+        f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {counter.column}_per_second, host "
+        f"FROM (SELECT host, time, {step} AS waited FROM readings.{counter.table} WHERE host IN ({names}) AND {since} "
+        "WINDOW ports AS (PARTITION BY host, device ORDER BY time)) GROUP BY ALL ORDER BY host, minute"
     )

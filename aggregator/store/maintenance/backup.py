@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +29,7 @@ from ...durable_file import (
     sync_folder,
     write_new_file,
 )
+from ...model import gangline_version
 from .. import duckdb_file
 from ..duckdb_file import (
     JOURNAL_FILE,
@@ -274,7 +274,7 @@ class Backup:
         if missing := recorded - self._files.keys():
             raise FileChangedError(f"{min(missing)} was removed before it could be copied")
         manifest = Manifest(
-            source.as_of_ns, socket.gethostname(), _gangline_version(), duckdb.__version__, schema, rows,
+            source.as_of_ns, socket.gethostname(), gangline_version(), duckdb.__version__, schema, rows,
             self._access, self._files, tuple(gone),
         )  # fmt: skip
         manifest.write(part)
@@ -414,13 +414,6 @@ def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
         file.size_bytes,
         file.modified_ns,
     )
-
-
-def _gangline_version() -> str:
-    try:
-        return version("gangline")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _reason(error: OSError, to: Path) -> str:

@@ -12,9 +12,16 @@ from typing import Any, cast
 import pytest
 
 from gangline.agent.recorder import storage as storage_module
-from gangline.agent.recorder.recorder import DISK_NS_MAX, ORDER_NS_MAX, FlightRecorder
+from gangline.agent.recorder.recorder import (
+    AFTER_NS,
+    DISK_NS_MAX,
+    INTERVAL_NS,
+    ORDER_NS_MAX,
+    SECOND_NS,
+    FlightRecorder,
+    event_reason,
+)
 from gangline.agent.recorder.storage import SUFFIX, NoRecordingError, RecordingStorage
-from gangline.agent.recorder.triggers import AFTER_NS, INTERVAL_NS, SECOND_NS, event_reason
 from gangline.agent.transport.recording_uploads import (
     UPLOADS_MAX,
     RecordingUpload,

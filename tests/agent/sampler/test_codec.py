@@ -14,13 +14,13 @@ from gangline.agent.sampler import messages
 from gangline.agent.sampler.messages import (
     CodecError,
     MessageBuffer,
+    RecordingArea,
     SampleBatch,
     SampleBatchDecoder,
     SampleBatchEncoder,
     SamplerTask,
     TimedResult,
 )
-from gangline.agent.sampler.recording_area import RecordingArea
 from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.world import feed

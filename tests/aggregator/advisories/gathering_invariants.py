@@ -1,6 +1,6 @@
 """What is promised of waiting for others of a cause, checked from outside: an own fault never waits alone, a cause is one.
 
-Written apart from `gathering.py` and `shared_causes.py`, so that a slip there is not a slip here.
+Written apart from `proposals.py` and `shared_causes.py`, so that a slip there is not a slip here.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import NOTHING, HostPlacement
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.aggregator.scoring.settling import SettlingHost
+from gangline.aggregator.scoring.missing_readings import SettlingHost
 from tests.worlds import SECOND_NS, World
 
 OTHERS = 194

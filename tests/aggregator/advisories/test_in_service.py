@@ -12,7 +12,7 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import HOUR_NS, SECOND_NS
 from gangline.aggregator.advisories.workloads import Gang
-from gangline.aggregator.clock_jump import ClockJumpDetector
+from gangline.aggregator.judge_loop import ClockJumpDetector
 from gangline.contract.wire import advisory_pb2 as wire
 from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import nan
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,8 +36,11 @@ from gangline.aggregator.advisories.policy import (
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.model import Evidence, HealthState, HostScore, Reason
+from gangline.contract.host_policy import builtin
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.xid.policy import SCOPES
+from gangline.contract.xid.policy import policy as xid_rows
+from gangline.contract.xid.policy import sxid_policy as sxid_rows
 from tests.worlds import World
 
 NOW = 1_760_000_000_000_000_000
@@ -46,7 +50,8 @@ GANG = Workload("train", 512, 0.1, 1800.0)
 
 def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
     """A new row of the table said what nobody carried out."""
-    for words in policy.all_policy_texts():
+    rows: list[Any] = [*xid_rows().values(), *sxid_rows().values(), *builtin().rows]
+    for words in filter(None, (row.action for row in rows)):
         parse_policy_text(words)
     with pytest.raises(UnknownPolicyText, match="ACTION_BY_PREFIX"):
         parse_policy_text("pray")

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gangline.aggregator.advisories import (
     answers,
-    gathering,
     limits,
     proposals,
     shared_causes,
@@ -100,9 +99,9 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "others' word counts for nothing": (limits, "unavailable_hosts", _without_word),
     "out for ever": (answers, "expire_declared_out", lambda editor: None),
     "rejected, and asked again": (StateEditor, "mute", lambda *_: None),
-    "an own fault waits for others": (gathering, "is_own_device_fault", _never),
-    "nothing waits for others": (gathering, "gathering_keys", _nothing),
-    "the second host goes at once": (gathering, "_has_company", _never),
+    "an own fault waits for others": (proposals, "is_own_device_fault", _never),
+    "nothing waits for others": (proposals, "gathering_keys", _nothing),
+    "the second host goes at once": (proposals, "_has_company", _never),
     "a cause forgets who is in hand": (shared_causes, "_in_hand", _nothing),
     "causes are not looked for": (shared_causes, "largest_cause", lambda *_: None),
 }

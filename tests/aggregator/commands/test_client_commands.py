@@ -14,7 +14,7 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.commands import hosts
-from gangline.aggregator.commands.connection import ScoreListing
+from gangline.aggregator.commands.score_client import ScoreListing
 from gangline.aggregator.commands.terminal import width_of
 from tests.aggregator.commands.test_host_table import score
 
@@ -112,7 +112,7 @@ def test_none_in_a_state_is_not_none_at_all(
     """ "None has registered", of a fleet of thirty-two, when none was in maintenance."""
     listing = ScoreListing([score("a"), score("b")], 1, "")
     monkeypatch.setattr(
-        "gangline.aggregator.commands.connection.ScoreClient.hosts", lambda *_: listing
+        "gangline.aggregator.commands.score_client.ScoreClient.hosts", lambda *_: listing
     )
     asked = ["hosts", "--state", "maintenance", "--state", "stale"]
     assert hosts.main(asked[1:]) == cli.OK

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.commands.connection import ScoreListing
 from gangline.aggregator.commands.explain import command, explanation_text, query_command, value
 from gangline.aggregator.commands.host_table import (
     FoldedHosts,
@@ -22,6 +21,7 @@ from gangline.aggregator.commands.host_table import (
     render,
 )
 from gangline.aggregator.commands.hosts import FoldMode, as_dict, hosts_text
+from gangline.aggregator.commands.score_client import ScoreListing
 from gangline.aggregator.commands.terminal import wants_colour
 from gangline.contract.wire import score_pb2
 

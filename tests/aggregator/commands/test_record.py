@@ -14,7 +14,7 @@ import pytest
 from gangline import cli
 from gangline.aggregator.commands import record
 from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.record_picture import BAND, GPUS_MAX, recording_svg
+from gangline.aggregator.commands.time_pictures import BAND, GPUS_MAX, recording_svg
 from gangline.contract.recording import GpuRecording, encode_recording
 from gangline.contract.wire.telemetry_pb2 import StoredRecording
 from gangline.ext.phases import HISTORY_SIGNALS, STATES

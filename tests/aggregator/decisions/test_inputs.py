@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.commands.decision import replayed_answer
 from gangline.aggregator.decisions import inputs
 from gangline.aggregator.decisions.inputs import InputsError, input_parts, restored_inputs
 from gangline.aggregator.decisions.requirements import GangRequirements
@@ -32,7 +33,6 @@ from gangline.aggregator.service.decision_recorder import (
     decoded_batch,
     encoded_batch,
 )
-from gangline.aggregator.service.decision_replay import replayed_answer
 from gangline.aggregator.service.decision_summary import kind_of
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService

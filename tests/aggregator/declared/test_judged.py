@@ -14,7 +14,7 @@ from gangline.aggregator.declared.model import (
     PlaceSource,
     SelectionIndex,
 )
-from gangline.aggregator.fleet.tracked_signals import TRACKED_SIGNALS
+from gangline.aggregator.fleet.tables import TRACKED_SIGNALS
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue import FAMILIES, NEVER_NOISE, OVERRIDABLE_RULES
 from gangline.contract.wire import telemetry_pb2 as wire

@@ -31,6 +31,8 @@ from gangline.aggregator.advisories.advisory import (
 )
 from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
+from gangline.aggregator.executors.settings import NodeNames
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.aggregator.service.outcome import OutcomeService
 from gangline.aggregator.service.status import ErrorInterceptor
@@ -229,3 +231,17 @@ def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def connected_client(
+    advice: AdviceServer, actor: str, wake: Callable[[], None]
+) -> Iterator[AggregatorClient]:
+    """Have a client that follows *advice*."""
+    with grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS) as channel:
+        client = AggregatorClient(channel, actor, wake, NodeNames().node_of)
+        client.start()
+        try:
+            yield client
+        finally:
+            client.close()

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
-import grpc
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
 from gangline.aggregator.executors import core
-from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient, NodeDictionary
+from gangline.aggregator.executors.client import AggregatorClient, NodeDictionary
 from gangline.aggregator.executors.executor import Executor, undo_all
 from gangline.aggregator.executors.launchers import Launchers
 from gangline.aggregator.executors.ledger import ExecutorLedger
@@ -23,7 +22,12 @@ from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
 from gangline.contract.otlp_logs import OtlpLogExporter, OtlpRecord
 from gangline.contract.wire import recovery_pb2
-from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
+from tests.aggregator.executors.advice_server import (
+    LIMITS,
+    AdviceServer,
+    connected_client,
+    serving_advice,
+)
 from tests.processes import GUARD_SECONDS
 
 
@@ -101,14 +105,8 @@ class Rig:
         }  # fmt: skip
         config = ExecutorConfig(ledger=str(self.folder / name), **fields)  # type: ignore[arg-type]
         (self.folder / name).mkdir(exist_ok=True)
-        channel = self._stack.enter_context(
-            grpc.insecure_channel(self.advice.address, options=CHANNEL_OPTIONS)
-        )
-        wake = threading.Event()
-        names = NodeNames()
-        client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
-        client.start()
-        self._stack.callback(client.close)
+        wake, names = threading.Event(), NodeNames()
+        client = self._stack.enter_context(connected_client(self.advice, config.actor, wake.set))
         ledger = ExecutorLedger(self.folder / name / "ledger.json")
         launchers = Launchers(config, shadow=shadow)
         launchers.start()

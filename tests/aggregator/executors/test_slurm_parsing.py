@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.executors.doctor import MISSING, DoctorFinding
 from gangline.aggregator.executors.model import (
     Capabilities,
+    DoctorFinding,
+    DoctorLevel,
     Drain,
     EndStep,
     ScheduledJob,
@@ -230,7 +231,7 @@ def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) 
 
     (found,) = findings(Slurm(run), True, environment)
     assert found == DoctorFinding(
-        MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
+        DoctorLevel.MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
     )
     (tmp_path / "slurm.conf").touch()
     assert not missing_config(environment)

@@ -353,7 +353,7 @@ def test_hosts_tells_what_stands_against_the_aggregator(
 ) -> None:
     """The table looks well while receipts are a minute late: the footer is where an operator looks first."""
     from gangline.aggregator.commands import hosts
-    from gangline.aggregator.commands.connection import ScoreClient, ScoreListing
+    from gangline.aggregator.commands.score_client import ScoreClient, ScoreListing
 
     monkeypatch.setattr(
         ScoreClient, "hosts", lambda *_: ScoreListing([], 1, "", ["receipts are late"])

@@ -16,8 +16,10 @@ import grpc
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.dataclass_json import to_plain
 from gangline.aggregator.fleet.fleet import Fleet, RestoredParts
 from gangline.aggregator.model import HealthState
+from gangline.aggregator.rule_catalogue import RULES
 from gangline.aggregator.scoring import checkpoint
 from gangline.aggregator.scoring.checkpoint import (
     PERIOD_NS,
@@ -72,6 +74,28 @@ def test_what_is_remembered_is_read_back_as_it_was() -> None:
     # Our clock was set back: nothing was seen later than now.
     earlier, _ = decode(body, 0, world.now_ns - 3600 * SECOND_NS)
     assert all(one.last_seen_ns <= world.now_ns - 3600 * SECOND_NS for one in earlier.values())
+
+
+def test_a_row_of_the_version_before_is_read_back() -> None:
+    """It stored each rule whole; the fleet would have started from its last scores at the upgrade."""
+    world = sick_world()
+    before = judged(world).tracked_symptoms[0]
+    content = json.loads(encode(before, NOBODY, world.now_ns))
+    for one in content["symptoms"]:
+        for symptom in filter(None, (one["worst"], one["latest"])):
+            if isinstance(symptom["rule"], str):
+                symptom["rule"] = to_plain(RULES[symptom["rule"]])
+    old = json.dumps(content | {"format": 1})
+    assert decode(old, 0, world.now_ns) == (before, NOBODY)
+    assert len(old) > 1.2 * len(encode(before, NOBODY, world.now_ns))
+
+
+def test_a_rule_that_is_as_declared_is_the_declared_one() -> None:
+    """Rules compare by identity: a copy of a link's own rule explained the fall that it named."""
+    world = sick_world()
+    found, _ = decode(encode(judged(world).tracked_symptoms[0], NOBODY, 1), 0, 1)
+    rules = [one.worst.rule for one in found.values()]
+    assert any(rule is RULES.get(rule.name) for rule in rules)
 
 
 def test_the_time_without_us_makes_no_symptom_count() -> None:
@@ -142,6 +166,7 @@ def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
 
 
 GOOD = encode({}, NOBODY, 1)
+GONE = {"worst": {"rule": "gone"}, "latest": None}
 
 
 @pytest.mark.parametrize(
@@ -150,8 +175,9 @@ GOOD = encode({}, NOBODY, 1)
         (GOOD[:30], False, "JSONDecodeError: Unterminated"),
         ("[]", False, "TypeError"),
         ("{}", False, "KeyError: 'format'"),
-        (json.dumps(json.loads(GOOD) | {"format": 99}), False, "format 99, expected 1"),
+        (json.dumps(json.loads(GOOD) | {"format": 99}), False, "format 99, expected 2"),
         (json.dumps(json.loads(GOOD) | {"symptoms": [{"worst": 1}]}), False, "KeyError: 'latest'"),
+        (json.dumps(json.loads(GOOD) | {"symptoms": [GONE]}), False, "KeyError: 'gone'"),
         (json.dumps(json.loads(GOOD) | {"boot_id": "xyz"}), False, "ValueError: non-hex"),
         (GOOD, True, "older than its last score"),
     ],

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from gangline.aggregator.clock_jump import ClockJumpDetector
 from gangline.aggregator.fleet import fleet as fleets
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.tables import DeviceTable
 from gangline.aggregator.hazard.features import SCORE_FEATURE_COLUMN
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.judge_loop import ClockJumpDetector
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.rule_catalogue import RULES
 from gangline.aggregator.scoring import evaluate as judging

@@ -15,7 +15,7 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.model import HealthState, HostScore
 from gangline.aggregator.scoring.checkpoint import MemoryLog, restore
 from gangline.aggregator.scoring.evaluate import evaluate
-from gangline.aggregator.scoring.settling import SETTLING_SECONDS
+from gangline.aggregator.scoring.missing_readings import SETTLING_SECONDS
 from gangline.aggregator.store.restored_state import LastScore
 from gangline.aggregator.store.snapshot_file import taken_macro
 from gangline.contract.block import Block

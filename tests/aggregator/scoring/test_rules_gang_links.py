@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gangline.aggregator.fleet.gang_pace import (
+from gangline.aggregator.fleet.gang_changes import (
     PAUSE_WINDOWS_MAX,
     SLOW_WINDOWS_MAX,
     GangPaceMonitor,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.pcie_topology import link_ends
+from gangline.aggregator.fleet.devices import link_ends
 from gangline.aggregator.model import HealthState, Reason
 from tests.worlds import IDLE_WATTS, Host, World, all_well, gpu_of
 

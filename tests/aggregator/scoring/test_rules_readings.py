@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.fleet.tables import DeviceTable
-from gangline.aggregator.fleet.tracked_signals import RUN_SIGNALS, TRACKED_SIGNALS
+from gangline.aggregator.fleet.tables import RUN_SIGNALS, TRACKED_SIGNALS, DeviceTable
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.rule_catalogue import COUNTERS, RULES, SIGNALS_READ
 from gangline.aggregator.rule_declaration import above, equals, farther_than

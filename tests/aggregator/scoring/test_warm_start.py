@@ -23,7 +23,7 @@ from gangline.aggregator.model import (
 )
 from gangline.aggregator.scoring.checkpoint import restore
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.aggregator.scoring.settling import SETTLING_SECONDS
+from gangline.aggregator.scoring.missing_readings import SETTLING_SECONDS
 from gangline.aggregator.store.restored_state import LastScore
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store

@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.commands.connection import ScoreClient
-from gangline.aggregator.commands.score_port import REST_SECONDS, ScorePort
+from gangline.aggregator.commands.score_client import REST_SECONDS, ScoreClient, ScorePort
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import (
     ScoreServiceServicer,

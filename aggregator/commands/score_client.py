@@ -1,0 +1,219 @@
+"""ScoreService for commands: of those that ask in a loop the score process where the aggregator names one, else `listen` itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, isinf
+from typing import Any, Self, TypeVar
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import score_pb2
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .connection import (
+    DEADLINE_SECONDS,
+    REPLY_BYTES_MAX,
+    ConnectionOptions,
+    command_error,
+    open_channel,
+)
+
+#: For so long nobody asks again where the score process is, after it did not answer or there was none.
+REST_SECONDS = 10.0
+#: A dictionary that takes longer is asked for again later.
+DICTIONARY_SECONDS = 2.0
+PAGE_SIZE = 1000
+
+T = TypeVar("T")
+
+
+class ScorePort:
+    """Asks the score process of an aggregator, and `listen` whenever the process does not answer.
+
+    The first question goes to `listen`; where the process is, the node dictionary says. A firewall may close that port, and
+    a port that is forwarded may lead elsewhere: no failure there is a failure of the question.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.Channel,
+        connect: Callable[[str], grpc.Channel],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*address*, *channel*: of `listen`. *connect*: opens a channel to another address."""
+        self._host, _, self._port = address.rpartition(":")
+        self._connect, self._clock = connect, clock
+        self._listen: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._process: Any = None
+        self._channel: grpc.Channel | None = None
+        self._next_search = inf
+
+    def close(self) -> None:
+        """Close the channel to the score process."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._process = None
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """Return what *question* returns of a stub of ScoreService. Raises what it raises of that of `listen`."""
+        if self._process is None and self._clock() >= self._next_search:
+            self._search()
+        if self._process is not None:
+            try:
+                return question(self._process)
+            except grpc.RpcError:
+                self.close()
+                self._next_search = self._clock() + REST_SECONDS
+        answer = question(self._listen)
+        if isinf(self._next_search):
+            self._next_search = self._clock()
+        return answer
+
+    def _search(self) -> None:
+        """Open a channel to the score process, where `listen` names one."""
+        self._next_search = self._clock() + REST_SECONDS
+        try:
+            dictionary = self._listen.GetNodeDictionary(
+                score_pb2.GetNodeDictionaryRequest(), timeout=DICTIONARY_SECONDS
+            )
+        except grpc.RpcError:
+            return
+        if dictionary.scores_port not in (0, int(self._port)):
+            self._channel = self._connect(f"{self._host}:{dictionary.scores_port}")
+            self._process = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+
+def score_port(
+    connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
+) -> ScorePort:
+    """Return what asks the score process in a loop, and *channel* where that does not answer."""
+
+    def connect(address: str) -> grpc.Channel:
+        return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
+
+    return ScorePort(connection_options.aggregator, channel, connect)
+
+
+class ScoreClient:
+    """Score calls, each with a deadline. Raises CommandError with words."""
+
+    def __init__(
+        self,
+        target: str | ConnectionOptions,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        *,
+        in_loop: bool = False,
+    ) -> None:
+        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it.
+
+        *in_loop*: for who asks for `hosts` again and again: the score process answers where there is one.
+        """
+        self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
+        self._deadline_seconds = deadline_seconds
+        options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
+        #: For calls of other services.
+        self.channel = open_channel(self.connection_options, options)
+        self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._score_port: ScorePort | None = None
+        if in_loop:
+            self._score_port = score_port(self.connection_options, self.channel, options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._score_port is not None:
+            self._score_port.close()
+        self.channel.close()
+
+    def hosts(self, hours: float | None = None, *, full: bool = False) -> ScoreListing:
+        """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
+        view = score_pb2.FULL if full else score_pb2.BASIC
+
+        def listed(stub: Any) -> ScoreListing:
+            scores: list[score_pb2.NodeScore] = []
+            token = ""
+            while True:
+                request = score_pb2.ListNodeScoresRequest(
+                    page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
+                )
+                reply = stub.ListNodeScores(request, timeout=self._deadline_seconds)
+                scores += reply.node_scores
+                token = reply.next_page_token
+                if not token:
+                    return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
+
+        try:
+            return self._score_port.ask(listed) if self._score_port else listed(self._stub)
+        except grpc.RpcError as error:
+            raise command_error(error, self.connection_options) from error
+
+    def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
+        """Return one host in full. Raises CommandError(NOT_FOUND)."""
+        request = score_pb2.GetNodeScoreRequest(
+            name=f"nodes/{name}", view=score_pb2.FULL, horizon=_horizon(hours)
+        )
+        score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
+        return score
+
+    def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
+        """Return by host how much longer a step of *job* would take there, and from which run that is known, in words.
+
+        Raises CommandError(NOT_FOUND).
+        """
+        workload = score_pb2.Workload(job=job)
+        reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
+        names = self.names()
+        by_host = zip(reply.node_index, reply.expected_slowdown, strict=True)
+        return {names[index]: slowdown for index, slowdown in by_host}, reply.workload_source
+
+    def names(self) -> list[str]:
+        """Return the names of all hosts."""
+        return list(self._dictionary().names)
+
+    def scores_address(self) -> str:
+        """Return where schedulers ask for scores and plans in a loop; "": where we ask."""
+        port = self._dictionary().scores_port
+        host, _, own = self.connection_options.aggregator.rpartition(":")
+        return f"{host}:{port}" if port not in (0, int(own)) else ""
+
+    def _dictionary(self) -> score_pb2.NodeDictionary:
+        reply: score_pb2.NodeDictionary = self._call(
+            self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest()
+        )
+        return reply
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        try:
+            return method(request, timeout=self._deadline_seconds)
+        except grpc.RpcError as error:
+            raise command_error(error, self.connection_options) from error
+
+
+class ScoreListing:
+    """All hosts of one snapshot."""
+
+    def __init__(
+        self,
+        scores: Iterable[score_pb2.NodeScore],
+        version: int,
+        degraded_reason: str,
+        alarms: Iterable[str] = (),
+    ) -> None:
+        """*alarms*: what stands against the aggregator itself, in words."""
+        self.scores = list(scores)
+        self.version = version
+        self.degraded_reason = degraded_reason
+        self.alarms = list(alarms)
+
+
+def _horizon(hours: float | None) -> Duration | None:
+    if hours is None:
+        return None
+    horizon = Duration()
+    horizon.FromNanoseconds(round(hours * 3600e9))
+    return horizon
