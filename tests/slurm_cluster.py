@@ -134,8 +134,8 @@ class SlurmCluster:
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
 
     def restart_controller(self) -> None:
-        """Kill slurmctld, and start it again with what it had saved."""
-        self.daemons["slurmctld"].kill()
+        """End slurmctld, which saves its state then, and start it again with that."""
+        self.daemons["slurmctld"].terminate()
         self.daemons["slurmctld"].wait(GUARD_SECONDS)
         self._start_daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         self.until(lambda: len(self.node_states()) == len(self.nodes), "the controller is back")

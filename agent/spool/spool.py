@@ -89,7 +89,7 @@ _Bytes = bytes  # `Spool.bytes` hides the type within the class
 
 
 class Spool:
-    """Thread-safe. Nothing but `open` raises.
+    """Thread-safe. Nothing but `open` and `pending` raises.
 
     Attributes: `run_id`, `boot_id` (16 bytes each); `notice`, words about what was found at the start,
     empty if all was well; `refused_frames` and `last_refusal`.
@@ -253,31 +253,30 @@ class Spool:
         """Return frames without a receipt, ascending, with sequence > *after*.
 
         At most *count_max*, and about a megabyte together; fewer than that at the end of a segment;
-        none only if there is none past *after* (or this process is out of file descriptors). The
-        disk is read without holding up `append`.
+        none only if there is none past *after*. The disk is read without holding up `append`.
+        Raises BlockingIOError while this process is out of file descriptors or memory, and nothing else.
         """
         while count_max > 0:
             with self._lock:
                 if self._newest is not None and self._newest[0] == after + 1:
                     return [self._newest]
                 found = self._tiers.find(after, count_max)
-            rows = self._read(*found) if found else None
-            if found is None or rows is None:
-                return []
-            if rows:
+            if found is None:
+                break
+            if rows := self._read(*found):
                 return rows
-            after = found[2][-1]  # all of these were lost or forgotten while we read
+            # All of these were lost, forgotten, or went on from memory to the disk while we read: look again.
         return []
 
     def _read(
         self, segments: Segments, segment: SpoolSegment, sequences: list[int]
-    ) -> list[tuple[int, _Bytes]] | None:
-        """Read them, leaving out what was forgotten meanwhile; what is damaged is lost, counted."""
+    ) -> list[tuple[int, _Bytes]]:
+        """Read them, leaving out what was forgotten meanwhile; what is damaged is lost, counted. Raises BlockingIOError."""
         try:
             found = segment.read(sequences)
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
-                return None
+                raise BlockingIOError(error.errno, error.strerror) from error
             found = [(sequence, None) for sequence in sequences]
         with self._lock:
             waiting = set(segment.waiting(sequences[0] - 1))

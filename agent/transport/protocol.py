@@ -117,9 +117,10 @@ def _whole_frame_batch(outgoing: OutgoingFrame) -> TelemetryBatch:
     )
 
 
-#: A unary call without an answer for so long ends the connection.
+#: A first registration without an answer for so long ends the connection.
 RESPONSE_SECONDS_MAX = 10.0
-#: So do frames on their way without any receipt or credit: a stalled aggregator and a half-open connection.
+#: So do frames on their way without any receipt or credit: a stalled aggregator and a half-open connection. And a later
+#: call without its answer or anything else: events are answered once they are on the aggregator's disk, which may be slow.
 ACK_SECONDS_MAX = 30.0
 #: Events that the aggregator cannot take now wait this long, then twice as long each time, at most:
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
@@ -224,6 +225,7 @@ class TelemetryProtocol:
         self._must_register = True
         self._finishing = False
         self._sent_at = 0.0  # the last live frame
+        self._received_at = 0.0  # the last bytes
         self._open_calls: dict[
             str, float
         ] = {}  # unary method -> since when it waits for its answer
@@ -255,13 +257,24 @@ class TelemetryProtocol:
 
     def _check_timeouts(self, now: float) -> None:
         for method, since in self._open_calls.items():
-            if now - since >= RESPONSE_SECONDS_MAX:
-                raise SessionError(f"no answer to {method} within {RESPONSE_SECONDS_MAX:g} s")
+            if now >= self._response_due(since):
+                within = (
+                    f", nor anything else, within {ACK_SECONDS_MAX:g} s"
+                    if self.registered
+                    else f" within {RESPONSE_SECONDS_MAX:g} s"
+                )
+                raise SessionError(f"no answer to {method}{within}")
         window = self._window
         if window is not None and window.waiting_seconds(now) >= ACK_SECONDS_MAX:
             raise SessionError(
                 f"{window.in_flight} frames sent, but no receipt within {ACK_SECONDS_MAX:g} s"
             )
+
+    def _response_due(self, since: float) -> float:
+        """Return when a call that began at *since* has waited for too long."""
+        if self.registered:
+            return max(since, self._received_at) + ACK_SECONDS_MAX
+        return since + RESPONSE_SECONDS_MAX
 
     def _send_register(self, now: float) -> None:
         request = self._register()
@@ -306,7 +319,7 @@ class TelemetryProtocol:
 
     def wait_seconds(self, now: float) -> float | None:
         """How long nothing needs to be done unless bytes or frames come; None: for ever."""
-        waits = [since + RESPONSE_SECONDS_MAX - now for since in self._open_calls.values()]
+        waits = [self._response_due(since) - now for since in self._open_calls.values()]
         if now < self._report_at:
             waits.append(self._report_at - now)
         if (window := self._window) is not None:
@@ -343,6 +356,7 @@ class TelemetryProtocol:
 
     def receive(self, data: bytes, now: float) -> None:
         """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
+        self._received_at = now
         durable: list[tuple[int, int]] = []
         try:
             for response in self._responses(data):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 #: Of the aggregator's credit, backlog may use one part in this many; the rest is for live frames.
@@ -32,7 +33,9 @@ class FrameSource(Protocol):
     """What is asked of a spool."""
 
     def next_sequence(self) -> int: ...
-    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]: ...
+    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
+        """Return frames past *after*. Raises BlockingIOError where none can be read now."""
+        ...
 
 
 class OutgoingFrame(NamedTuple):
@@ -110,12 +113,15 @@ class SendWindow:
         """Return what goes now, in order. It then counts as sent."""
         if not self._in_flight:
             self._waiting_since = now
-        live = self._next_live()
-        self._in_flight.update([outgoing.sequence for outgoing in live])
-        backlog = self._next_backlog(now) if with_backlog else []
-        self._in_flight.update([outgoing.sequence for outgoing in backlog])
-        self._backlog_in_flight.update([outgoing.sequence for outgoing in backlog])
-        return live + backlog
+        found: list[OutgoingFrame] = []
+        with suppress(BlockingIOError):  # what cannot be read now goes when it can be
+            found += self._next_live()
+            self._in_flight.update([outgoing.sequence for outgoing in found])
+            backlog = self._next_backlog(now) if with_backlog else []
+            self._in_flight.update([outgoing.sequence for outgoing in backlog])
+            self._backlog_in_flight.update([outgoing.sequence for outgoing in backlog])
+            found += backlog
+        return found
 
     def _next_live(self) -> list[OutgoingFrame]:
         newest = self._frames.next_sequence() - 1
@@ -127,7 +133,7 @@ class SendWindow:
         rows = self._frames.pending(self._live_after, room)
         if rows:
             self._live_after = rows[-1][0]
-        else:  # lost, or not to be read now: then it is of before when it can be
+        else:  # lost
             self._live_after = self._backlog_last = newest
         self._paced_live += len(rows)
         return [OutgoingFrame(sequence, frame, backlog=False) for sequence, frame in rows]

@@ -165,6 +165,33 @@ def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
         talk.conversation.step(100.0 + RESPONSE_SECONDS_MAX)
 
 
+def test_a_slow_answer_to_events_does_not_end_a_stream_that_is_answered(talk: Talk) -> None:
+    """The aggregator's disk stood still for 20 s: each host with an event left every 10 s and sent the event again."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.append()
+    talk.step(0.0)
+    talk.receipt(1, 1, 9.0, head=True)
+    talk.append()
+    talk.step(20.0)
+    assert talk.conversation.wait_seconds(25.0) == ACK_SECONDS_MAX - 5.0
+    talk.receipt(2, 2, 21.0)
+    reply = talk.server.answer(5, HEAD, framed(b""), OK)
+    talk.conversation.receive(reply, 45.0)
+    assert not talk.events.waiting
+
+
+def test_events_without_an_answer_end_a_connection_on_which_nothing_comes(talk: Talk) -> None:
+    """The aggregator forgot the call: the next connection sends the events again."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(1.0)
+    with pytest.raises(
+        SessionError, match="no answer to ReportEvents, nor anything else, within 30 s"
+    ):
+        talk.conversation.step(1.0 + ACK_SECONDS_MAX)
+
+
 def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
     """Nothing on its way, nothing waiting: no timer."""
     talk.registered(0.0)

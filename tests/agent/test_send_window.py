@@ -50,6 +50,17 @@ class Losing(Memory):
         return super().pending(after, count_max)
 
 
+class Unreadable(Memory):
+    """Frames of a process that is out of file descriptors while `is_full`."""
+
+    is_full = False
+
+    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
+        if self.is_full:
+            raise BlockingIOError
+        return super().pending(after, count_max)
+
+
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Spool]:
     spool = Spool.open(tmp_path / "spool", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
@@ -64,6 +75,17 @@ def add(spool: Spool, count: int) -> None:
 
 def sent(outflow: SendWindow, now: float) -> list[tuple[int, bool]]:
     return [(outgoing.sequence, outgoing.backlog) for outgoing in outflow.next_frames(now)]
+
+
+def test_what_cannot_be_read_now_is_sent_once_it_can_be() -> None:
+    """Out of file descriptors for a moment, the agent took its backlog for sent: it waited for the next reconnect."""
+    frames = Unreadable(4)
+    outflow = SendWindow(frames, 16, live_hertz=1.0, now=100.0)
+    frames.append()
+    frames.is_full = True
+    assert sent(outflow, 110.0) == []
+    frames.is_full = False
+    assert sent(outflow, 110.0) == [(5, False), (1, True), (2, True), (3, True), (4, True)]
 
 
 def test_live_goes_before_backlog_and_backlog_at_twice_its_rate(spool: Spool) -> None:

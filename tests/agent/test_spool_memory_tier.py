@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from gangline.agent.spool.lockdir import FolderError
+from gangline.agent.spool.segment import FileSegment
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 from gangline.agent.spool.tiers import (
     CHECK_SECONDS,
@@ -165,6 +166,27 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
     kept = everything(spool)
     assert sorted(kept) == list(range(1, int(WAIT_SECONDS_MAX) + 2))
     assert all(frames.decode(frame).stamp.sequence == s for s, frame in kept.items())
+    spool.close()
+
+
+def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent took frames that went on to the disk as it read them for receipted, and sent them after its next reconnect."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    append(spool, b"one", b"two")
+    read = FileSegment.read
+    seconds.now += WAIT_SECONDS_MAX
+
+    def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
+        if spool.next_sequence() == 3:
+            append(spool, b"three")
+        return read(segment, sequences)
+
+    monkeypatch.setattr(FileSegment, "read", slow)
+    assert [sequence for sequence, _ in spool.pending(0, 10)] == [1, 2]
+    assert spool.dropped_frames == 0
     spool.close()
 
 
