@@ -182,8 +182,9 @@ class Daemon:
         for deadline_thread in self._deadline_threads.values():
             self._poll_thread(deadline_thread, now_ns)
         for name in due:
-            if name in self._collectors:
-                self._run(self._collectors[name], now_ns)
+            if (collector := self._collectors.get(name)) is not None:
+                if not collector.skip():
+                    self._run(collector, now_ns)
             elif name in self._deadline_threads:
                 self._deadline_threads[name].begin(now_ns)
 
