@@ -136,15 +136,15 @@ class JobSteps(Collector):
 
     def collect(self) -> Sequence[Block]:
         """Read all slots."""
-        self._turns_missing = 0
+        self._turns_missing = 1
         try:
             folder = step_slots.open_folder(self._path)
         except PermissionError as error:
             raise AccessDenied(f"/dev/{FOLDER}: {error.strerror}; {REMEDY}") from None
         except OSError as error:
-            self._turns_missing = 1
             self._close_all()
             raise NoData(f"no folder /dev/{FOLDER} ({error.strerror}): {REMEDY}") from None
+        self._turns_missing = 0
         try:
             self._turns_to_listing -= 1
             self._others = {name: turns + 1 for name, turns in self._others.items()}

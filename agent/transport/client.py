@@ -208,10 +208,8 @@ class Client:
 
     def notify(self) -> None:
         """Say that a frame or an event was added: the thread sends it. Never blocks, never raises."""
-        try:
+        with suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._wake, 1)
-        except (OSError, ValueError):  # closed
-            pass
 
     def reregister(self) -> None:
         """Send RegisterNode again on the connection that is, as after a change of the inventory."""
