@@ -110,8 +110,8 @@ def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Ite
     """Run the C program with *wanted* calls a GPU and second; yields its pid."""
     program = ground.folder / "floor"
     ticks = f"-DTICKS={1_000_000_000 // PERIOD_NS}"
-    paths = [f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program)]
-    subprocess.run([*compiler(), "-O2", ticks, *paths, "-ldl"], check=True)
+    source = [f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program)]
+    subprocess.run([*compiler(), "-O2", ticks, *source, "-ldl"], check=True)
     lists = [ground.folder / f"files_{pace}" for pace in ground.files]
     for place, paths in zip(lists, ground.files.values(), strict=True):
         place.write_text("".join(f"{path}\n" for path in sorted(paths)))
