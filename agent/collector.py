@@ -18,6 +18,8 @@ from .hardware.files import device_key
 #: An error's words are cut here, so that one sensor cannot fill a log.
 MESSAGE_CHARACTERS_MAX = 240
 NO_DEVICES = frozenset[str]()
+#: A collector that passes over its turns says in one of so many what it would have said in each.
+NO_DATA_TURNS = 10
 
 
 class NoData(Exception):
@@ -90,6 +92,11 @@ class Collector:
         They are given a sampler of their own, at a longer period, which asks this too: none, and they come back.
         """
         return NO_DEVICES
+
+    @property
+    def names_slow_devices(self) -> bool:
+        """Say whether it overrides `slow_devices`."""
+        return type(self).slow_devices is not Collector.slow_devices
 
     # ---- between turns -----------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Daemon:
         }
 
     def last_results(self) -> list[CollectResult]:
-        """Return the last turn of each collector that had one."""
+        """Return how each collector's last turn ended: the same list until one ends otherwise."""
         return self._self_metrics.last_results()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
@@ -180,8 +180,9 @@ class Daemon:
         for deadline_thread in self._deadline_threads.values():
             self._poll_thread(deadline_thread, now_ns)
         for name in due:
-            if name in self._collectors:
-                self._run(self._collectors[name], now_ns)
+            if (collector := self._collectors.get(name)) is not None:
+                if not collector.skip():
+                    self._run(collector, now_ns)
             elif name in self._deadline_threads:
                 self._deadline_threads[name].begin(now_ns)
 
@@ -232,8 +233,12 @@ class Daemon:
         if blocks:
             self._latest.update(at_ns, blocks)
             self._send(at_ns, blocks)
-        if FRAME_TICK in due:
-            self._on_second()
+        try:
+            if FRAME_TICK in due:
+                self._on_second()
+        finally:
+            if blocks:  # last of all: two threads awake at once wait for each other at the interpreter's lock
+                self._client.notify()
 
     def _self_blocks(self, due: bool) -> list[Block]:
         """Return what the agent says of itself: when it is due, and sooner when there is news."""
@@ -301,7 +306,6 @@ class Daemon:
         sequence = self._spool.next_sequence()
         frame = self._frame_builder.build(sequence, now_ns, self._wall_ns(now_ns), blocks)
         self._spool.append(sequence, frame)
-        self._client.notify()
         for table, reason in self._frame_builder.left_out:
             log.error("left out: %s", reason, extra={"cause": f"table.{table}"})
 

@@ -80,6 +80,8 @@ class EventPublisher:
 
     def take_inventory_request(self) -> str:
         """Return why a new inventory is asked for, once; empty when nobody asks."""
+        if not self._inventory_reason:
+            return ""
         with self._lock:
             reason, self._inventory_reason = self._inventory_reason, ""
             return reason

@@ -100,6 +100,7 @@ class SelfMetrics:
         self._last: dict[
             str, tuple[CollectResult, int]
         ] = {}  # of each collector, and its turns left out
+        self._results: list[CollectResult] = []  # as `last_results` returned them; empty: not now
         self._outcome_changed = False  # an outcome, since `blocks`
         self._published: object = None  # of what is urgent
         self._collector_block = Block("collector_10s", collectors)
@@ -111,12 +112,16 @@ class SelfMetrics:
         """Note how a turn went. *skipped*: the collector's turns left out since the start."""
         before = self._last.get(result.collector)
         if before is None or result.outcome is not before[0].outcome:
-            self._outcome_changed = True
+            self._outcome_changed, self._results = True, []
+        elif result.message != before[0].message:
+            self._results = []
         self._last[result.collector] = result, skipped
 
     def last_results(self) -> list[CollectResult]:
-        """Return the last turn of each collector that had one."""
-        return [result for result, _ in self._last.values()]
+        """Return a turn of each collector that had one, with the outcome and message of its last: the same list until one
+        of these changes."""
+        self._results = self._results or [result for result, _ in self._last.values()]
+        return self._results
 
     @property
     def has_changes(self) -> bool:

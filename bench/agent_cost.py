@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.agent.collectors.gpu_fast import PERIOD_NS
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.scenario import Scenario, gpus
 
@@ -108,8 +109,9 @@ def _agent(ground: Ground, calls: CallTimer) -> Iterator[int]:
 def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Iterator[int]:
     """Run the C program with *wanted* calls a GPU and second; yields its pid."""
     program = ground.folder / "floor"
-    options = ["-O2", f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program), "-ldl"]
-    subprocess.run([*compiler(), *options], check=True)
+    ticks = f"-DTICKS={1_000_000_000 // PERIOD_NS}"
+    source = [f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program)]
+    subprocess.run([*compiler(), "-O2", ticks, *source, "-ldl"], check=True)
     lists = [ground.folder / f"files_{pace}" for pace in ground.files]
     for place, paths in zip(lists, ground.files.values(), strict=True):
         place.write_text("".join(f"{path}\n" for path in sorted(paths)))

@@ -4,8 +4,8 @@
  *     floor FILES_1S FILES_10S FILES_60S NVML_LIBRARY CALLS SECONDS
  *
  * The lists hold a path a line; CALLS holds `nvmlDeviceGetClockInfo 10.2` a line, calls a GPU and second as the
- * stand-in counted the agent's. Wakes eight times a second, as the agent's ring of GPU samples does. Prints what it
- * read, so that nothing can be optimised away. */
+ * stand-in counted the agent's. Wakes TICKS times a second, as the agent's ring of GPU samples does (-DTICKS=10).
+ * Prints what it read, so that nothing can be optimised away. */
 #define _GNU_SOURCE
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <dlfcn.h>
@@ -22,7 +22,6 @@
 #define FILES_MAX 8192
 #define GPUS_MAX 64
 #define CALLS_MAX 128
-#define TICKS 8
 /* /proc/stat of a large host is the longest that the agent reads. */
 #define FILE_BYTES_MAX 65536
 

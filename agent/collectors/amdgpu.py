@@ -20,7 +20,7 @@ from ...ext.amdgpu import FAILED, FIRST, MEAN, READ, SHORT, SPARED, HeldTime, Ta
 from ...ext.counterfiles import NUMBER, CounterFiles
 from ...ext.nvml import ALL_BITS, Rows
 from ..clock import Clock
-from ..collector import Collector, call_slot_name
+from ..collector import NO_DATA_TURNS, Collector, call_slot_name
 from ..events import EventPublisher
 from ..hardware.amdgpu import (
     GENERATIONS,
@@ -253,6 +253,7 @@ class AmdCollector(Collector):
         self._roots = roots
         self._session = amd_session_of(roots, clock)
         self._generation = -1
+        self._turns_without = 0  # since a turn that found no GPU
         self._publisher: EventPublisher | None = None
         self._blocks: tuple[Block, ...] = ()
 
@@ -269,9 +270,18 @@ class AmdCollector(Collector):
         self._session.exclude(devices)
         self._exclude(devices)
 
+    def skip(self) -> bool:
+        """While there is no GPU, say so in one turn of ten, and in that which looks again."""
+        if not 0 < self._turns_without < NO_DATA_TURNS or not self._session.rests:
+            return False
+        self._turns_without += 1
+        return True
+
     def collect(self) -> Sequence[Block]:
         """Read every GPU that is not excluded."""
+        self._turns_without = 1
         now_ns = self._session.refresh()
+        self._turns_without = 0
         if self._generation != self._session.generation:
             self._generation = self._session.generation
             self._build(self._session.gpus)

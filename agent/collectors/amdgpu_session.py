@@ -164,6 +164,11 @@ class AmdGpuSession:
             raise NoData(NO_GPU)
         return now_ns
 
+    @property
+    def rests(self) -> bool:
+        """Say whether the last look found no GPU, and the next one is not due yet."""
+        return not self.gpus and self._clock.boottime_ns() < self._next_check_ns
+
     def check_soon(self) -> None:
         """See at the next turn whether the GPUs are others: one did not answer."""
         self._next_check_ns = 0

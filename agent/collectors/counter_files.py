@@ -52,6 +52,15 @@ class PeriodicListing(Generic[T]):
         """The last list. IndexError before the first `refresh`."""
         return self._current[0]
 
+    def skip(self) -> bool:
+        """Count a turn while the last list is empty and the next one is not due; say whether it was counted.
+
+        For one without *change_key*."""
+        if self._turns_left < 2 or self.value:
+            return False
+        self._turns_left -= 1
+        return True
+
     def refresh(self) -> bool:
         """Count a turn and list again when it is time; return whether the list has changed."""
         self._turns_left -= 1

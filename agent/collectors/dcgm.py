@@ -18,7 +18,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, Collector, NoData
+from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..events import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR, EventPublisher
 from ..hardware.files import Roots
 from . import dcgm_fields as fields
@@ -90,6 +90,7 @@ class DcgmListener(Collector):
         elif not is_installed(roots):
             self._reason = f"no DCGM: neither {' nor '.join(library.LIBRARIES)} is installed"
         self.enters_driver = not self._reason
+        self._turns = 0
         self.access_error = ""
         self._block = Block("dcgm_1s_changes", ["host"])
         self._profiling_block: Block | None = None
@@ -121,6 +122,11 @@ class DcgmListener(Collector):
         self._publisher = None
 
     # ---- a turn
+
+    def skip(self) -> bool:
+        """Where there is nothing to listen to for good, say so in one turn of ten."""
+        self._turns += 1
+        return bool(self._reason) and self._turns % NO_DATA_TURNS != 1
 
     def collect(self) -> Sequence[Block]:
         """Read what is new; see the class."""

@@ -10,15 +10,12 @@ from ...contract.block import Block
 from ...contract.signal import PERIOD_SECONDS, Pace
 from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
-from ..collector import AccessDenied, Collector, NoData
+from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware.files import Roots
 from ..hardware.nvidia import mig_monitor_line
 from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
 
 Answer = TypeVar("Answer")
-
-#: That there is no part of its kind, which it knows already, a collector says in every so many turns.
-NO_DATA_TURNS = 10
 
 
 class GpuPartsCollector(Collector, ABC):

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
-from ..collector import AccessDenied, Collector, NoData
+from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware import step_slots
 from ..hardware.files import Roots, device_key
 from ..hardware.process_owner import (
@@ -117,6 +117,7 @@ class JobSteps(Collector):
         self._others: dict[str, int] = {}
         self._folder_key: tuple[int, int, int] | None = None
         self._turns_to_listing = 0
+        self._turns_missing = 0  # since a turn said that there is no folder
         self._block = Block("step_1s", ())
         self._writer = row_writer(self._block, _COLUMNS)
         self._left_out = 0
@@ -126,8 +127,16 @@ class JobSteps(Collector):
         for slot in getattr(self, "_slots", {}).values():
             os.close(slot.descriptor)
 
+    def skip(self) -> bool:
+        """While the folder is missing, look only whether it is there, and say so in one turn of ten."""
+        if not 0 < self._turns_missing < NO_DATA_TURNS or os.access(self._path, os.F_OK):
+            return False
+        self._turns_missing += 1
+        return True
+
     def collect(self) -> Sequence[Block]:
         """Read all slots."""
+        self._turns_missing = 1
         try:
             folder = step_slots.open_folder(self._path)
         except PermissionError as error:
@@ -135,6 +144,7 @@ class JobSteps(Collector):
         except OSError as error:
             self._close_all()
             raise NoData(f"no folder /dev/{FOLDER} ({error.strerror}): {REMEDY}") from None
+        self._turns_missing = 0
         try:
             self._turns_to_listing -= 1
             self._others = {name: turns + 1 for name, turns in self._others.items()}

@@ -121,6 +121,10 @@ class _LustreInstances:
         self._file = file
         self._is_excluded = is_excluded
 
+    def skip(self) -> bool:
+        """Count a turn while there is no instance and it is not time to look again; say whether it was counted."""
+        return self._listing.skip()
+
     def read(self) -> dict[str, bytes | None]:
         """Return the file of each instance; None where no tree shows it, empty where it is not to be asked.
 
@@ -154,6 +158,10 @@ class LustreMounts(Collector):
         self._points: list[str] = []
         self._rows = _TextRows(self.name, _STATS)
         self.access_error = ""
+
+    def skip(self) -> bool:
+        """While there is no mount, say so in one turn of six: in that which looks again."""
+        return self._instances.skip()
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without Lustre, AccessDenied when no mount shows anything."""
@@ -193,6 +201,10 @@ class LustreTargets(ExcludingCollector):
         self._targets: list[str] = []
         self._rows = _TextRows(self.name, _IMPORT)
         self.access_error = ""
+
+    def skip(self) -> bool:
+        """While there is no target, say so in one turn of six: in that which looks again."""
+        return self._instances.skip()
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without Lustre, AccessDenied when no target shows anything."""

@@ -77,7 +77,7 @@ class NvmlEvents(Collector):
         self._reports = PendingReports()
         self._last_error: Exception | None = None
         self._pause_seconds, self._retry_ns = 0.5, 0
-        self._registered_ns = 0  # since when
+        self._registered_ns = 0  # since when; 0: they are not
         self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
     def start(self, publisher: EventPublisher) -> None:
@@ -133,7 +133,8 @@ class NvmlEvents(Collector):
     def _fail(self, error: Exception, now_ns: int) -> None:
         """Make the sets anew after a while: soon at first, then ever more rarely."""
         # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
-        lasted = now_ns - self._registered_ns > RETRY_SECONDS * SECOND_NS and self._events
+        since_ns, self._registered_ns = self._registered_ns or now_ns, 0
+        lasted = now_ns - since_ns > RETRY_SECONDS * SECOND_NS
         self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, RETRY_SECONDS)
         self._retry_ns = now_ns + int(self._pause_seconds * SECOND_NS)
         self._last_error = error

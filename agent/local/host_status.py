@@ -227,17 +227,19 @@ class SelfStatus:
         connection: Client,
         frames: Spool,
         events: EventQueue,
-        results: Callable[[], Iterable[CollectResult]],
+        results: Callable[[], Sequence[CollectResult]],
         clock: Clock,
     ) -> None:
-        """*results*: the last turn of each source."""
+        """*results*: how the last turn of each source ended; the same object until one ends otherwise."""
         self._connection, self._frames, self._events = connection, frames, events
         self._results, self._clock = results, clock
         self._connected = False
         self._since_ns = clock.boottime_ns()
-        self._acked_frames = self._count_acks()
+        self._acked_frames = frames.acknowledged_frames
         self._last_ack_ns: int | None = None
+        self._last_results: Sequence[CollectResult] = ()
         self._unread: list[UnreadSources] = []
+        self._unread_names: list[tuple[str, list[str]]] = []
         self._ok_count = 0
         self._verdict: Verdict | None = None  # set by the client's thread
 
@@ -255,25 +257,18 @@ class SelfStatus:
         now_ns = self._clock.boottime_ns()
         if self._connection.connected is not self._connected:
             self._connected, self._since_ns = self._connection.connected, now_ns
-        acked_frames = self._count_acks()
-        if acked_frames > self._acked_frames:
-            self._last_ack_ns = now_ns
-        self._acked_frames = acked_frames
-        results = list(self._results())
-        self._unread = group_unread(results)
-        self._ok_count = sum(result.outcome is CollectOutcome.OK for result in results)
-
-    def _count_acks(self) -> int:
-        """Return a number that rises by one with each frame that has a receipt."""
-        frames = self._frames
-        lost = frames.dropped_frames + frames.refused_frames
-        return frames.next_sequence() - frames.unacknowledged_frames - lost
+        if self._frames.acknowledged_frames != self._acked_frames:
+            self._acked_frames, self._last_ack_ns = self._frames.acknowledged_frames, now_ns
+        results = self._results()
+        if results is not self._last_results:
+            self._last_results, self._unread = results, group_unread(results)
+            self._unread_names = [(one.outcome, one.names) for one in self._unread]
+            self._ok_count = sum(result.outcome is CollectOutcome.OK for result in results)
 
     @property
     def change_key(self) -> object:
         """What is shown as soon as it has changed; the rest with the next document."""
-        unread = [(one.outcome, one.names) for one in self._unread]
-        return self._connected, self._verdict and self._verdict.state, unread
+        return self._connected, self._verdict and self._verdict.state, self._unread_names
 
     def fields(self) -> dict[str, Any]:
         """Return the section `agent` of the document."""

@@ -127,6 +127,7 @@ class Worker:
         self._collectors: dict[str, Collector] = {}
         #: Collectors that have work of their own between turns.
         self.idle_collectors: Sequence[Collector] = ()
+        self._timed_collectors: Sequence[Collector] = ()  # those that may name slow devices
         self._started_sources: set[str] = set()
         self._schedule = PeriodicSchedule({})
         self._batches = self._dropped_messages = self._memory_bytes = 0
@@ -185,6 +186,7 @@ class Worker:
             self._schedule = PeriodicSchedule(periods)
         self._collectors = chosen
         self.idle_collectors = [each for each in chosen.values() if each.has_idle_work]
+        self._timed_collectors = [each for each in chosen.values() if each.names_slow_devices]
 
     def _start_source(self, collector: Collector) -> None:
         """Have it tell. In a trial nobody hears: what is told there would count as told."""
@@ -232,9 +234,7 @@ class Worker:
     ) -> None:
         seconds, memory = self._measure_cost(measure_memory)
         self._memory_bytes = memory or self._memory_bytes
-        slow_devices = NO_DEVICES.union(
-            *[each.slow_devices() for each in self._collectors.values()]
-        )
+        slow_devices = NO_DEVICES.union(*[each.slow_devices() for each in self._timed_collectors])
         counts = (grid_ns, seconds, self._memory_bytes, self._dropped_messages)
         try:
             sent = self._send(self._encoder.encode(*counts, results, slow_devices))

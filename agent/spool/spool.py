@@ -92,7 +92,7 @@ class Spool:
     """Thread-safe. Nothing but `open` and `pending` raises.
 
     Attributes: `run_id`, `boot_id` (16 bytes each); `notice`, words about what was found at the start,
-    empty if all was well; `refused_frames` and `last_refusal`.
+    empty if all was well; `refused_frames` and `last_refusal`; `acknowledged_frames` since `open`.
     """
 
     def __init__(self, lock: int, tiers: TieredStore) -> None:
@@ -101,7 +101,7 @@ class Spool:
         self.boot_id = b""
         self.notice = ""
         self.last_refusal = ""
-        self.refused_frames = 0
+        self.refused_frames = self.acknowledged_frames = 0
         self._lock = threading.Lock()
         self._lock_descriptor = lock
         self._tiers = tiers
@@ -233,7 +233,7 @@ class Spool:
     def acknowledge(self, first: int, last: int) -> None:
         """Forget first..last, inclusive: they are durable at the aggregator. Never raises."""
         with self._lock:
-            self._forget(first, last)
+            self.acknowledged_frames += self._forget(first, last)
 
     def mark_refused(self, sequence: int, reason: str) -> None:
         """Forget a frame that the aggregator will never take, and count it. Never raises."""

@@ -181,7 +181,8 @@ class GrpcConnection(Generic[Received]):
 
     def _open_queue(self, number: int, priority: int = 0) -> None:
         """Let a stream have something to send: lower priorities go first."""
-        self._queues[number] = _SendQueue(priority)
+        queues = {**self._queues, number: _SendQueue(priority)}
+        self._queues = dict(sorted(queues.items(), key=lambda item: item[1].priority))
 
     def _enqueue(
         self,
@@ -198,19 +199,20 @@ class GrpcConnection(Generic[Received]):
         queue = self._queues[number]
         queue.data += framed(message)
         queue.ends, queue.trailers = ends, trailers
-        with self._library_errors():
-            self._flush()
+        self._flush()
 
     def _end(self, number: int) -> None:
         """End our side of a stream behind what it has to send. Raises SessionError."""
         self._queues[number].ends = True
-        with self._library_errors():
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
-        """Send what the peer's windows allow. Raises H2Error."""
-        for number in sorted(self._queues, key=lambda each: self._queues[each].priority):
-            self._flush_queue(number, self._queues[number])
+        """Send what the peer's windows allow. Raises SessionError."""
+        try:
+            for number, queue in list(self._queues.items()):
+                self._flush_queue(number, queue)
+        except H2Error as error:
+            raise SessionError(f"HTTP/2: {error_text(error)}") from error
 
     def _flush_queue(self, number: int, queue: _SendQueue) -> None:
         while queue.data:

@@ -307,8 +307,9 @@ class TelemetryProtocol:
             if not one.backlog:
                 self._send_live(one)
                 self._sent_at = now
-        for message in self._encoder.encode_backlog(one for one in outgoing if one.backlog):
-            self._session.send(self._stream, message)
+        if backlog := [one for one in outgoing if one.backlog]:
+            for message in self._encoder.encode_backlog(backlog):
+                self._session.send(self._stream, message)
 
     def _send_live(self, outgoing: OutgoingFrame) -> None:
         try:

@@ -33,16 +33,13 @@ class World:
     connected: bool = False
     last_error: str = ""
     unacknowledged_frames: int = 0
+    acknowledged_frames: int = 0
     bytes: int = 0
     dropped_frames: int = 0
     refused_frames: int = 0
     write_errors: int = 0
     dropped_events: int = 0
-    sequence: int = 1
     turns: list[CollectResult] = field(default_factory=list)
-
-    def next_sequence(self) -> int:
-        return self.sequence
 
     def __len__(self) -> int:
         return 3
@@ -70,7 +67,7 @@ def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
     second(host, made, 15)
     assert (read()["connected"], read()["last_receipt_ns"]) == (False, None)
     began = host.now_ns
-    world.connected, world.sequence, world.unacknowledged_frames = True, 9, 2
+    world.connected, world.acknowledged_frames, world.unacknowledged_frames = True, 6, 2
     second(host, made)
     found = read()
     assert (found["connected"], found["since_ns"]) == (True, began + SECOND)
@@ -88,9 +85,9 @@ def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
 
 def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
     """A full spool drops its oldest frames: nobody has had them."""
-    world = World(sequence=10, unacknowledged_frames=9)
+    world = World(unacknowledged_frames=9)
     host, made, read = shown(world, tmp_path)
-    world.sequence, world.unacknowledged_frames, world.dropped_frames = 20, 4, 15
+    world.unacknowledged_frames, world.dropped_frames = 4, 15
     second(host, made, 12)
     assert (read()["lost_frames"], read()["last_receipt_ns"]) == (15, None)
 

@@ -24,7 +24,7 @@ from gangline.agent.hardware.amdgpu import (
     parse_properties,
     pci_address,
 )
-from tests.agent.amd_host import NAMES, AmdHost
+from tests.agent.amd_host import NAMES, SECOND_NS, AmdHost
 from tests.amd_metrics import pack
 from tests.hosts.reading import rows_of
 
@@ -290,6 +290,26 @@ def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
     card.symlink_to(target)
     assert len(host.rows("amdgpu_1s", "gpu_1s", 11)) == 8
     assert [r.split()[2:4] for r in host.published.reasons] == [["is", "gone"], ["appeared", "at"]]
+
+
+def test_a_host_without_gpus_is_looked_at_each_ten_seconds_and_the_turns_between_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    """A driver that is loaded late is seen within ten seconds, by all lanes of a second."""
+    host = AmdHost(tmp_path)
+    drm, away = host.host.roots.sys / "class/drm", tmp_path / "away"
+    drm.rename(away)
+    turns: dict[str, list[int]] = {"amdgpu_1s": [], "kfd_process_1s": []}
+    for second in range(25):
+        if second == 12:
+            away.rename(drm)
+        host.clock.now_ns += SECOND_NS
+        for name, seconds in turns.items():
+            if not host.collector(name).skip():
+                host.turn(name, 0.0)
+                seconds.append(second)
+    assert [*turns.values()] == [[0, 10, 20, 21, 22, 23, 24]] * 2
+    assert host.rows("amdgpu_1s", "gpu_1s")
 
 
 def test_a_gpu_that_is_excluded_is_not_touched(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -115,7 +116,12 @@ class Numa(Collector):
 class Fixture:
     """A daemon, all that it touches, and a wait that moves the clock."""
 
-    def __init__(self, *collectors: Numa, linger_seconds: float = GUARD_SECONDS) -> None:
+    def __init__(
+        self,
+        *collectors: Numa,
+        linger_seconds: float = GUARD_SECONDS,
+        on_second: Callable[[], None] = lambda: None,
+    ) -> None:
         self.clock = HandedClock()
         self.spool, self.events, self.client = KeptFrames(), KeptEvents(), CountingClient()
         self.stop = threading.Event()
@@ -132,6 +138,7 @@ class Fixture:
             frame_builder=self.framer,
             timeouts=LoopTimeouts(frame_wait_seconds=linger_seconds),
             publisher=self.teller,
+            on_second=on_second,
         )
 
     def run(self, seconds: int) -> None:
@@ -297,6 +304,33 @@ def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
         ("event-1", "numa", CollectOutcome.NO_DATA, "no RDMA device"),
         ("event-2", "numa", CollectOutcome.OK, ""),
     ]
+
+
+def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_missed() -> None:
+    """A host without a source paid for an exception of it each second."""
+    absent = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    skips = itertools.cycle([False, True, True, True])
+    with patch.object(absent, "skip", lambda: next(skips)):
+        made = Fixture(absent)
+        made.run(20)
+    assert absent.turns == len(made.tables("host_1s")) == 5
+    _, turns = made.tables("collector_10s")[-1]
+    assert [cell(turns, 0, column) for column in (1, 2)] == [CollectOutcome.OK, 0]
+
+
+def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() -> None:
+    """Two threads that were awake at once waited for each other at the interpreter's lock, each second of each host."""
+    order: list[str] = []
+
+    def on_second() -> None:
+        order.append("second")
+        if len(order) > 2:
+            raise RuntimeError("the disk is full")
+
+    made = Fixture(Numa(name="host", table="host_1s", pace=Pace.SECOND), on_second=on_second)
+    with patch.object(made.client, "notify", lambda: order.append("woken")):
+        made.run(3)
+    assert order == ["second", "woken"] * 3
 
 
 def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:

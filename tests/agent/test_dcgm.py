@@ -94,6 +94,7 @@ def test_without_a_library_there_is_no_lane() -> None:
     listener = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))
     result = run_collector(listener, HandedClock())
     assert not listener.enters_driver and result.outcome is CollectOutcome.NO_DATA
+    assert [listener.skip() for _ in range(21)] == [n % 10 != 0 for n in range(21)]
     off = DcgmListener(Roots(dcgm="off", dcgm_library="libdcgm.so.4"))
     assert run_collector(off, HandedClock()).message == "dcgm is off" and not off.enters_driver
 

@@ -308,6 +308,22 @@ def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
         collector.collect()
 
 
+def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -> None:
+    """Hosts without such jobs paid for an exception each second; a job that comes is seen in its first."""
+    collector = JobSteps(Roots(dev=tmp_path))
+    assert not collector.skip(), "it has said nothing yet"
+    for _ in range(2):
+        with pytest.raises(NoData):
+            collector.collect()
+        assert [collector.skip() for _ in range(10)] == [True] * 9 + [False]
+    with pytest.raises(NoData):
+        collector.collect()
+    (tmp_path / "shm" / "gangline").mkdir(parents=True)
+    assert not collector.skip()
+    assert collector.collect()
+    assert not collector.skip(), "the folder is there"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes two other users")
 def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
     """The agent is one user, the job another; the agent owns the folder, and so it may clean up there."""

@@ -178,6 +178,27 @@ def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
     assert mount["write_microseconds"] is None
 
 
+@pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
+def test_a_host_without_lustre_is_looked_at_each_minute_and_the_turns_between_are_passed_over(
+    make: type[LustreMounts | LustreTargets], tmp_path: Path
+) -> None:
+    """Most hosts have none. A client that is mounted later is seen in the turn that looks."""
+    roots = hosts.unpack("plain-vm", tmp_path).roots
+    collector = make(roots)
+    for _ in range(2):
+        assert not collector.skip()
+        with pytest.raises(NoData):
+            collector.collect()
+        assert [collector.skip() for _ in range(5)] == [True] * 5
+    there = hosts.unpack("h100-ib", tmp_path / "there").roots
+    for tree in ("sys/fs/lustre", "proc/fs/lustre"):
+        if (source := there.sys.parent / tree).is_dir():
+            shutil.copytree(source, roots.sys.parent / tree)
+    assert not collector.skip()
+    assert run_collector(collector, StoppedClock()).outcome is CollectOutcome.BLIND
+    assert not collector.skip(), "there is one"
+
+
 def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
     """An OST evicted the client: reads hung, and no counter of the mount moved."""
     collector = LustreTargets(hosts.unpack("h100-ib", tmp_path).roots)

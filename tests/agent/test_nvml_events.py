@@ -291,6 +291,24 @@ def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
 ) -> None:
     """One GPU was lost for a week: eight were registered anew each second, and each second the wait failed."""
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
+    made = sets_made(events, told, library)
+    assert made == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert events.failed_waits == len(made)
+    assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
+
+
+def test_gpus_that_support_no_events_are_asked_ever_more_rarely(
+    events: NvmlEvents, told: Told, play: Play, library: str
+) -> None:
+    """The agent had run for a minute: from then on it asked eight GPUs each second for what they do not have."""
+    play(gpus(1))
+    told.now_ns = 1000 * SECOND
+    assert sets_made(events, told, library) == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert events.failed_waits == 0
+
+
+def sets_made(events: NvmlEvents, told: Told, library: str) -> list[int]:
+    """Return the seconds of 200 in which sets of events are made."""
     created = ctypes.CDLL(library).fake_nvml_calls
     events.start(told.teller)
     begin, made, before = told.now_ns, [], 0
@@ -300,9 +318,7 @@ def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
             before = created(b"nvmlEventSetCreate")
             made.append((told.now_ns - begin) // SECOND)
         second(events, told)
-    assert made == [0, 1, 3, 7, 15, 31, 63, 123, 183]
-    assert events.failed_waits == len(made)
-    assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
+    return made
 
 
 def test_release_lets_go_and_the_next_turn_listens_again(

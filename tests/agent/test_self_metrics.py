@@ -51,6 +51,18 @@ def test_what_a_host_s_verdict_rests_on_is_told_at_once_and_the_rest_at_its_time
     assert not own.has_changes
 
 
+def test_the_list_of_results_is_another_one_only_when_a_turn_ends_otherwise() -> None:
+    """Forty sources were grouped by their reasons each second, though none had another for days."""
+    own = SelfMetrics(["gpu_1s"], lambda: {signal.name: 1.0 for signal in TABLES["agent_10s"]})
+    own.record(CollectResult("gpu_1s", (), 0.5, CollectOutcome.OK), 0)
+    before = own.last_results()
+    own.record(CollectResult("gpu_1s", (), 0.6, CollectOutcome.OK), 1)
+    assert own.last_results() is before
+    for outcome, message in [(CollectOutcome.BLIND, "closed"), (CollectOutcome.BLIND, "shut")]:
+        own.record(CollectResult("gpu_1s", (), 0.6, outcome, message), 1)
+        assert [(one.outcome, one.message) for one in own.last_results()] == [(outcome, message)]
+
+
 def told(own: SelfMetrics, turn: CollectResult, skipped: int) -> tuple[object, ...] | None:
     """What is told of a turn at once."""
     own.record(turn, skipped)

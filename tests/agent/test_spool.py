@@ -91,9 +91,12 @@ class SpoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(0, 9))
     def receipt(self, data: st.DataObject, count: int) -> None:
         first = data.draw(st.sampled_from([0, *self.history]))
+        before = self.spool.acknowledged_frames
         self.spool.acknowledge(first, first + count)
-        for sequence in range(first, first + count + 1):
-            self.waiting.pop(sequence, None)
+        receipted = self.waiting.keys() & range(first, first + count + 1)
+        assert self.spool.acknowledged_frames - before == len(receipted)
+        for sequence in receipted:
+            del self.waiting[sequence]
 
     @rule(data=st.data())
     def refused(self, data: st.DataObject) -> None:
