@@ -1,4 +1,4 @@
-"""The one `gangline` command: a table of commands, each imported only when it is called."""
+"""The `gangline` command: a table of commands, each imported only when it runs."""
 
 from __future__ import annotations
 

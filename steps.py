@@ -1,4 +1,4 @@
-"""Report a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
+"""Reports a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
 
 Every step of a torch optimizer, or every call of `mark()`, writes count, time and scatter into a slot of 128 bytes in
 shared memory. A step costs no system call, no thread and no lock. This file imports the standard library only, runs on

@@ -1,4 +1,4 @@
-"""`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins only if its agent does not bar it.
+"""`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins unless its agent bars it.
 
 Before each join the agent's socket is asked, for ASK_SECONDS_MAX at most. A host that is barred raises `BarredHostError` before it
 joins, so that with `--nnodes=3:4` the others go on without it. When nobody answers, or not in time, the host joins. Options of

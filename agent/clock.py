@@ -1,4 +1,4 @@
-"""Time, as a thing that is handed in."""
+"""The clock that the daemon is given, so that tests can move time."""
 
 from __future__ import annotations
 

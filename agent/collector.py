@@ -1,4 +1,4 @@
-"""A turn: one pass of one collector, timed and judged in one place for all of them."""
+"""Runs one turn of one collector: measures its duration and classifies its outcome."""
 
 from __future__ import annotations
 

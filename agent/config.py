@@ -1,4 +1,4 @@
-"""What an operator may set of the agent. TOML file, `--set key=value`, or nothing at all."""
+"""Settings of the agent, from a TOML file and `--set key=value`. All have defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: each second the turns of this process and of the samplers, one frame, the spool, and wait."""
+"""The agent's main loop: each second it runs collectors, reads samplers, and spools one frame."""
 
 from __future__ import annotations
 

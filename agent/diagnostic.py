@@ -1,4 +1,4 @@
-"""`dcgmi diag -j` of DCGM 3 and 4: what it says of each GPU. Pure; the agent runs no diagnostic.
+"""Parser of `dcgmi diag -j` output of DCGM 3 and 4, by GPU. Pure; the agent runs no diagnostic.
 
 DCGM 4 renamed the report's key, names GPUs as entities, and gives the serial numbers by entity. Names of tests differ by version and are shown as they are.
 """

@@ -1,4 +1,4 @@
-"""How a collector tells what cannot wait for its turn: an XID, a link that went down, a GPU that is lost."""
+"""Publishes events that cannot wait for the next turn: an XID, a link down, a lost GPU."""
 
 from __future__ import annotations
 

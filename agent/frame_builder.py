@@ -1,4 +1,4 @@
-"""The blocks of a tick as one frame: on-change tables thinned, limits kept, and what the ids mean."""
+"""Builds one frame from the blocks of a tick: thins on-change tables, applies limits, adds id dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs that this host ever had, kept over boots, and which of them are missing.
+"""The GPUs that this host has ever had, kept across boots, and which of them are missing.
 
 One small file in the state folder, replaced whole. Whoever takes a GPU out for good deletes it: the list then begins
 anew with what the host has.

@@ -1,4 +1,4 @@
-"""Letting go of GPUs so that they can be repaired: on command, and by itself when the driver is taken off one.
+"""Closes GPUs so that they can be repaired: on command, or when the driver is unbound from one.
 
 An open device node defeats a reset, a MIG change and an unload of the driver. What is let go of is taken back at its
 expiry, on command, or when the driver is bound to the GPU again.

@@ -1,4 +1,4 @@
-"""The last readings of this host, for those who ask on the host: what is wrong with it, and its metrics.
+"""Latest readings of this host, for its local findings and metrics.
 
 The daemon's thread writes, any thread reads: what a table showed is an immutable copy, swapped whole.
 """

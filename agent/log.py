@@ -1,4 +1,4 @@
-"""The daemon's log: one line a record on stderr, at most one line a cause a minute, and no secret in any."""
+"""The agent's log: one line per record on stderr, at most one line per cause and minute, no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wires the daemon: settings, collectors, spool, events, client, loop."""
+"""Builds the daemon: settings, collectors, spool, events, client, loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done before the daemon is imported: its collectors are made, and the fork server is forked.
+"""Work before the daemon is imported: creates its collectors and forks the fork server.
 
 A page that the daemon writes to is copied, and what it imports after the fork its samplers never carry: so the
 fork server is forked from a process that holds what samplers need, and nothing else.

@@ -1,4 +1,4 @@
-"""What the agent tells the aggregator of itself, and the inventory that this is made from."""
+"""Builds the agent's registration message from its inventory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent about itself: how its collectors' turns went, what waits, and what it costs the host."""
+"""The agent's signals about itself: turns of its collectors, unsent data, and its own CPU and memory."""
 
 from __future__ import annotations
 

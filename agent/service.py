@@ -1,4 +1,4 @@
-"""What the agent and the service manager say to each other: sd_notify(3), over its socket, without its library."""
+"""Notifies the service manager by the sd_notify(3) protocol, without libsystemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of recoveries and throughputs: stored once each, and the factors of a price that follow from them, for the next snapshot.
+"""Stores reports of recoveries and throughputs once each, and computes the price factors of the next snapshot.
 
 The aggregator is the one writer. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
 `AdvisoryEngine` writes. Factors are estimated beside the loop after new reports, and once an hour, as reports age.

@@ -1,4 +1,4 @@
-"""Our wall clock set forward: seen by one that nobody sets, so that it makes no host silent and no symptom old.
+"""Detects forward jumps of the wall clock by the monotonic clock, so that no host seems silent and no symptom old.
 
 A machine that was suspended stood still: its steady clock did, while time passed for all others. A virtual machine whose
 clocks all stood still, until its wall clock was put right, cannot be told from one whose clock was set forward. Nor is

@@ -1,4 +1,4 @@
-"""`contract.counters.compare` for whole tables at once; a property test holds them equal."""
+"""Vectorized `contract.counters.compare` for whole tables; a property test holds the two equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared, kept in force while we run: files are looked at every few seconds, and a bad one changes nothing."""
+"""Reloads declarations while the service runs: checks the files every few seconds; an invalid file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder on disk: what was done in it is to last."""
+"""Makes changes in a folder durable (fsync)."""
 
 from __future__ import annotations
 

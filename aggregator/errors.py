@@ -1,4 +1,4 @@
-"""What the aggregator says no to. Each carries its words; `service/status.py` gives each its status."""
+"""Errors that the aggregator raises for a caller, each with its message; `service/status.py` maps each to a gRPC status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of hosts as operators and Slurm write them: `gpu[001-128,200],head`, read and folded by ClusterShell's NodeSet.
+"""Host sets in the notation of Slurm: `gpu[001-128,200],head`, parsed and folded by ClusterShell's NodeSet.
 
 Names are counted before anything is expanded: `gpu[0-999999999]` is nine characters and a billion names. Groups (`@rack1`) are
 not read, as they come from files and commands of the machine that the program happens to run on.

@@ -1,4 +1,4 @@
-"""The judge's turn: all hosts are judged every second, and soon after a fatal event; what follows is told to whoever is to know."""
+"""The judging loop: scores all hosts every second, and soon after a fatal event, and publishes the results."""
 
 from __future__ import annotations
 

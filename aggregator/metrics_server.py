@@ -1,4 +1,4 @@
-"""`/metrics` of an aggregator or an executor: plain HTTP, one request a connection, bounded in all it takes.
+"""`/metrics` of an aggregator or an executor: plain HTTP, one request per connection, with limits on everything.
 
 It runs on a loop of its own, so that whoever asks slowly or often costs no agent anything.
 """

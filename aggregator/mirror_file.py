@@ -1,4 +1,4 @@
-"""The mirror file on disk: written whole or not at all, and read only if nobody else could have written it."""
+"""The mirror file on disk: replaced atomically, and read only if no other user could have written it."""
 
 from __future__ import annotations
 

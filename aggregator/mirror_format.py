@@ -1,4 +1,4 @@
-"""The mirror file: the health of all nodes for schedulers' plugins, which read it without asking anybody. Layout: docs/slurm_plugins.md.
+"""Format of the mirror file: the health of all nodes for scheduler plugins. Layout: docs/slurm_plugins.md.
 
 Pure: what the aggregator answered and what Slurm says in, bytes out, and back. Numbers are ASCII at fixed places, so that C, Lua
 and shell read them. The checksum needs no bit operations, which the Lua within Slurm does not have.

@@ -1,4 +1,4 @@
-"""What judging a fleet yields: evidence, a score per host, and a snapshot of all, immutable.
+"""Results of judging a fleet: evidence, a score per host, and an immutable snapshot of all.
 
 The enumerations follow `contract/wire/score.proto`, number by number (a test holds it).
 """

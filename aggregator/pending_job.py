@@ -1,4 +1,4 @@
-"""Why a job of Slurm waits: how many nodes are left after each thing that it asks for, from the text of scontrol. Pure."""
+"""Why a Slurm job is pending: how many nodes remain after each of its constraints, from scontrol's output. Pure."""
 
 from __future__ import annotations
 

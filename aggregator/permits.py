@@ -1,4 +1,4 @@
-"""The fleet's permit to enforce: granted by an operator for a time, given to hosts a minute at a time.
+"""The fleet's enforcement permit: granted by an operator for a limited time, issued to hosts a minute at a time.
 
 It is withheld, though granted, while the fleet itself is in doubt: a policy or a driver that condemns
 many hosts at once is a fault of its own, and must not take the fleet out.

@@ -1,4 +1,4 @@
-"""Who calls: set once, by the guard, before a service's own code runs."""
+"""The caller of a request: set once, by the guard, before a service's code runs."""
 
 from __future__ import annotations
 

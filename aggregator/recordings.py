@@ -1,4 +1,4 @@
-"""Requests for recordings of hosts and what received of them: in memory only, few, and for a minute.
+"""Requests for recordings of hosts and the parts received: in memory only, few, and for a minute.
 
 A request goes down with the next receipt of the host's stream; the pieces of its answer come up by UploadRecording.
 Owned by the loop's thread.

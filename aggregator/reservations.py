@@ -1,4 +1,4 @@
-"""Reserved nodes: who holds which, until when, and a fencing token that only grows, so that no node is promised twice.
+"""Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
 
 The aggregator is the one writer. All that is reserved is one file in its folder, replaced whole and durably before a caller is
 told. While we run, time left is counted by a steady clock, so that a clock that is set ends no reservation early; after a

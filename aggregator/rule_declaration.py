@@ -1,4 +1,4 @@
-"""What a rule is, as `rule_catalogue/` declares it: one row a rule. What follows from the rows is computed there."""
+"""Type of a rule's row in `rule_catalogue/`, which also computes everything that follows from the rows."""
 
 from __future__ import annotations
 

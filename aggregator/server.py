@@ -1,4 +1,4 @@
-"""The service as one process: gRPC on one loop, which owns the fleet; the store has its own threads.
+"""The service as one process: gRPC on one event loop, which owns the fleet; the store has its own threads.
 
 Here its parts are wired, started and ended. What it does each second is `judge_loop.py`, where it listens `server.py`, what
 a port answers `service/grpc_server.py`, and what it takes over from before a restart `judge_loop.py`.

@@ -1,4 +1,4 @@
-"""The aggregator's worker processes, as it sees them: started, spoken to in packets, ended.
+"""The aggregator's end of its worker processes: starts them, exchanges packets, stops them.
 
 A worker is a module of ours that runs as a process of its own. Its standard input is a socket that keeps packets apart;
 it ends when that closes, or its parent is gone (`contract/workers.py`).

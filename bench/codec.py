@@ -1,4 +1,4 @@
-"""The frame codec against the well-kept libraries that could stand in its place: protobuf and Arrow.
+"""The frame codec against the libraries that could replace it: protobuf and Arrow.
 
 One host's `gpu_1s` table of eight GPUs, values of a training job; bytes on the wire and CPU for encode
 and decode. Everything is deflated alike (level 1, raw), so that what differs is the coding.

@@ -1,4 +1,4 @@
-"""A store of 80,000 GPUs as of LAST_S, for the benches that ask one: made in DuckDB, without a frame."""
+"""Builds a store of 80,000 GPUs as of LAST_S for the query benchmarks, in DuckDB, without frames."""
 
 from __future__ import annotations
 

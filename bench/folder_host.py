@@ -1,4 +1,4 @@
-"""A host that is a folder, with as many counter files as a large GPU host has, and which of them the agent reads."""
+"""A host as a folder, with as many counter files as a large GPU host, and the list of those that the agent reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU a row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
+"""CPU per row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
 Ours: a real aggregator process; messages made beforehand, sent on as many gRPC streams as fill a commit
 within their credit, by this process, until the last receipt. Its judging and history are put off: they are

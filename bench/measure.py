@@ -1,4 +1,4 @@
-"""What every bench shares: a result that is a ratio, and the kernel's own accounting of processes."""
+"""Shared by all benchmarks: a result as a ratio, and process accounting from the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators' file of 80,000 GPUs costs, and how long it holds the GIL: a part of `operator_sql`."""
+"""Cost of the snapshot file of 80,000 GPUs, and how long writing it holds the GIL: a part of `operator_sql`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server side of the ScoreNodes bench, each role a process of its own: `scores` or `echo`.
+"""Server side of the ScoreNodes benchmark, one process per role: `scores` or `echo`.
 
     python -m bench.score_server scores --hosts 10000
     python -m bench.score_server echo --bytes 300000

@@ -1,4 +1,4 @@
-"""Readings of one table at one time, in columns: what a collector fills, a frame carries, a store inserts."""
+"""A block: the readings of one table at one time, in columns."""
 
 from __future__ import annotations
 

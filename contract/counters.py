@@ -1,4 +1,4 @@
-"""Counter algebra: two observations of a hardware counter, and what may be said of the step between.
+"""Counter algebra: compares two readings of a hardware counter, with wraps, resets and saturation.
 
 Half of the false alarms and blind spots of this field come from subtracting counters as if they were
 numbers. Everything that subtracts goes through here: `compare` where boot, device and driver may

@@ -1,4 +1,4 @@
-"""The frame: many readings of one host in columns, the unit of transport.
+"""The frame: many readings of one host in columns; the unit of transport.
 
 Layout, little endian, version 1:
 

@@ -1,4 +1,4 @@
-"""Which GPUs to expect of a host: all that it ever had, until others take their places.
+"""The set of GPUs expected on a host: all it has ever had, until others replace them.
 
 The agent compares by it what it finds on its host, the aggregator what hosts register with. Pure: sets in, sets out.
 A set is a mapping of GPU (UUID, as NVML gives it) -> PCI address ("" where nobody said it).

@@ -1,4 +1,4 @@
-"""The policy of findings: what a host may find wrong with itself without asking anybody. `host_policy.py` reads it."""
+"""Reads the policy of findings that a host makes without an aggregator (`host_policy.toml`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log records to an OpenTelemetry collector: OTLP over HTTP, as JSON (opentelemetry.io/docs/specs/otlp). Standard library alone.
+"""Client that sends log records to an OpenTelemetry collector: OTLP/HTTP with JSON (opentelemetry.io/docs/specs/otlp). Standard library only.
 
 Nothing waits for the collector: records wait in a queue of bounded length, and what has no room is counted.
 """

@@ -1,4 +1,4 @@
-"""A recording of the flight recorder: the last minutes of every GPU at full rate, in one file.
+"""File format of the flight recorder: the last minutes of every GPU at full rate.
 
 Layout, all numbers little-endian: MAGIC, version (u16), bytes of the header and of the body (u32 each), CRC-32 of both
 (u32); the header as JSON; the body, compressed by zlib: the samples' offsets from the first (int64, ns), then of each

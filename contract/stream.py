@@ -1,4 +1,4 @@
-"""A frame on a stream, as differences to the frames before it: about an eighth of a deflated one.
+"""Encodes a frame as the difference to earlier frames of its stream: about an eighth of a deflated frame.
 
 A frame in the spool needs nothing else to be read. A stream keeps its order, so that both of its ends may
 remember of each table what passed last, and only what has changed since needs to travel. What comes out at

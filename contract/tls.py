@@ -1,4 +1,4 @@
-"""TLS as a client of the aggregator, by the standard library: its files, and words for what goes wrong.
+"""TLS for clients of the aggregator, by the standard library: its files and its error messages.
 
 For the agent and for the commands. `ssl` costs an importer some megabytes: import this only where TLS is asked for.
 """

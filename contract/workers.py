@@ -1,4 +1,4 @@
-"""Child processes: how one ends with its parent, and the loop of a process that forks others (a fork server).
+"""Child processes: a child that exits with its parent, and the loop of a fork server.
 
 The agent's samplers and the aggregator's queries are forked by a small process with one thread: a fork of a daemon
 would copy its threads' locks as they stand. Its owner sends it commands, and it answers with a `ChildReport` when a child

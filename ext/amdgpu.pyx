@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Tables that a driver shows as files of bytes, read in one pass without the GIL."""
+"""Reads binary tables in sysfs files of amdgpu in one pass without the GIL."""
 
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Cells of a block as few bytes, and back.
+"""Encodes the cells of a block compactly, and decodes them.
 
 Packed: one validity bit per cell, then the cells as differences to the row before, by byte plane (all
 lowest bytes first): neighbouring devices read alike, so that the upper planes are runs of zeros, which

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Many small counter files, read through kept descriptors in one pass without the GIL."""
+"""Reads many small counter files through open descriptors in one pass without the GIL."""
 
 from libc.errno cimport EINTR, EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENXIO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames of one stream as differences to those sent before on it, and back, byte for byte.
+"""Encodes frames of one stream as differences to earlier frames, and decodes them, byte for byte.
 
 Both sides keep of each table the last cells that passed, within a limit. `contract/stream.py` has the
 layout, `deltas_cells.pxd` what becomes of the cells.

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Which row each device has: (host, name) -> row, and back, in few bytes a device.
+"""Index of devices: (host, name) -> row, and back, in few bytes per device.
 
 A dict of tuples takes 300 bytes a device, and a fleet has millions of them: links, PCIe functions. Names stand one after
 another in one piece of memory, without what they begin with as one before does: the links of a GPU begin with its UUID.

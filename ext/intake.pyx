@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames as they come, read where they lie: into the fleet's latest cells, and into the columns of a commit.
+"""Reads arriving frames in place: into the fleet's latest cells, and into the columns of a commit.
 
 A stream's tables mostly have the same names and devices each second. What a table begins with is read once, and known
 again by its digest: the bytes themselves, of a host with many links seven kilobytes a table, are not kept. Its cells are unpacked where they are to stand. `contract/frame.py` has the layout, and is

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""NVML by its C ABI: the library found at run time, and a sweep over all GPUs without the GIL.
+"""NVML by its C ABI: loads the library at run time, and reads all GPUs without the GIL.
 
 Each symbol is looked up once; one that the driver does not export costs its reading and no other.
 A sweep writes into memory made before, calls only what its readings need, and asks for all fields

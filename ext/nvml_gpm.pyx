@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""NVML's GPU performance monitoring (GPM): what share of the SMs, the tensor cores and the memory was at work.
+"""NVML's GPU performance monitoring (GPM): utilization of SMs, tensor cores and memory.
 
 A metric is the difference of two samples taken more than 100 ms apart. Unlike DCGM's profiling it holds
 no lock that a profiler would miss. Each GPU has two samples, used in turn; a GPU that fails begins anew,

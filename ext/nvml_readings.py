@@ -1,4 +1,4 @@
-"""Every reading that a sweep can give: its unit, what is believed of it, and the call that gives it.
+"""Every reading that an NVML sweep can give: its unit, its accepted range, and its NVML call.
 
 Names are the catalogue's columns of the GPU tables. A reading may also be given by a field, whose id depends
 on the driver (`contract/nvml_fields.py`); then the call here is made only where the driver or the GPU does

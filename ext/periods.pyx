@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The period of a job's step, by a vote of its signals.
+"""Detects the period of a job's step by a vote of its signals.
 
 Each signal has its autocorrelation over lags of three scales: the last minute as it is, all of it averaged by four, and by
 sixteen. The signals are averaged by how much they repeat at all. Of the lags at which that has a peak the step is the shortest

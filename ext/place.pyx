@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Where this process is in a driver, told in memory that another process may watch. See place_abi.pxd."""
+"""Publishes in shared memory where this process is in a driver, so that another can watch it. See place_abi.pxd."""
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memset

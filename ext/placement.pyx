@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The search for the nodes of a gang: which of them, by price, under constraints. Without the GIL and without a clock.
+"""Search for the nodes of a gang: minimizes the price under constraints. Without the GIL and without a clock.
 
 The nodes come as arrays in an order of the tree of domains, widest first, and by hazard within the narrowest. The search
 fills domains from that tree by best fit, once for each pair of a least speed and a greatest hazard of a member, and then

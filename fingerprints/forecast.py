@@ -1,4 +1,4 @@
-"""What a job does next: its state, its next checkpoint and burst of host stall, and what it will draw and move.
+"""Forecasts a job: its state, its next checkpoint and host stall, its power and its traffic.
 
 A forecaster is given one summary of the whole gang for each second. Pauses (stretches in which the gang does not compute) are
 renewal processes (`renewal.py`), one for each kind. Between them the state of a second is predicted from the state now, by how

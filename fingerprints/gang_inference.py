@@ -1,4 +1,4 @@
-"""Which hosts work as one gang, where nobody says so: those whose work counters agree, window after window.
+"""Infers which hosts form a gang when no scheduler reports it: those whose work counters agree in every window.
 
 In a bulk-synchronous gang every rank does the same work in the same wall time, so the rates of work counters (tensor cycles,
 bytes on the network) are equal by construction, also while one host slows down all others. Jobs that merely resemble each

@@ -1,4 +1,4 @@
-"""Whether a run is slower than earlier runs of its workload, and whether the workload changed or a host did.
+"""Compares a run with earlier runs of its workload: whether it is slower, and whether the workload or a host changed.
 
 Pure functions. A run that is slow from its first step shows no change within itself: only earlier runs tell.
 """

@@ -1,4 +1,4 @@
-"""When an event that returns comes next, and whether it is there at a later moment: checkpoints, bursts of data loading.
+"""Predicts recurring events (checkpoints, bursts of data loading): when the next comes, and whether it lasts.
 
 The event is an alternating renewal process. The interval from one onset to the next is regular (a Student t distribution around
 the mean of those seen), regular with one left out, or without memory (exponential); the weights follow how many of the intervals

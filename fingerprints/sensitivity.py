@@ -1,4 +1,4 @@
-"""What a workload needs of each component of a host, and how much slower it runs where one of them is.
+"""Sensitivity of a workload to each component of a host, and its slowdown where one is slow.
 
 A step's time is split into what it spends bound by each component. Where a component has the share `s` of its speed, that
 part takes `1 / s` as long. What overlaps with computing costs nothing until the component needs longer than the whole step.

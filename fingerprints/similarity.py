@@ -1,4 +1,4 @@
-"""The earlier runs that are most like a run, and whether any of them is of the same workload.
+"""Finds the earlier runs most similar to a run, and whether any is of the same workload.
 
 A run that waits for a slow host does the same work in each step, in a longer time. So what is compared is what a run does
 while it does not wait: seconds of each step, shares and traffic without the waiting. The distance is the root mean square

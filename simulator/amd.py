@@ -1,4 +1,4 @@
-"""Simulated hosts with AMD's GPUs: the same model, in the figures, the names and the gaps of an MI300X host.
+"""Simulated hosts with AMD GPUs: the same model, with the values, names and missing signals of an MI300X host.
 
 The model's GPU is an H100. What an MI300X shows of the same work is that, scaled to its own limits (750 W, 2100 MHz: AMD's
 data sheet); what its driver does not tell is missing, and what the kernel log has of a fault is in amdgpu's own lines.

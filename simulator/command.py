@@ -1,4 +1,4 @@
-"""`gangline simulate`: hosts that do not exist, for trying Gangline where there is no GPU."""
+"""`gangline simulate`: simulated hosts, for trying Gangline without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each class does to what the host's parts read: a function each, over all rows of it that stand at once.
+"""Effect of each fault class on a host's readings: one function per class, over all its active rows.
 
 *strength* is 0 to 1 over the onset, *amount* the incident's own, *seconds* how long it has stood. Levels
 for which no public figure is known are assumed, and named here.

@@ -1,4 +1,4 @@
-"""The hosts around the GPUs: cores, memory, NUMA, power sensors, turns of collectors.
+"""Host tables besides the GPUs: cores, memory, NUMA, power sensors, collector turns.
 
 Two sockets of 112 cores, 2 TiB. A checkpoint shows as writes, dirty memory and I/O pressure on the hosts that write it.
 """

@@ -1,4 +1,4 @@
-"""What befalls, in columns: a row for each host that an incident strikes."""
+"""Incidents in columns: one row per affected host."""
 
 from __future__ import annotations
 

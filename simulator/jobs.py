@@ -1,4 +1,4 @@
-"""Jobs over months: who waited for how many hosts, and ran what where until it was done or a host took it down."""
+"""Jobs over months: queueing, placement, and runs that end normally or when a host fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power, clock, heat and counters of a set of hosts, from step to step of any length."""
+"""Power, clock, heat and counters of a set of hosts, advanced in steps of any length."""
 
 from __future__ import annotations
 

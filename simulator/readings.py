@@ -1,4 +1,4 @@
-"""A moment of a window as the blocks that agents would send: only tables that judgement or people read."""
+"""Readings of one moment as the blocks that agents send: only tables that scoring or operators read."""
 
 from __future__ import annotations
 

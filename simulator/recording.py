@@ -1,4 +1,4 @@
-"""The flight recorder of a simulated host: ten samples a second made from what its model said of each second.
+"""Flight recorder of a simulated host: ten samples a second, derived from the model's values of each second.
 
 Within a step the states follow one another by their shares. Power, SM activity and tensor activity are such that their mean
 over a step is the second's; what is moved over PCIe and NVLink is even. The file says that it is simulated.

@@ -1,4 +1,4 @@
-"""The simulated world in real time: one loop at 1 Hz for all hosts, a client thread for each."""
+"""Runs the simulated world in real time: one loop at 1 Hz for all hosts, one client thread per host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads `world.toml`: every field there, of its type and within its bounds, or words that say what is wrong."""
+"""Reads `world.toml` and checks that every field is present, of its type, and within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that happens in a world: incidents, hosts that are away, jobs. Pure; from the seed alone."""
+"""Schedule of a world: incidents, host absences, jobs. Pure; derived from the seed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of all hosts at once, and the blocks that they are handed out in."""
+"""Columns of all hosts at once, and the blocks cut from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth log: who, what, when, how much, and who waited for it. The world's readings never say it."""
+"""The truth log: which host had which fault, when, how severe, and which hosts waited. Readings never contain it."""
 
 from __future__ import annotations
 

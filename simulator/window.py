@@ -1,4 +1,4 @@
-"""A set of hosts through a span of time: their state from step to step, and that of who shares their jobs."""
+"""A set of hosts over a time span: their state from step to step, and that of hosts that share their jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world: what happens from a scenario's name and a seed, and what its hosts say where it is asked for."""
+"""The world: events from a scenario's name and a seed, and the hosts' readings on request."""
 
 from __future__ import annotations
 

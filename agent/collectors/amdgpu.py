@@ -1,4 +1,4 @@
-"""AMD GPUs, from sysfs, in the tables and under the signals that NVIDIA's have.
+"""AMD GPUs, read from sysfs into the same tables and signals as NVIDIA GPUs.
 
 Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`), by a plan that is made when a table's
 header is first seen or changes. What the table lacks comes from small files beside it. A GPU is known by the unique id that

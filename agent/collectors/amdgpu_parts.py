@@ -1,4 +1,4 @@
-"""Parts of AMD GPUs: their XGMI links, their compute partitions, the errors of their RAS blocks, who holds them.
+"""Parts of AMD GPUs: XGMI links, compute partitions, RAS error counters, and processes.
 
 Links stand in the tables of NVLinks, partitions in those of MIG devices, processes in those of the processes that NVML lists.
 """

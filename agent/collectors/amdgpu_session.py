@@ -1,4 +1,4 @@
-"""AMD GPUs as the collectors of one process share them: which there are, what their RAS blocks have counted, who holds them.
+"""State that the AMD collectors of one process share: the GPUs, their RAS counters, their processes.
 
 To list them takes a hundred small files, and each look at a RAS count asks the GPU's firmware: both are done once for all
 collectors, which take their turns one after another.

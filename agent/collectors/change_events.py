@@ -1,4 +1,4 @@
-"""What is told again and again, as one event in rising revisions: who runs on a GPU, who holds it.
+"""Reports a changing list (GPU processes, GPU allocations) as one event with rising revisions.
 
 Such an event's id is made from what it is of, so that it is the same one after a restart of whoever tells it. He then
 remembers nothing, and an end that came between the two nobody tells: so he says once from when on all there is was

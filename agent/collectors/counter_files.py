@@ -1,4 +1,4 @@
-"""Collectors whose devices are folders of counter files: one class, and a table of sources for each."""
+"""Collectors that read folders of counter files: one class, and a table of sources for each."""
 
 from __future__ import annotations
 

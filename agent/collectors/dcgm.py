@@ -1,4 +1,4 @@
-"""DCGM's host engine, where one runs: profiling metrics before Hopper, health watches, policy violations, XIDs, NVSwitches, vGPUs.
+"""DCGM, where a host engine runs: profiling, health watches, policy violations, XIDs, NVSwitches, vGPUs.
 
 `listen` takes what somebody has the engine watch already. `watch` has it watch more, and yields to a profiler. Either way no engine is started, no
 policy set, no diagnostic run. An engine that hangs is left behind as any driver is, in a lane of its own.

@@ -1,4 +1,4 @@
-"""What DCGM's field ids, health systems and policy conditions mean, and which of its values are readings. Pure.
+"""Meaning of DCGM's field ids, health systems and policy conditions. Pure.
 
 Fields are known by id alone: DCGM 4.6 gave many of them other names under the same ids.
 """

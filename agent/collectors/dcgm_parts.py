@@ -1,4 +1,4 @@
-"""NVSwitches, their links, and vGPUs, as DCGM's host engine has them: NVML shows none of these.
+"""NVSwitches, their links, and vGPUs, read from DCGM because NVML does not report them.
 
 The engine is asked for switches where the PCI bus has one, and for vGPUs where a GPU is shared among virtual machines.
 Elsewhere it is asked nothing.

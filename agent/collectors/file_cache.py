@@ -1,4 +1,4 @@
-"""What hardly ever changes: worked out once, and again when a file or folder that it follows from is another."""
+"""Caches values derived from files that rarely change; recomputes one when its file or folder changes."""
 
 from __future__ import annotations
 

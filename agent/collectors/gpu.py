@@ -1,4 +1,4 @@
-"""GPUs, through NVML: what changes within a second, what changes slowly at 10 s, what somebody sets at 60 s.
+"""GPUs, through NVML, in three groups: read every second, every 10 s and every 60 s.
 
 Each lane has a sweep of its own over all GPUs (`ext/nvml`): one pass, without the GIL, into blocks
 that were made when the GPUs were found. A GPU is known by its UUID, and by its PCI address when it

@@ -1,4 +1,4 @@
-"""What GPUs do within a second: ten samples of clock, power and reasons, five of use and of GPM, summarised.
+"""Sub-second GPU samples, summarized each second: ten of clock, power and clock reasons, five of use and GPM.
 
 The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`). From there each
 goes to the tracker of phases (`ext/phases`) and into the history of the last minutes, which the period of a job's step

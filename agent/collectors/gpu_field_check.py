@@ -1,4 +1,4 @@
-"""Fields whose ids moved between drivers must prove that they are what the table takes them for.
+"""Checks NVML fields whose ids moved between drivers before their values are used.
 
 A wrong id answers with another quantity and no error, and while nothing is throttled both are zero. So such a
 field is published only once it has behaved as what it should be: nanoseconds that grow while their clock event

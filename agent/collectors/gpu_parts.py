@@ -1,4 +1,4 @@
-"""What the collectors of a GPU's parts share: asking each GPU, and letting go of them."""
+"""Base of the collectors of GPU parts: iterates over GPUs and releases their handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes on each GPU and MIG instance, with the memory that each holds, every second."""
+"""Processes on each GPU and MIG instance, with the memory of each, every second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step time of each rank that reports its steps (`gangline.steps`): a row for each rank, each second.
+"""Step times that ranks report through `gangline.steps`: one row per rank and second.
 
 Whose a process is, is read from its control group where that tells, and only else taken from the slot: a slot that lies
 about its job, or is torn, harms the job of its own process and no other.

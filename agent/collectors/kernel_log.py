@@ -1,4 +1,4 @@
-"""The kernel's log: a thread that waits for records and tells events, and a turn that reports its counts."""
+"""Kernel log: a thread that turns records into events, and a turn that reports its counts."""
 
 from __future__ import annotations
 

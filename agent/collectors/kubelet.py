@@ -1,4 +1,4 @@
-"""Which container holds which GPU, by kubelet's own word: told as `gpu.allocation`, counted in `kubelet_10s`.
+"""Which container has which GPU, from kubelet: the event `gpu.allocation` and the table `kubelet_10s`.
 
 That a pod holds a GPU says nothing of what runs there; that is `gpu_processes.py`.
 """

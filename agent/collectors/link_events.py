@@ -1,4 +1,4 @@
-"""Links that go, come, vanish and appear: told the moment the kernel tells, by a thread of its own."""
+"""Network links that go up, go down, appear or disappear, reported at once by a netlink thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVLinks of each GPU, and its C2C links to a Grace CPU: state, speed, errors, traffic, by NVML's field values.
+"""NVLink and C2C links of each GPU from NVML's field values: state, speed, errors, traffic.
 
 A field is asked for with its link as scope; drivers that do not have it so have, for links 0 to 11, a field of its
 own for each link. Both are asked for, and the first that has a value is taken; what a link does not have is left out

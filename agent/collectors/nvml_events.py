@@ -1,7 +1,7 @@
-"""NVML's events, told as they come: XIDs that the kernel log does not show, ECC errors, MIG changes, retirements; and
-that the driver is about to be taken off a GPU, which is then let go of at once.
+"""NVML events: XIDs missing from the kernel log, ECC errors, MIG changes, page retirements, driver unbinds.
 
-NVML is asked once a second, without waiting: what an XID needs at once the kernel log tells.
+When the driver is about to be unbound from a GPU, the GPU is released at once. NVML's event set is polled once a
+second without waiting, because the kernel log collector already reports urgent XIDs at once.
 """
 
 from __future__ import annotations

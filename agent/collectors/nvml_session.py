@@ -1,4 +1,4 @@
-"""NVML as this process has it open: once, for all collectors, which take their turns one after another.
+"""The process's NVML session, opened once and shared by its collectors, which run one at a time.
 
 NVML holds a descriptor of each GPU that was asked for until it is shut down as a whole, and only then sees a driver
 that was loaded again or a GPU that came back. So the library is opened here and nowhere else, each GPU by its PCI

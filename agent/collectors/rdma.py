@@ -1,4 +1,4 @@
-"""RDMA ports, from sysfs. Counters are given raw: one that stands at its ceiling is read as that."""
+"""RDMA ports, from sysfs. Counters are sent raw; a saturated counter is sent as its maximum."""
 
 from __future__ import annotations
 

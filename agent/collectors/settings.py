@@ -1,4 +1,4 @@
-"""Settings that decide speed, once a minute: somebody changes them, and the job is slow from then on."""
+"""Kernel and driver settings that affect performance, once a minute, to catch changes that slow down jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that do not come back from the kernel, above all those that hold a GPU."""
+"""Processes stuck in the kernel (state D), especially those that use a GPU."""
 
 from __future__ import annotations
 

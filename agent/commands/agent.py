@@ -1,4 +1,4 @@
-"""`gangline agent`: the daemon of this host, in the foreground."""
+"""`gangline agent`: runs the agent of this host in the foreground."""
 
 from __future__ import annotations
 

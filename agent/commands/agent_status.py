@@ -1,4 +1,4 @@
-"""`gangline agent status`: whether the agent of this host is connected, what waits, and what it cannot read."""
+"""`gangline agent status`: the agent's connection, its unsent data, and the sources it cannot read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline gang -- srun ...`: runs a step in a Slurm allocation that has spare nodes, and again on healthy ones when a node is lost.
+"""`gangline gang -- srun ...`: runs a step in a Slurm allocation with spare nodes, and reruns it when a node fails.
 
 For batch scripts with one node or more than the step needs, and `--no-kill`: the nodes that are well never leave the job, so that no
 scheduling pass stands between the loss and the new start. What is lost is Slurm's word: a node that left the allocation, or is DOWN,

@@ -1,4 +1,4 @@
-"""`gangline release`: have the agent let go of GPUs, so that a reset, a MIG change or a driver's unload can go on."""
+"""`gangline release`: makes the agent close GPUs, so that a reset, MIG change or driver unload can proceed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline xid`: what a code of NVIDIA's driver means, what others do about it, what we do and why.
+"""`gangline xid`: meaning of an NVIDIA XID code, what Gangline does about it and why, and what other tools do.
 
 Asks nobody: the tables are part of the package, so it answers on a laptop, and on a host that is cut off.
 """

@@ -1,4 +1,4 @@
-"""AMD GPUs as the kernel's driver shows them: /sys/class/drm, their RAS folder, and the topology and processes of KFD.
+"""AMD GPUs in sysfs: /sys/class/drm, the RAS folder, and KFD's topology and processes.
 
 Sources: Documentation/gpu/amdgpu (driver-misc, ras, thermal), drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
 AMD's own libraries are not asked: their binary interface changes from release to release.

@@ -1,4 +1,4 @@
-"""Small kernel files and folders: read with limits, missing rather than raising."""
+"""Reads small kernel files and folders with size limits; a missing file gives None, not an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank and world size of processes, by a helper: a child that lives for a moment (`job_ranks_child.py`).
+"""Reads the rank and world size of processes through a short-lived child (`job_ranks_child.py`).
 
 `environ` takes the lock of the process's memory and may hold its reader as long as a driver holds that process, and
 secrets stand in it. So neither the daemon nor a sampler reads it.

@@ -1,4 +1,4 @@
-"""The helper: reads a few variables of processes' environments, prints them, ends. Run as a file, with `-I -S`.
+"""The child: prints a few environment variables of other processes and exits. Runs as a file, with `-I -S`.
 
 It stands alone: nothing of the house and nothing of the user is imported, for it may hold CAP_SYS_PTRACE. Secrets stand
 in environments. Of all else than NAMES nothing is kept or printed, and of NAMES only what has the form that it must have.

@@ -1,4 +1,4 @@
-"""Records of the kernel's log as /dev/kmsg gives them, one a read.
+"""Reads records of /dev/kmsg, one record per read.
 
 Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel. `prefix,sequence,microseconds,flags;text`,
 where prefix is 8 x facility + level, further fields before the `;` may come, and lines beginning with a

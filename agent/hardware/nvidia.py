@@ -1,4 +1,4 @@
-"""What the kernel's side of the NVIDIA driver says of its GPUs without a call into any of them."""
+"""NVIDIA GPUs as /proc and sysfs show them, read without calling the GPU."""
 
 from __future__ import annotations
 

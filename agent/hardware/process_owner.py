@@ -1,4 +1,4 @@
-"""Whose a process is, from the names of its control groups: /proc/PID/cgroup (cgroups(7), proc(5)).
+"""Owner of a process (job, container, user), from its cgroup path: /proc/PID/cgroup (cgroups(7), proc(5)).
 
 Slurm, Kubernetes, container engines and systemd name a group after what they run in it. The forms are those of
 Slurm's cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of

@@ -1,4 +1,4 @@
-"""Processes and threads in /proc (proc(5), fs/proc/array.c), read without what could wait for them.
+"""Processes and threads in /proc (proc(5), fs/proc/array.c), read without files that could block.
 
 `stat` and the links in `fd` take no lock of the task's memory; `cmdline`, `environ` and `maps` do, and hold
 whoever reads them as long as the task itself is held. They are not touched.

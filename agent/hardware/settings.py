@@ -1,4 +1,4 @@
-"""Settings of the kernel that decide speed: the files of /sys and /proc that hold them, and their words."""
+"""Parsers of the files in /sys and /proc that hold performance settings."""
 
 from __future__ import annotations
 

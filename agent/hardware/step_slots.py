@@ -1,4 +1,4 @@
-"""Slots of shared memory in which training jobs count their steps: what `gangline/steps.py` writes, read without trust.
+"""Shared-memory slots in which training jobs count steps (written by `gangline/steps.py`), read as untrusted input.
 
 The writer is any user's process. Nothing of it is followed, mapped or waited for: a slot is a regular file of exactly
 SLOT_BYTES, read by pread(2), so that neither a link, a FIFO, a file cut short nor one of a terabyte harms the reader.

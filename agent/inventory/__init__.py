@@ -1,4 +1,4 @@
-"""What changes rarely, read by a short-lived child that may import what the daemon must not.
+"""Inventory of the host, read by a short-lived child that may import what the daemon must not.
 
 This module is the daemon's side and stays light. The child is `python -m gangline.agent.inventory`.
 """

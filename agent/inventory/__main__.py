@@ -1,4 +1,4 @@
-"""The child: looks at everything once, prints one JSON object on one line, ends.
+"""The inventory child: reads everything once, prints one JSON object on one line, exits.
 
 A section that fails or does not return costs only itself: the rest is printed, with the problem's words.
 """

@@ -1,4 +1,4 @@
-"""AMD GPUs and their partitions, by what sysfs says of them. ROCm's libraries are not asked."""
+"""AMD GPUs and their partitions, from sysfs. ROCm's libraries are not used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""GPUs, their MIG devices and the far ends of their NVLinks, by NVIDIA's own binding: this child has the time and
-the memory for it. Each question that has no answer costs only itself. The kind of HBM is not told by NVML, and the
-number of SMs only where it is: neither is guessed."""
+"""GPUs, their MIG devices and the remote ends of their NVLinks, by NVIDIA's Python binding.
+
+The binding is too large for the daemon, not for this short-lived child. A query that fails leaves out only its own
+value. NVML does not report the kind of HBM, and the number of SMs only on some GPUs: neither is guessed.
+"""
 
 from __future__ import annotations
 

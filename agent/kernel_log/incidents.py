@@ -1,4 +1,4 @@
-"""Incidents: a storm of lines that say the same is one event, told at once and then at a bounded pace.
+"""Groups repeated log lines into incidents: the first is sent at once, later counts at a limited rate.
 
 One incident is one event name, device, code and scope (an XID of one code on one GPU). It is told with
 its first line; then, while lines go on, after 1 s, 10 s and every 60 s, as higher revisions of the same

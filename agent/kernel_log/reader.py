@@ -1,4 +1,4 @@
-"""From records to events: what is new, what it tells, what was lost, and how far all that is on disk."""
+"""Turns kernel log records into events; keeps the read position on disk and counts lost records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one line of the kernel's log tells, and the rule that reads it out of the line."""
+"""What one kernel log line reports, and the rule that parses it."""
 
 from __future__ import annotations
 

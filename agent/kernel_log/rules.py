@@ -1,4 +1,4 @@
-"""Lines of NVIDIA's drivers: XID, SXID, and what of the rest has weight.
+"""Rules for log lines of NVIDIA's drivers: XIDs, SXIDs, and the other lines that indicate a fault.
 
 Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
 osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms as in

@@ -1,4 +1,4 @@
-"""gangline.v1.AgentService: letting go of GPUs and taking them back, and what the agent says of itself.
+"""gangline.v1.AgentService: releases and resumes GPUs, and reports the agent's status.
 
 All of it is the daemon's own thread's to do, so each call goes through the callback queue and is answered later.
 """

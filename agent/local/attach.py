@@ -1,4 +1,4 @@
-"""Wires what the agent answers on its host into the daemon."""
+"""Connects the local findings, socket and metrics to the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a status document: healthy, reported, or enforced. Pure; whatever is stale or unsure is healthy.
+"""Verdict of `gangline check` from a status document: healthy, reported, or enforced. Stale or uncertain means healthy. Pure.
 
 Read by `gangline check` in each prolog, so that it imports next to nothing: no dataclass, no typing.
 """

@@ -1,4 +1,4 @@
-"""The metrics of dcgm-exporter's default list, from our readings, under its names, labels and units (`metrics_names = "dcgm"`).
+"""Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names = "dcgm"`).
 
 Dashboards and alerts that were made for dcgm-exporter go on working. Rows are those of its `default-counters.csv` that are on by default (3.1 to 4.8).
 """

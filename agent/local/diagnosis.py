@@ -1,4 +1,4 @@
-"""What `gangline doctor` finds on this host: what works, what the agent is blind to, and the line that opens it.
+"""Checks of `gangline doctor`: what works, what the agent cannot read, and how to enable it.
 
 Each check is a function of a `DiagnosedHost`, in the table CHECKS. What a running agent has written into its status file is
 taken from there; only where no agent runs are the sources read here.

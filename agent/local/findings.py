@@ -1,4 +1,4 @@
-"""What is wrong with this host, by the policy, from its last readings and its events alone.
+"""Findings of this host, by the policy, from its latest readings and events alone.
 
 `observe` is for any thread, all else for the daemon's. The clock is handed in; a turn in which nothing of
 interest changed costs some comparisons of bytes.

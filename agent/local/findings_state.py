@@ -1,4 +1,4 @@
-"""What the findings of this boot rest on, over a restart of the agent: one small file, replaced whole.
+"""Findings state of this boot, kept across agent restarts in one small file that is replaced atomically.
 
 It is for another process of the same boot and without meaning after a power cut, so it is never synced.
 """

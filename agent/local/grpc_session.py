@@ -1,4 +1,4 @@
-"""gRPC's server over HTTP/2 without a socket: bytes in, unary calls out; answers in, bytes out."""
+"""gRPC server over HTTP/2 without a socket: bytes in, unary calls out; responses in, bytes out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What this host says of itself without an aggregator: findings once a second and at each event, the status file, the
-health check.
+"""Status of this host without an aggregator: findings each second and at each event, status file, health check.
 
-`look` is for the daemon's thread; `answer` and `document` are for any: what they show is swapped whole.
+Call `look` only from the daemon's thread. `answer` and `document` are safe from any thread: their data is replaced
+atomically.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/metrics` of this host: a thread of its own that answers scrapers, and is there only when asked for.
+"""`/metrics` of this host: an optional thread that serves Prometheus scrapes.
 
 Nothing in it can hold up the daemon: it reads copies that no one changes, and renders at most once a second
 for each of the two forms, however many ask.

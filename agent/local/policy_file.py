@@ -1,4 +1,4 @@
-"""The operator's policy file: checked before use, taken by a share of the hosts, the last good one kept."""
+"""The operator's policy file: validated before use, applied to a share of hosts; the last valid one is kept."""
 
 from __future__ import annotations
 

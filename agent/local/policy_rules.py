@@ -1,4 +1,4 @@
-"""A row of the policy over the last readings: for which devices it holds, and since when.
+"""Evaluates one policy row over the latest readings: for which devices it holds, and since when.
 
 Pure: readings and clock are handed in. `policy_rules.py` says when a row is to be looked at.
 """

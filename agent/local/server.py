@@ -1,4 +1,4 @@
-"""The agent's answers over a Unix socket: gRPC, unary calls, one thread that sleeps while nobody asks.
+"""gRPC server on the agent's Unix socket: unary calls, one thread that sleeps between calls.
 
 Everyone on the host may connect, so a client costs only itself: what it sends is bounded by `session`'s limits, how
 many there are and how long they idle by `LocalServerLimits`, and what a user may cost of the processor by `budget`.

@@ -1,4 +1,4 @@
-"""Reads each source of this host once, in a child process: for `gangline doctor` where no agent has done so.
+"""Reads each source of this host once, in a child process, when `gangline doctor` finds no running agent.
 
 This module is both sides. The child is `python -m gangline.agent.local.source_reading`; it reports each source as it goes,
 so that a driver that hangs costs only the sources after it.

@@ -1,4 +1,4 @@
-"""The flight recorder of a host: orders recordings from the sampler, stores those around findings, sends those requested.
+"""Flight recorder of a host: requests recordings from the sampler, stores those around findings, sends those requested.
 
 The daemon's thread decides once a second and never touches the disk. What compresses, writes or reads does so in a thread of
 its own, one for the disk and one for what is sent from memory: a disk that hangs costs recordings, and nothing else.

@@ -1,4 +1,4 @@
-"""Recordings on this host's disk: few, small, the oldest removed first."""
+"""Recordings on this host's disk: bounded in number and size; the oldest is removed first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Who was left behind in a driver, as one small file in the state folder: an agent that takes the place of one that
-was killed enters no device in which a process of that one still hangs. Else each restart would leave one more.
+"""Abandoned samplers: a small file in the state folder lists the processes that hang in a driver.
+
+A new agent reads it and does not call a device in which a process of its killed predecessor still hangs. Otherwise
+each restart would abandon one more process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that forks samplers: as small as the daemon was before it had a thread, and as old.
+"""Fork server of the samplers, forked early, while the daemon is small and single-threaded.
 
 A fork of the daemon itself would copy its threads' locks as they stand. The fork server has one thread, sleeps
 until it is told to fork or a child has ended, and ends with the daemon; its children end with it.

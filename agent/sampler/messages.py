@@ -1,4 +1,4 @@
-"""What a sampler and the daemon say to each other: lengths, numbers and cells, never an object.
+"""Messages between sampler and daemon: lengths, numbers and cells, no pickled objects.
 
 Either side may be killed in the middle of a word, so each message bears its length, and each length has a limit.
 What a table's rows and columns are is said when it changed; otherwise cells and valid bytes travel alone.

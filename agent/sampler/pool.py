@@ -1,4 +1,4 @@
-"""The samplers as the daemon knows them: what they say comes out here, and they are watched."""
+"""The daemon's end of the samplers: receives their messages and monitors them."""
 
 from __future__ import annotations
 

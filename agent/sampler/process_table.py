@@ -1,4 +1,4 @@
-"""The samplers that live, and who of them does what."""
+"""Table of live samplers and their roles."""
 
 from __future__ import annotations
 

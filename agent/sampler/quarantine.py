@@ -1,4 +1,4 @@
-"""What is not well: devices, collectors and drivers that nobody enters, and when each is tried again.
+"""Quarantine: devices, collectors and drivers that the samplers do not call, and when each is retried.
 
 A *unit* is what can be left out by itself: a device of a lane, one of its collectors, or, with neither, the lane's
 driver as a whole.

@@ -1,4 +1,4 @@
-"""Memory in which a sampler hands a recording to the daemon: a megabyte at once, and the socket stays free for readings.
+"""Shared memory through which a sampler hands a recording (1 MB) to the daemon, keeping the socket free for readings.
 
 Shared by the daemon and every process forked from it. It costs nothing until it is written to, and nothing again once it is
 cleared. A sampler that was left behind may write into it late: `contract.recording` has a checksum.

@@ -1,4 +1,4 @@
-"""Who samples, who is left behind, what is tried again and when: observations and time in, actions out.
+"""State machine of the samplers: which samples, which is abandoned, what is retried and when. Observations and time in, actions out.
 
 Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a
 test. What it guarantees, whatever happens and in any order (tests/agent/sampler/test_supervisor.py):

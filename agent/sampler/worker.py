@@ -1,4 +1,4 @@
-"""What a sampler does: turns on the grid of boot time, one after another, each round in one message."""
+"""Main loop of a sampler: runs turns one after another on a fixed time grid, and sends each round as one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events on disk until the aggregator has them: few, each of weight, each fsynced before `put` returns (but TOLD_AGAIN).
+"""Events kept on disk until the aggregator acknowledges them; each is fsynced before `put` returns (except REPEATED_EVENTS).
 
 The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage costs
 the lines it touches and no other. It is appended to, and rewritten when most of it has its receipt.

@@ -1,4 +1,4 @@
-"""A piece of the spool: frames with consecutive sequences, and which of them have a receipt.
+"""One file of the spool: frames with consecutive sequences, and which of them are acknowledged.
 
 A segment is a file, or memory while the disk takes nothing. The file's name is its first sequence;
 it holds records, one after another:

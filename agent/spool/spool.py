@@ -1,4 +1,4 @@
-"""Frames kept until the aggregator has a receipt for them: first in memory's file system, then on disk.
+"""Frames kept until the aggregator acknowledges them: in tmpfs first, then on disk.
 
 What it promises:
 * A frame that `append` took survives `kill -9` of this process. It is not fsynced: a power cut may

@@ -1,4 +1,4 @@
-"""Where frames wait: in the head, in memory's file system; on the disk; in memory while neither takes any.
+"""Where frames are kept: in the head, in tmpfs, on disk; in memory while neither accepts any.
 
 Not thread-safe, knows nothing of run ids: `spool` does both.
 """

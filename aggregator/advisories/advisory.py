@@ -1,4 +1,4 @@
-"""The words of advice: actions, scopes, states, cases, advisories. Nothing here decides.
+"""Types of an advisory: actions, scopes, states, cases. No logic.
 
 The enumerations follow `contract/wire/advisory.proto`, number by number (a test holds it).
 """

@@ -1,4 +1,4 @@
-"""What executors and people answer: accept, done, failed, reject, defer. Each is taken, or refused in words."""
+"""Answers of executors and people: accept, done, failed, reject, defer. Each is applied or rejected with an error."""
 
 from __future__ import annotations
 

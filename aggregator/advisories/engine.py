@@ -1,4 +1,4 @@
-"""The machine in service: a judgement in, rows written, then, and only then, the world is told.
+"""Runs the advisory state machine: a judgement in, rows committed, and only then subscribers notified.
 
 Nothing is published that is not on disk: after a crash the machine stands where the world saw it. While the disk
 takes nothing no advice comes, and whoever answers or tells is refused: what was taken even so counts once it is written.

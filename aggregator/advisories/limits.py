@@ -1,4 +1,4 @@
-"""What is not asked for, whoever has room: what was answered lately, what costs more than waiting, and of whom others took out."""
+"""Limits on advisories: what was answered recently, what costs more than waiting, and hosts that others took out."""
 
 from __future__ import annotations
 

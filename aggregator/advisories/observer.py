@@ -1,4 +1,4 @@
-"""From a judgement to the machine's events: only what is not as the machine remembers it."""
+"""Turns a judgement into events of the state machine: only the changes since the last judgement."""
 
 from __future__ import annotations
 

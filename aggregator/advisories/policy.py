@@ -1,4 +1,4 @@
-"""Which action a case calls for: the policies' own words (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`) as actions.
+"""Which action a case calls for, from the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
 
 The tables say in words what to do; here these words become an action, what follows it, and a scope. Nothing is
 decided anew: a row whose words mean nothing to this table is refused by a test.

@@ -1,4 +1,4 @@
-"""What is proposed: cases of a host in one advisory, and returns once verified. Of what hosts share: `shared_causes.py`."""
+"""Proposes advisories: one per host for its cases, and returns to service once verified. Shared causes: `shared_causes.py`."""
 
 from __future__ import annotations
 

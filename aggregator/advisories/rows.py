@@ -1,4 +1,4 @@
-"""Advice as rows of the store: how it is written, and how a restart reads it back."""
+"""Advisories as rows of the store: written on change, and read back after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared causes: hosts of one rack that fall within two seconds have one fault, and it is not theirs."""
+"""Shared causes: when hosts of one rack fail within two seconds, the rack is blamed, not the hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine remembers, and how an advisory changes: one place that checks each transition."""
+"""State of the advisory state machine. Every transition of an advisory is checked here."""
 
 from __future__ import annotations
 

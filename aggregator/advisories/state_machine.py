@@ -1,4 +1,4 @@
-"""Advice as a machine: events in, instructions out. No I/O, no clock of its own, the same each time.
+"""The advisory state machine: events in, instructions out. Deterministic; no I/O, no clock.
 
 What it holds to, whatever comes in (`tests/aggregator/advisories/invariants.py` checks each):
 - it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;

@@ -1,4 +1,4 @@
-"""What time does: proposals expire, leases end, deferrals are over, holds are renewed or run out."""
+"""Timers of advisories: proposals and leases expire, deferrals end, holds are renewed or expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs where by a scheduler's word: gangs, their size, and how often they write checkpoints. Each until it ends."""
+"""Running gangs as a scheduler reports them: hosts, size, and checkpoint interval, until each ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of access together: what the settings say, looked after while the service runs."""
+"""Access control as a whole, built from the settings and refreshed while the service runs."""
 
 from __future__ import annotations
 

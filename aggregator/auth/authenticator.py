@@ -1,4 +1,4 @@
-"""From a call's metadata and its connection to a caller."""
+"""Determines the caller from a call's metadata and connection."""
 
 from __future__ import annotations
 

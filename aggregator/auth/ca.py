@@ -1,4 +1,4 @@
-"""A certificate authority for a small cluster: ECDSA P-256, leaves of a year, by the library `cryptography`.
+"""A certificate authority for a small cluster: ECDSA P-256, certificates valid for a year, by the library `cryptography`.
 
 A larger site has one (SPIRE, Vault, cert-manager): its certificates serve as well (`principal.py`).
 """

@@ -1,4 +1,4 @@
-"""The server's certificate: read, checked, and read again when its files change, without a restart."""
+"""The server's certificate: loaded, validated, and reloaded when its files change, without a restart."""
 
 from __future__ import annotations
 

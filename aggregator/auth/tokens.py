@@ -1,4 +1,4 @@
-"""Bearer tokens: made, stored as hashes, looked up, revoked.
+"""Bearer tokens: created, stored as hashes, verified, revoked.
 
 A token is `gangline_ID_SECRET`. The secret is 256 random bits, so that a plain SHA-256 of it suffices: what a slow
 hash is for, guessing, has nothing to try. The file tells nobody who reads it how to log in.

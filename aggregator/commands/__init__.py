@@ -1,4 +1,4 @@
-"""The command line's aggregator side: one file per command."""
+"""Commands of the aggregator: one file per command."""
 
 import os
 

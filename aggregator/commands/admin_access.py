@@ -1,4 +1,4 @@
-"""`gangline admin cert`: a CA and certificates for a small cluster."""
+"""`gangline admin cert`: creates a CA and certificates for a small cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gangline admin backup`, `verify` and the others share: the store stopped or held, words and exit codes."""
+"""Shared code of the store commands (`gangline admin backup`, `verify`, ...): access, messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gangline advise` says of advisories, of what is held back, and of what a rule would have done."""
+"""Text output of `gangline advise`: advisories, what limits hold back, and replays."""
 
 from __future__ import annotations
 

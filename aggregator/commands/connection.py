@@ -1,4 +1,4 @@
-"""The way to an aggregator: its address, TLS, and who we are; by options, environment, or a file."""
+"""Connection options of the commands: address, TLS and credentials, from options, environment or a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline explain decision ID`: what was asked, what was answered, what was chosen; and whether the same comes out again."""
+"""`gangline explain decision ID`: the request, the answer and the choice of a decision, and whether a replay gives the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline declared check`: look at files of declarations before an aggregator does."""
+"""`gangline declared check`: validates declaration files before an aggregator loads them."""
 
 from __future__ import annotations
 

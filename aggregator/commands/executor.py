@@ -1,4 +1,4 @@
-"""`gangline executor SCHEDULER`: carries out accepted advisories in a scheduler, in a process of its own."""
+"""`gangline executor SCHEDULER`: carries out accepted advisories in a scheduler, in its own process."""
 
 from __future__ import annotations
 

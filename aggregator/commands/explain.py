@@ -1,4 +1,4 @@
-"""`gangline explain HOST`: why a host stands where it stands, with the query that shows it. `gangline explain decision ID`: a decision."""
+"""`gangline explain HOST`: why a host has its score, with the query that shows the evidence. `gangline explain decision ID`: a decision."""
 
 from __future__ import annotations
 

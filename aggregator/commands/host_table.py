@@ -1,4 +1,4 @@
-"""The table of hosts as text: worst at the bottom, where a terminal ends, and a caption below it."""
+"""The table of hosts as text: worst hosts last, next to the prompt, with a caption below."""
 
 from __future__ import annotations
 

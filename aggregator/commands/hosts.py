@@ -1,4 +1,4 @@
-"""`gangline hosts`: every host with score, state and the strongest reason."""
+"""`gangline hosts`: every host with score, state and main reason."""
 
 from __future__ import annotations
 

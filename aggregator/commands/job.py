@@ -1,4 +1,4 @@
-"""`gangline job [JOB]`: what a job does, its pace, who holds it up; a picture of it. All of it from SQL."""
+"""`gangline job [JOB]`: phases and pace of a job, which host slows it down, and a picture. All from SQL."""
 
 from __future__ import annotations
 

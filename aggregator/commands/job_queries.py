@@ -1,4 +1,4 @@
-"""The SQL behind `gangline job`: the list of jobs, and the phases and pace of one, now or in the past.
+"""SQL of `gangline job`: the list of jobs, and the phases and pace of one job, now or in the past.
 
 The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time comes from the history (`past.*`) together
 with them, by the same rules, in steps as long as a picture can show: from all readings where these are few, else from

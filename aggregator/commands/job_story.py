@@ -1,4 +1,4 @@
-"""The story of a job as lines of a terminal: phases by host, pace, who held it up."""
+"""Text output of `gangline job`: phases by host, pace, and which host slowed it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline job JOB --tags TARGET`: the job's hosts, verdicts and lost GPU-hours as tags of its run in MLflow or Weights & Biases, or in a file.
+"""`gangline job JOB --tags TARGET`: writes hosts, verdicts and lost GPU-hours of a job as tags to MLflow, Weights & Biases or a file.
 
 The libraries of both trackers are optional: they are imported when a target names them.
 """

@@ -1,4 +1,4 @@
-"""`gangline mirror FILE`: writes the health of all nodes into a file that schedulers' plugins read without asking anybody.
+"""`gangline mirror FILE`: writes the health of all nodes to a file that scheduler plugins read without a network call.
 
 The file is swapped whole every few seconds and says until when it is valid, so that it ends by itself: when this command, the
 aggregator or the network is gone, readers act as if there were no file.

@@ -1,4 +1,4 @@
-"""What `gangline run --scenario night` knows beside what its hosts tell: the fleet of `docs/sql.md` before that night.
+"""Extra data of `gangline run --scenario night`: the state of the fleet in `docs/sql.md` before that night.
 
 `prepare_store` puts it into a store that no aggregator has, `declared` is what people said of the hosts, and `send_scheduler_reports` what a scheduler
 says while the night goes on. The hosts are `simulator/night.py`.

@@ -1,4 +1,4 @@
-"""`gangline permit`: whether hosts may act on their own findings, where that is turned on by name."""
+"""`gangline permit`: grants or revokes the permit for hosts to enforce their own findings."""
 
 from __future__ import annotations
 

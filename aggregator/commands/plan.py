@@ -1,4 +1,4 @@
-"""`gangline plan`: where a gang runs best, what that costs, and where nothing fits, what stands in its way."""
+"""`gangline plan`: the best nodes for a gang, their cost, and if nothing fits, why."""
 
 from __future__ import annotations
 

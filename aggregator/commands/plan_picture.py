@@ -1,4 +1,4 @@
-"""A plan on the topology: leaves with their racks and nodes, and who is chosen, stands by, is free, in use, or out. Text and SVG."""
+"""Draws a plan on the topology, as text and SVG: nodes by leaf and rack, marked chosen, standby, free, in use or out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording as a picture: power, SM activity and state of each GPU over time. SVG, readable on light and on dark."""
+"""Draws a recording as SVG: power, SM activity and state of each GPU over time. Readable on light and on dark."""
 
 from __future__ import annotations
 

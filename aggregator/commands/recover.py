@@ -1,4 +1,4 @@
-"""`gangline recover`: members of a gang failed; the ways to go on, and what each is expected to lose. Then, how it went."""
+"""`gangline recover`: ways to continue after members of a gang failed, with the expected loss of each; later records the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline run`: one aggregator, one agent for this machine, simulated hosts beside it, and the table."""
+"""`gangline run`: one aggregator, one agent for this machine, simulated hosts alongside, and the table of hosts."""
 
 from __future__ import annotations
 

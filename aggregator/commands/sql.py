@@ -1,4 +1,4 @@
-"""`gangline sql`: ask in SQL, once or at a prompt, the snapshot file here or an aggregator anywhere. Read-only."""
+"""`gangline sql`: read-only SQL, once or at a prompt, on the local snapshot file or a remote aggregator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two doors of `gangline sql`: a process over the snapshot file here, or the aggregator's Query call."""
+"""The two backends of `gangline sql`: a process over the local snapshot file, or the aggregator's Query call."""
 
 from __future__ import annotations
 

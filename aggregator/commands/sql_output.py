@@ -1,4 +1,4 @@
-"""Output of `gangline sql`: a table or records for people, a plan as it is drawn, CSV and JSON for programs.
+"""Output formats of `gangline sql`: tables and records for people, query plans, CSV and JSON for programs.
 
 DuckDB turns the values of an answer into text, in CSV, JSON and tables alike: what it prints, it also reads.
 """

@@ -1,4 +1,4 @@
-"""The prompt of `gangline sql`: history, completion, statements of several lines, Ctrl-C for the query only."""
+"""The prompt of `gangline sql`: history, completion, multi-line statements; Ctrl-C cancels only the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show on a terminal: tables, a view that is refreshed in place, and progress, drawn by rich."""
+"""Terminal output of the commands: tables, live views and progress, drawn by rich."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline why JOB`: why a job of Slurm waits: the nodes left by state, reservation, use, health and topology, and what would help."""
+"""`gangline why JOB`: why a Slurm job is pending: nodes left after state, reservation, use, health and topology, and what would help."""
 
 from __future__ import annotations
 

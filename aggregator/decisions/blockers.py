@@ -1,4 +1,4 @@
-"""Why nothing fits: a minimal set of constraints in conflict, and for each the changes that help.
+"""Why nothing fits: a minimal set of conflicting constraints, and the changes that resolve each.
 
 QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether something fits.
 """

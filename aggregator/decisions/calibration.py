@@ -1,4 +1,4 @@
-"""Factors of a price, estimated again from what schedulers report. Each starts from the constant that is assumed without reports.
+"""Price factors, re-estimated from scheduler reports. Each starts from the constant that is assumed without reports.
 
 **Durations** are lognormal. Of what the assumed interval allows, half is taken for the difference between clusters and half for
 that between incidents, so that one report weighs as much as the assumption (a normal-inverse-gamma prior with one pseudo-observation;

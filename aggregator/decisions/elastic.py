@@ -1,4 +1,4 @@
-"""Gangs that may have one of several sizes: which size, on which nodes, and at what price.
+"""Gangs that can run at several sizes: chooses the size and its nodes, with the price.
 
 Prices of sizes are compared over the same hours and against the GPUs of the largest size that is asked for:
 

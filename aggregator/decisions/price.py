@@ -1,4 +1,4 @@
-"""What a gang on given nodes costs, in GPU-hours.
+"""Price of a gang on given nodes, in GPU-hours.
 
     useful = GPUs x hours x v x (1 - lost)
     v      = speed of the slowest member x topology factor

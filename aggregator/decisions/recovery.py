@@ -1,4 +1,4 @@
-"""What to do when members of a gang fail: ways to go on, compared by the GPU-hours that each is expected to lose.
+"""Ways to continue when members of a gang fail, compared by expected loss in GPU-hours.
 
     lost = GPUs x (detect + decide + act + resume + lost work)      until the gang runs again
          + what it loses from then to the job's end                 speed, topology, checkpoints, second failures

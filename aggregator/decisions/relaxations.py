@@ -1,4 +1,4 @@
-"""Changes after which a gang fits: the mildest of each constraint, with as few others as it takes, and what they cost.
+"""Changes that make a gang fit: the smallest change of each constraint, and its cost.
 
 Each is tried on the whole request. A change that others would have to agree to (a job gives up nodes) or that takes time (repairs)
 says so in its price.

@@ -1,4 +1,4 @@
-"""What a gang asks for: its size, what must hold of its nodes, what is preferred, and what a lost hour is made of."""
+"""Requirements of a gang: size, constraints, preferences, and the parts of the price of a lost hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a gang that runs is to grow, shrink, move or stay: the gain over the hours left against what the change costs.
+"""Whether a running gang should grow, shrink, move or stay: gain over the remaining hours against the cost of the change.
 
     gain = (price of staying - price of the change, per hour) x hours that are left after it - useful work of the gang while it stands
 

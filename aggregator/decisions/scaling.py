@@ -1,4 +1,4 @@
-"""How fast a gang of n nodes works, from the sizes at which its throughput is known, and what that is worth in GPU-hours.
+"""Throughput of a gang of n nodes, interpolated from known sizes, and its value in GPU-hours.
 
     throughput(n) = n / (a + b n + c log2 n), with a, b and c of 0 or more
 

@@ -1,4 +1,4 @@
-"""What a request leaves stranded within a node: free GPUs that the requests to come cannot take.
+"""Stranded GPUs: free GPUs that a placement leaves on a node and that later requests cannot use.
 
     stranded = mean over the demand of (free GPUs - usable GPUs), half of it with usable for one request, half for many
     growth   = stranded GPUs after the request, less stranded GPUs before it

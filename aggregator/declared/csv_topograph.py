@@ -1,4 +1,4 @@
-"""A CSV file of hosts with where they stand: one line of names, then a line a host."""
+"""Parser of the CSV topology file: a header line, then one line per host with its location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How what hosts registered with differs from what was declared for them. Kept until either changes.
+"""Drift: differences between what hosts registered and what was declared for them. Kept until either changes.
 
 What a host did not say is no difference: missing is not zero.
 """

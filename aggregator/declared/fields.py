@@ -1,4 +1,4 @@
-"""One entry of a file, asked for its fields: each taken once, checked, and told of with its line when it is wrong."""
+"""Reads the fields of one entry of a declaration file: each is read once, checked, and reported with its line when wrong."""
 
 from __future__ import annotations
 

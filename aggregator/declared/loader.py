@@ -1,4 +1,4 @@
-"""From files to a `Declared`: which files are read, what they hold together, and whose word counts."""
+"""Loads declaration files into a `Declared`: which files are read, how they are merged, and which file wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was declared, as one immutable value. Everybody asks this; nobody changes it."""
+"""All declarations as one immutable value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts say of themselves when they register: where they stand, and what they are made of. Equal things once."""
+"""What hosts report when they register: location and hardware. Equal values are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was declared as rows of the store: written when it changed, and read after a restart."""
+"""Declarations as rows of the store: written on change, and read after a restart."""
 
 from __future__ import annotations
 

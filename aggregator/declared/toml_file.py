@@ -1,4 +1,4 @@
-"""A TOML file of declarations: places, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
+"""Parser of a TOML declaration file: locations, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher should do about a job that failed: NVIDIA's attribution service, answered from hosts' health instead of logs. No I/O.
+"""NVIDIA's attribution service, answered from host health instead of logs: what a launcher should do about a failed job. No I/O.
 
 STOP ends a job until a person submits it again, so it is said only where the job's launcher uses a host, by its own word and after the failure,
 that has a fault which is certain and which a restart does not cure.

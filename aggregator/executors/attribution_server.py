@@ -1,4 +1,4 @@
-"""The HTTP service that a launcher asks (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
+"""HTTP server of the attribution service (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
 
 It has no login: whoever reaches the port learns which hosts of a running job have a fault. It changes nothing.
 """

@@ -1,4 +1,4 @@
-"""An executor's connection to the aggregator: advisories as they change, answers, and reports about the scheduler."""
+"""An executor's connection to the aggregator: watches advisories, sends answers and scheduler reports."""
 
 from __future__ import annotations
 

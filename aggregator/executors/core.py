@@ -1,4 +1,4 @@
-"""What an executor does next: advice, the scheduler's state, the ledger and the clock in; steps out, each with its reason. No I/O.
+"""Decides an executor's next steps from advice, scheduler state, ledger and clock, each with its reason. No I/O.
 
 Each call looks at everything anew, so that an executor that was killed at any point goes on from what the ledger and the scheduler
 say; the scheduler's word counts more. What a person changed stays as the person wants it.

@@ -1,4 +1,4 @@
-"""Cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation its launcher uses now, and which stand by.
+"""Reads cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation are active, and which are standby.
 
 The launcher's rendezvous host writes `cycle_info.<job>.<attempt>.<cycle>`, JSON, and the link `cycle_info.<job>.current` to the newest. Their
 writers are users: a file is believed only about hosts that the scheduler gave to that job, and only since that job started.

@@ -1,4 +1,4 @@
-"""What `gangline executor SCHEDULER doctor` prints: one line for each finding."""
+"""Output of `gangline executor SCHEDULER doctor`: one line per check."""
 
 from __future__ import annotations
 

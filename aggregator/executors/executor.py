@@ -1,4 +1,4 @@
-"""The loop of an executor: waits for advice, reads the scheduler, decides, writes the ledger, sends commands, reports.
+"""An executor's main loop: waits for advice, reads the scheduler, decides, writes the ledger, runs commands, reports.
 
 One thread decides and acts; another one watches advisories (`client.py`). The loop never raises out of a turn for what scheduler or
 aggregator do: it says so in the log, and tries again.

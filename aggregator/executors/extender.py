@@ -1,4 +1,4 @@
-"""What a scheduler extender answers, from the mirror file: bytes in, bytes out. No I/O.
+"""Responses of the scheduler extender, from the mirror file: bytes in, bytes out. No I/O.
 
 The answers are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of Volcano's
 plugin `extender`. Only names of the request are ever in an answer. Without a table of health that is valid now, all nodes pass.

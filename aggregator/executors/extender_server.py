@@ -1,4 +1,4 @@
-"""The scheduler extender as an HTTP server: one process, the mirror file, no other connection.
+"""HTTP server of the scheduler extender: one process that reads only the mirror file.
 
 A scheduler waits for each answer, so an answer is one write, and the file is read in a thread beside the one that answers.
 """

@@ -1,4 +1,4 @@
-"""Flux as an executor sees it, through its own commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
+"""Flux, through its commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
 
 A mark is a drain under our reason: Flux lets running jobs go on, and drains outlive its restarts. Nothing of Flux ends a drain, so it
 stands until the executor, or `undo`, ends it. Flux refuses to drain a node that is drained already, so nobody's reason is overwritten.

@@ -1,4 +1,4 @@
-"""HTCondor as an executor sees it, through its own commands: `condor_status`, `condor_q`, `condor_drain`.
+"""HTCondor, through its commands: `condor_status`, `condor_q`, `condor_drain`.
 
 A mark is a graceful drain of the machine under our reason: running jobs go on for as long as MAXJOBRETIREMENTTIME lets them. Nothing of
 HTCondor ends a drain, so it stands until the executor, or `undo`, cancels it, by the number that the machine gave that drain.

@@ -1,4 +1,4 @@
-"""Kubernetes as an executor sees it, over the API server: holds are taints with an end beside them, gangs leave by the eviction API.
+"""Kubernetes, through the API server: holds are taints with an end time, gangs are evicted by the eviction API.
 
 Nodes and pods are watched, so reading costs no call. Each change of a node tests the version that it was made from, and is made again from
 the newest one when somebody else was faster. A cordon is a person's: it is neither set nor taken away here.

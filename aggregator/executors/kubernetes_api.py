@@ -1,4 +1,4 @@
-"""The API server of Kubernetes over HTTPS, with the standard library alone: who we are there, calls, lists in pages, watches.
+"""Client of the Kubernetes API server over HTTPS, standard library only: identity, calls, paged lists, watches.
 
 Three ways in: the service account of a pod, a kubeconfig in JSON, or an address on this machine where `kubectl proxy` listens.
 """

@@ -1,4 +1,4 @@
-"""One GPU out, not its node: a `DeviceTaintRule` of Kubernetes' dynamic resource allocation, where the API server offers it.
+"""Takes out one GPU instead of its node, with a `DeviceTaintRule` (dynamic resource allocation), where the API server has it.
 
 A rule is an object of its own, so nothing of others is ever changed. Its end is in an annotation, for nothing in Kubernetes ends one.
 """

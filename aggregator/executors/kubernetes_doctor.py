@@ -1,4 +1,4 @@
-"""What `gangline executor kubernetes doctor` finds: rights that are missing, taints that count as outages, what this version cannot do."""
+"""Checks of `gangline executor kubernetes doctor`: missing rights, taints that count as outages, features that this version lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health of each node as Kubernetes shows it: the condition `GanglineHealthy`, and a label with one of four buckets.
+"""Publishes the health of each node in Kubernetes: the condition `GanglineHealthy`, and a label with one of four buckets.
 
 Both are information: neither keeps a pod off a node. Each write is a patch of our own keys only, so others' labels and conditions stay.
 """

@@ -1,4 +1,4 @@
-"""Gangs of Kubernetes: which pods are one job, where it runs, how often it was started again, what disruption budgets allow. Pure."""
+"""Gangs in Kubernetes: which pods form one job, where it runs, its restarts, and its disruption budgets. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An admission check of Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
+"""An admission check for Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
 
 Kueue owns the workload: its quota, its eviction, and the replacement of nodes of one that runs. Written here is the state of our own check
 alone, and only from Pending.

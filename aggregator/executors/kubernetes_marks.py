@@ -1,4 +1,4 @@
-"""What an executor writes on a node of Kubernetes: a taint, and an annotation with the end of each hold; JSON patches between them. Pure.
+"""Marks of an executor on a node: a taint, and an annotation with the end of each hold; computes JSON patches. Pure.
 
 Taints are one atomic list, and nothing in Kubernetes ends one. So each patch tests the version of the node that it was made from, and
 the annotation says when a taint is past its end, for whoever takes it away.

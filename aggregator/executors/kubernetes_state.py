@@ -1,4 +1,4 @@
-"""What executors in Kubernetes keep there: the ledger in a ConfigMap, and a Lease that says which of several replicas acts.
+"""State of executors in Kubernetes: the ledger in a ConfigMap, and a Lease that elects one active replica.
 
 Each write names the version that it replaces. A replica that lost the Lease without knowing cannot write the ledger any more, and without
 the ledger nothing is done.

@@ -1,4 +1,4 @@
-"""What an executor does for launchers of jobs (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
+"""Support for job launchers (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
 
 The files are on a file system that jobs share and that may hang, so one thread of its own reads and writes them; what it has read counts for
 a minute. The executor's loop never waits for it.

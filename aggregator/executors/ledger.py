@@ -1,4 +1,4 @@
-"""The ledger: what this executor set in the scheduler, for which advisory, and what stood there before. Stored before each command.
+"""The ledger: what this executor set in the scheduler, for which advisory, and the previous value. Stored before each command.
 
 A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger. (In Kubernetes: `kubernetes_state.py`.)
 """

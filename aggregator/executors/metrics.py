@@ -1,4 +1,4 @@
-"""`/metrics` of an executor: what it did, what is set, what it may still set, and whether it acts."""
+"""`/metrics` of an executor: actions taken, holds in place, remaining limits, and whether it is active."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor knows and does: nodes, jobs and holds of a scheduler, advice of the aggregator, and the steps between them.
+"""Types of an executor: nodes, jobs and holds of a scheduler, advice of the aggregator, and steps.
 
 Nothing here belongs to one scheduler. Times are seconds since the epoch by this machine's clock.
 """

@@ -1,4 +1,4 @@
-"""Ray as an executor sees it: placement groups are gangs, and the one thing that can be set is a drain, which ends the node for good.
+"""Ray: placement groups are gangs; the only action is a drain, which ends the node permanently.
 
 All that needs Ray runs in Ray's own Python, by `packaging/ray/gangline_ray.py`: versions of client and cluster must agree.
 """

@@ -1,4 +1,4 @@
-"""How a gang goes on after its job was requeued: what is asked of the aggregator's plans, and what it is told of how long it took. No I/O.
+"""How a gang continues after its job was requeued: requests a plan and reports the recovery's duration. No I/O.
 
 The scheduler chooses the nodes; a plan is advice. It is waited for no longer than the job waits anyway.
 """

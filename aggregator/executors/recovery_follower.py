@@ -1,4 +1,4 @@
-"""Follows jobs that were requeued until they run again: asks for a plan meanwhile, and reports how long each part took.
+"""Follows requeued jobs until they run again: requests a plan meanwhile, and reports the duration of each part.
 
 Nothing here is needed for the job to run again: without a plan in time, and without an aggregator, the scheduler chooses. What a killed
 executor was following is not reported.

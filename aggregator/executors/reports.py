@@ -1,4 +1,4 @@
-"""What an executor tells the aggregator of its scheduler: gangs, nodes that others took out, and how jobs ended. No I/O."""
+"""What an executor reports about its scheduler: gangs, nodes taken out by others, and how jobs ended. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health of nodes as the aggregator scores it, for executors that publish it in their scheduler."""
+"""Scores of nodes from the aggregator, for executors that publish them in their scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that keep a segment of a job out of its launcher's next rendezvous (`--ft-segment-health-check-dir`).
+"""Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
 `segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and goes on if there is none.
 Only files with our first line are taken away.

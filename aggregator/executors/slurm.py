@@ -1,4 +1,4 @@
-"""Slurm as an executor sees it, through its own commands: `scontrol`, `squeue`, `scancel`. Nothing else of Slurm is needed.
+"""Slurm, through its commands only: `scontrol`, `squeue`, `scancel`.
 
 Users choose names and comments of jobs, so jobs are read by `squeue` with fields that users cannot write; a comment is asked for
 one job at a time. Parsing and running commands are apart.

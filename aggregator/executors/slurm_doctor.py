@@ -1,4 +1,4 @@
-"""What `gangline executor slurm doctor` finds: settings of Slurm that cost time, rights that are missing, what this version cannot do."""
+"""Checks of `gangline executor slurm doctor`: costly settings, missing rights, features that this version lacks."""
 
 from __future__ import annotations
 

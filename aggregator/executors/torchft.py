@@ -1,4 +1,4 @@
-"""Replicas of torchft: where the lighthouse says that they are, and how one is ended at once, in front of its missed heartbeats.
+"""Replicas of torchft: locates them through the lighthouse, and ends one before its heartbeats time out.
 
 A replica's manager answers `/torchft.ManagerService/Kill` by ending its process; the lighthouse's page `/status` has each
 manager's address. torchft is not imported: both are a request over a socket. Tried with torchft 0.2.0.

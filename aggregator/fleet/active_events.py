@@ -1,4 +1,4 @@
-"""What was reported and still stands: one record per device and kind of event, however often it was written.
+"""Active events: one record per device and kind of event that was reported and has not ended.
 
 A record ends when what it says is over: the host booted, the device was reset, it did not come again for
 so long, or another event takes it back (`active_events.py`). All of that goes by when an event happened, on

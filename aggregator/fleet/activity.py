@@ -1,4 +1,4 @@
-"""What each GPU is doing, and its clock while it does it.
+"""Activity of each GPU, and its clock during each activity.
 
 A GPU's clock says something only while it computes. An idle GPU clocks down by itself; one that waits
 for others shows 100 % utilisation at low power (H100: about 150 W against 550 W) and tells nothing.

@@ -1,4 +1,4 @@
-"""What each collector of each host says of itself: ok, no-data, blind, error, hung."""
+"""Status of each collector of each host: ok, no-data, blind, error, hung."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices of all hosts: each has a row, whatever tables have readings of it.
+"""The devices of all hosts: each has one row, which all tables share.
 
 It keeps the row for as long as we run, or until it is gone and makes room for another (`evictions.py`).
 """

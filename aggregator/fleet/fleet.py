@@ -1,4 +1,4 @@
-"""The fleet as it is now: the latest of everything that every host said, in memory.
+"""The current state of the fleet: the latest readings of every host, in memory.
 
 Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones do not.
 """

@@ -1,4 +1,4 @@
-"""Which hosts and GPUs compute longer than they did, against the others of their gang: at two scales of time.
+"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales.
 
 A window of ten seconds finds a change within a minute, where it holds some steps of the job. A step of half a minute shows in
 each such window another part of itself: minutes show who is long in all of it, later.

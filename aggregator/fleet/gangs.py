@@ -1,4 +1,4 @@
-"""Who waits for whom: the hosts of one job against each other, in windows of ten seconds.
+"""Which hosts of a job wait for which: compares the hosts of one job in windows of ten seconds.
 
 In a synchronous job all ranks step together, so each does its share of work in the same wall time. What differs is how
 long it computes for it and how long it waits: the culprit is the host that does not wait. A window tells who that was,

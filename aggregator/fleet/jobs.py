@@ -1,4 +1,4 @@
-"""Who runs where: the jobs on the fleet's GPUs, as agents tell of processes. `ops.jobs` says the same in SQL.
+"""Which jobs run on which GPUs, from the processes that agents report. `ops.jobs` shows the same in SQL.
 
 Kept by process, because a process is what begins, ends and dies; asked for by host and by job, each in a look-up.
 """

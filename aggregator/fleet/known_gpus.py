@@ -1,4 +1,4 @@
-"""The GPUs that each host ever had: an expectation that outlives boots, agents and our own restarts.
+"""The GPUs that each host has ever had: kept across boots, agent restarts and aggregator restarts.
 
 A host registers with the GPUs that it finds. What it had before and does not find is expected still
 (`contract/gpu_set.py` says until when). The store keeps it with the host's devices, as those of a kind of its own.

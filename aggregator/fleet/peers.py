@@ -1,4 +1,4 @@
-"""Who is compared with whom: GPUs alike in all that decides a clock, or, where those are too few, in less of it.
+"""Peer groups: GPUs that match in everything that affects the clock, or in less of it where too few match.
 
 Simulated ones stand apart from real ones. A rack that is capped on purpose has peers of its own then, and is not slow.
 """

@@ -1,4 +1,4 @@
-"""What the ranks of jobs report of their steps (`gangline.steps`), by host and by gang: the truth where it is there.
+"""Step times that the ranks of jobs report (`gangline.steps`), by host and by gang. Preferred to inferred ones.
 
 A rank's row is `JOB/RANK`, by its host. It counts for the gang of its host if it bears the name of that gang's job, or if
 no process names that job and its hosts run nothing else: so a rank speaks for its own job only.

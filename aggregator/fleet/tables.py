@@ -1,4 +1,4 @@
-"""The latest of every signal, in arrays: a row per device of all hosts, a column per signal."""
+"""The latest value of every signal, in arrays: one row per device of all hosts, one column per signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which signals the fleet keeps of every device: those that rules or runs of jobs read, and no others.
+"""Signals that the fleet keeps in memory: only those that rules or runs of jobs read.
 
 The latest of all of 80,000 GPUs with their ports and links are 1.5 GB; of these, a sixth. What operators ask
 for is in the store, whose snapshot file has the latest of everything.

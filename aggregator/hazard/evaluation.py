@@ -1,4 +1,4 @@
-"""How good a hazard is on days that it was not made from: the table of a recording, by fixed definitions.
+"""Evaluates a hazard model on days that it was not trained on: the table of a recording, by fixed definitions.
 
 Unit: a node that is up at 00:00, and the day. Positive: a fault of it starts within 7 days. Learned from what was known
 at the split, judged on the days after it whose 7 days end within the recording.

@@ -1,4 +1,4 @@
-"""Fault starts and ends of a fleet, as a file of events tells them: read, checked, and paired.
+"""Reads a file of fault starts and ends of a fleet, validates it, and pairs them.
 
 The format is that of stepfun-ai/InfiniteHBD-Trace: a JSON list of objects with node_id, event_time (days since the
 recording began), event_type (fault_start or fault_end) and fault_type (Level, Class, Desc).

@@ -1,4 +1,4 @@
-"""What the model of hazard looks at: one row a unit, one column a feature, each zero for a node of which nothing is wrong.
+"""Features of the hazard model: one row per unit, one column per feature; all zero for a node without anomalies.
 
 Those of the history of faults are functions of a unit's state, so that they can be told for a day ahead on which nothing
 has happened yet. Those of what is measured follow them, where anything was. Training and judging both take them from here.

@@ -1,4 +1,4 @@
-"""What was known of each node at each midnight: is it up, since when, and how often it has failed.
+"""State of each node at each midnight: up or down, since when, and its number of failures.
 
 A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing at a day is of later than its 00:00.
 """

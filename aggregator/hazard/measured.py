@@ -1,4 +1,4 @@
-"""What is measured of a host, as the model of hazard weighs it: zero where all is normal, or nothing is known.
+"""Measured features of a host for the hazard model: zero where all is normal or nothing is known.
 
 Values are as they are measured, and so are they stored and told of; the model weighs a rising function of each, of the
 size of one where something is plainly wrong, so that one ridge holds all of them alike.

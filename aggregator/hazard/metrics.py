@@ -1,4 +1,4 @@
-"""How good a ranking and its probabilities are, with bootstrap intervals by node.
+"""Metrics of a ranking and its probabilities, with bootstrap intervals by node.
 
 Units that rank alike are treated as one: each figure is what a random order among them gives on average.
 """

@@ -1,4 +1,4 @@
-"""The model of hazard: a base and weights on the log scale, with what it was made from and how good it was then.
+"""The hazard model: a base rate and weights on the log scale, with its training data and its measured quality.
 
 Discrete time, steps of a day: hazard of a day = exp(base + the sum of weight x feature); P(a fault on that day) =
 1 - exp(-hazard). Contributions add up on the log scale by construction.

@@ -1,4 +1,4 @@
-"""The model in use, those that were trained here, and which of two is kept. Other threads may read `in_use`."""
+"""The hazard model in use, the models trained here, and the choice between two. Other threads may read `in_use`."""
 
 from __future__ import annotations
 

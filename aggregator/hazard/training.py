@@ -1,4 +1,4 @@
-"""From a recording to a model: its form is chosen within the recording alone, its weights are of all of it."""
+"""Trains a hazard model on a recording: cross-validation chooses the form, all data fit the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast what is not of now may come: late frames of one host, those of all, and agents that come back.
+"""Rate limits on late data: late frames of one host, those of all hosts, and reconnecting agents.
 
 Decisions only: times are seconds of any steady clock, handed in.
 """

@@ -1,4 +1,4 @@
-"""How far each host's clocks are from ours, from when its messages come.
+"""Offset of each host's clocks from the aggregator's, estimated from message arrival times.
 
 Boot time never jumps, so (our clock - boot time) is constant but for the delay on the way: the
 smallest of the last minutes is the best estimate (as NTP's clock filter, RFC 5905 section 10). A

@@ -1,4 +1,4 @@
-"""Findings that hold now: kept in the fleet, ended when they no longer occur, told to the store."""
+"""Current findings: kept in the fleet, ended when they no longer occur, and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of one stream, as they come: read where they lie, with the names that tables have now."""
+"""Reads the frames of one stream in place, and maps old table and signal names to current ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a message to the fleet and the store: checked, timed, deduplicated, receipted.
+"""Ingests messages into the fleet and the store: validated, timed, deduplicated, acknowledged.
 
 Owned by the loop's thread; knows nothing of gRPC.
 """

@@ -1,4 +1,4 @@
-"""Who speaks under which name. The incumbent stays; a newcomer waits until it has been silent."""
+"""Sessions: which agent owns which host name. The current owner keeps it; a newcomer waits until the owner is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series of each host for Prometheus: state, score, hazard, relative speed, silence, open advice. Off by default (`metrics_hosts`)."""
+"""Prometheus series of each host: state, score, hazard, relative speed, silence, open advice. Off by default (`metrics_hosts`)."""
 
 from __future__ import annotations
 

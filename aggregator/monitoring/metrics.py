@@ -1,4 +1,4 @@
-"""The figures, each with its name, kind, words, and where it is pulled from. To add one: a row."""
+"""The aggregator's metrics: one row each with name, type, help text and source. To add one, add a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The aggregator looks at itself: a thread that pulls figures, keeps them, steps the alarms, answers /metrics.
+"""Self-monitoring of the aggregator: a thread that collects figures, evaluates alarms and serves /metrics.
 
 A thread of its own, so that a loop that stands still, or a disk that does, is told of rather than waited for.
 """

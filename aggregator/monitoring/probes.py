@@ -1,4 +1,4 @@
-"""How late the loop is: what holds it up holds up every agent and every answer."""
+"""Latency of the event loop: whatever blocks it delays every agent and every response."""
 
 from __future__ import annotations
 

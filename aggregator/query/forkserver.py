@@ -1,4 +1,4 @@
-"""`python -m gangline.aggregator.query.forkserver PLACE`: forks a process per question, ends those that overstay.
+"""`python -m gangline.aggregator.query.forkserver PLACE`: forks a process per query, and kills those that exceed their time.
 
 It has loaded DuckDB and Arrow, runs no query itself and has one thread, so that a fork of it is safe and
 takes milliseconds: it is the warm spare. It stands outside the aggregator's process, which has threads. It leads a

@@ -1,4 +1,4 @@
-"""Who asked what, how long it took, what came of it: one JSON object a line in DATA/queries.log.
+"""The query log: who ran what, how long it took, and its outcome, one JSON object per line in DATA/queries.log.
 
 The statement is logged as it was sent, its first characters: whoever puts a secret into SQL has it logged.
 How a caller proved who it is (token, certificate) is never in it.

@@ -1,4 +1,4 @@
-"""What one query may take, and the messages between a query's process and whoever asked."""
+"""Limits of a query, and the messages between its process and the caller."""
 
 from __future__ import annotations
 

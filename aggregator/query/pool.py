@@ -1,4 +1,4 @@
-"""Who asks a question of a process: starts the fork server, hands questions to it, reads answers, frees the place."""
+"""The caller's end of query processes: starts the fork server, sends queries, reads results, frees slots."""
 
 from __future__ import annotations
 

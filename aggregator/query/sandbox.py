@@ -1,4 +1,4 @@
-"""The fences around a question: what the connection can reach, and which statements are let through."""
+"""The query sandbox: what the connection can reach, and which statements are allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question in one process: read it, check it, run it, send its rows; then the process ends."""
+"""One query in one process: reads it, checks it, runs it, sends its rows, and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each job's GPUs do, averaged while it runs: a sum and a count for each GPU and number, in arrays.
+"""Averages what each job's GPUs do while it runs: a sum and a count per GPU and number, in arrays.
 
 A second costs some passes over the arrays of all GPUs, whatever the number of jobs. Belongs to the fleet's thread.
 """

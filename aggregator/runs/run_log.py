@@ -1,4 +1,4 @@
-"""Runs of jobs, once a second: accumulated, compared with earlier ones, stored, and taken over after a restart."""
+"""Tracks runs of jobs each second: accumulates, compares with earlier runs, stores, and restores after a restart."""
 
 from __future__ import annotations
 

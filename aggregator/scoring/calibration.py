@@ -1,4 +1,4 @@
-"""By how much hazards were too small: interruptions that schedulers reported against those that scores had expected.
+"""Corrects hazards by how many interruptions schedulers reported against how many the scores had expected.
 
 An outcome says: a job ran on these hosts, and was interrupted or not. X is the hazard of its hosts, summed over the time that
 was scored, up to the interruption. Expected is P = 1 - exp(-X), for a job is interrupted once at most; an interruption counts

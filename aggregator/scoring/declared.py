@@ -1,4 +1,4 @@
-"""What people declared, applied to what rules see: noise weighs nothing, hosts in maintenance are MAINTENANCE.
+"""Applies declarations to symptoms: noise has no weight, hosts in maintenance are MAINTENANCE.
 
 Nothing is hidden: noise stays in the evidence, with who said so, and a host in maintenance keeps its numbers.
 """

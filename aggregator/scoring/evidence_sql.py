@@ -1,4 +1,4 @@
-"""The SQL of evidence: each query returns the rows that its number was computed from, and no others.
+"""SQL of evidence: each query returns exactly the rows from which its number was computed.
 
 Names in it are quoted, times are written out: it returns the same rows for as long as these are kept. What peers are
 alike in (power limits, modes, drivers and what else hosts register) is of now: another driver since then, and a peer is

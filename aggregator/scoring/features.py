@@ -1,4 +1,4 @@
-"""What is known of a host when its hazard is told: what models are trained on, and what is kept beside it.
+"""Features known of a host when its hazard is computed: for training, and stored with it.
 
 One list of columns, `SCORE_FEATURE_NAMES`: those of the history of faults and OBSERVED_NAMES, what is measured, in the order of
 `hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED_NAMES of each day's first for longer.

@@ -1,4 +1,4 @@
-"""Our own outage is not the hosts': so many silent at once are frozen as they were, and what they share is named."""
+"""Detects the aggregator's own outages: when many hosts go silent at once, their states freeze and the common cause is named."""
 
 from __future__ import annotations
 

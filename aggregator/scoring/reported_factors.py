@@ -1,4 +1,4 @@
-"""Factors of a price as reports of schedulers have them, in the form in which each snapshot carries them.
+"""Price factors from scheduler reports, in the form that each snapshot carries.
 
 `decisions/calibration.py` estimates them. A factor of which nobody reported is not there: its assumed constant stands.
 """

@@ -1,4 +1,4 @@
-"""All hosts of a judgement as a sequence: what is said of one is made when it is asked for, but for the unwell."""
+"""Results of a judgement as a sequence: those of healthy hosts are built on access, others at once."""
 
 from __future__ import annotations
 

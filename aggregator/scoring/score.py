@@ -1,4 +1,4 @@
-"""From symptoms to numbers: hazard, relative speed, score with its 90 % interval, and evidence.
+"""Computes the score of a host from its symptoms: hazard, relative speed, score with 90 % interval, and evidence.
 
 Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time
 Data, chapter 8). The calm hazard is that of the host without a symptom: base x a model's parts x outcomes. A fault that

@@ -1,4 +1,4 @@
-"""Which state each piece of evidence puts its GPU in: stored with it, so that SQL tells the state of each GPU, too."""
+"""The GPU state that each piece of evidence implies, stored with it so that SQL shows the state of each GPU."""
 
 from __future__ import annotations
 

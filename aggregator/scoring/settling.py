@@ -1,4 +1,4 @@
-"""After a restart each host settles: it is no better than before until it was heard for a minute.
+"""Settling after a restart: a host gets no better state than before until it has reported for a minute.
 
 Missing is neither zero nor healthy, and our restart is not the hosts' fault.
 """

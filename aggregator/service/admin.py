@@ -1,4 +1,4 @@
-"""AdminService: what `gangline admin` does to the store of a running aggregator."""
+"""AdminService: maintenance of the store of a running aggregator, for `gangline admin`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdvisoryService: what is advised, as it changes, and who answers it. Limits of each field are said in words."""
+"""AdvisoryService: streams advisories as they change, and takes answers. Errors name the field and its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DecisionService: a decision as it was answered, with what it was computed from."""
+"""DecisionService: returns a stored decision with its inputs."""
 
 from __future__ import annotations
 

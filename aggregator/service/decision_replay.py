@@ -1,4 +1,4 @@
-"""A stored decision, computed again by the code that answers: the same inputs give the same bytes."""
+"""Recomputes a stored decision with the code that answers calls: the same inputs give the same bytes."""
 
 from __future__ import annotations
 

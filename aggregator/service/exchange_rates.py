@@ -1,4 +1,4 @@
-"""Exchange rates of a request: its own, else those that operators declared of its tenant; and what of it has no effect."""
+"""Exchange rates of a request: its own, else its tenant's declared ones; and which of them have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes that a gang may have, as the wire has them: conditions checked and made into a list, and what each size costs."""
+"""Sizes of a gang on the wire: validates the conditions, lists the sizes, and encodes the cost of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that come again under one id (AIP-155) are answered, and change nothing twice."""
+"""Repeated requests with one request id (AIP-155) get an answer and change nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OutcomeService: what happened, as schedulers tell it. It is kept with what our scores had expected."""
+"""OutcomeService: outcomes that schedulers report, stored with what the scores had expected."""
 
 from __future__ import annotations
 

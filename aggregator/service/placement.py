@@ -1,4 +1,4 @@
-"""PlacementService: where a gang runs best. Every answer comes from the last snapshot, and changes nothing."""
+"""PlacementService: the best nodes for a gang. Every response comes from the last snapshot and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as the wire has them: a request checked field by field, and answers as messages."""
+"""Plans on the wire: validates requests field by field, and encodes responses."""
 
 from __future__ import annotations
 

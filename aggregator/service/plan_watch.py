@@ -1,4 +1,4 @@
-"""A plan that stays fresh: checked against each snapshot, and told again when it no longer holds or another one is better.
+"""Watches a plan: checks it against each snapshot, and sends a new one when it is invalid or another is better.
 
 A scheduler that asks again and again gets another set of nodes whenever two cost nearly the same. Here a plan stays what it
 is for as long as it holds and no other one is cheaper by a margin.

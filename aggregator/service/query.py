@@ -1,4 +1,4 @@
-"""QueryService: operators' SQL, streamed as Arrow from a process of its own."""
+"""QueryService: operators' SQL, run in a separate process and streamed as Arrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RecoveryService: how a gang goes on when members fail. Every answer comes from the last snapshot, and changes nothing."""
+"""RecoveryService: how a gang continues when members fail. Every response comes from the last snapshot and changes nothing."""
 
 from __future__ import annotations
 

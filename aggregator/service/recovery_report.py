@@ -1,4 +1,4 @@
-"""ReportRecovery: how a recovery went, stored once; later plans are priced by it. Apart from plans, which the score process answers without a store."""
+"""ReportRecovery: stores how a recovery went, once; later plans use it. Separate, because the score process has no store."""
 
 from __future__ import annotations
 

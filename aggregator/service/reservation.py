@@ -1,4 +1,4 @@
-"""ReservationService: a plan's nodes, confirmed against the present state and kept from everybody else's plans for a time."""
+"""ReservationService: checks a plan's nodes against the present state, and reserves them for a limited time."""
 
 from __future__ import annotations
 

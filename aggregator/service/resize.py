@@ -1,4 +1,4 @@
-"""PlanResize on the wire: the request checked field by field, and the answer."""
+"""PlanResize on the wire: validates the request field by field, and encodes the response."""
 
 from __future__ import annotations
 

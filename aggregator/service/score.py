@@ -1,4 +1,4 @@
-"""ScoreService: what any scheduler asks. Every answer comes from the last snapshot."""
+"""ScoreService: scores for any scheduler. Every response comes from the last snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores as the wire has them: of one node as a message, of many as packed columns."""
+"""Scores on the wire: one node as a message, many nodes as packed columns."""
 
 from __future__ import annotations
 

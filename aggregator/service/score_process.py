@@ -1,4 +1,4 @@
-"""The aggregator's end of the score process: starts it, hands each snapshot over, has another one when it ends."""
+"""The aggregator's end of the score process: starts it, passes it each snapshot, and restarts it when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService, PlacementService and RecoveryService from the snapshots that the aggregator hands over.
+"""`python -m gangline.aggregator.service.score_process_main`: the score process, which answers ScoreService, PlacementService and RecoveryService from snapshots.
 
 A process of its own, for in the aggregator's answers wait: for a judgement of all hosts, for frames that are read,
 for Python's lock. The service, its logins and its refusals are the same code. Nothing of the store is opened here.

@@ -1,4 +1,4 @@
-"""A snapshot as files in memory, which the aggregator makes and the score process maps: sealed, so that none changes.
+"""A snapshot as sealed files in memory, written by the aggregator and mapped by the score process.
 
 Two files: what each judgement is, its arrays as they lie; and the *dictionary*, the names of hosts and GPUs, which is
 made anew only when there is another name. What is said of single hosts (evidence, words) is read only when asked for.

@@ -1,4 +1,4 @@
-"""TelemetryService on grpc.aio: sessions, a stream per host, receipts once frames are durable."""
+"""TelemetryService on grpc.aio: sessions, one stream per host, acknowledgements once frames are durable."""
 
 from __future__ import annotations
 

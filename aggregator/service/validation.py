@@ -1,4 +1,4 @@
-"""Fields that several services take, each with its limit, and words on what would be right."""
+"""Validates fields that several services share: limits, and messages that name the correct form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions about gangs in the store: written by the writer, read one at a time, and dropped by age and by bytes.
+"""Decisions about gangs in the store: written in batches, read one at a time, deleted by age and size.
 
 What a decision was computed from is stored in parts, each once however many decisions used it. The parts that no decision has
 used for longest go first; a decision that lacks one stays, and is marked as not replayable.

@@ -1,4 +1,4 @@
-"""Opening the store: the folder's lock, whether the file is ours, and its migrations."""
+"""Opens the store: locks the folder, checks that the file is Gangline's, runs migrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event journal: on disk before an event is receipted, until the store has it.
+"""The event journal: keeps each event on disk, before it is acknowledged, until the store has it.
 
 A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), when it was received
 and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian.

@@ -1,4 +1,4 @@
-"""Readings still in the live file: a table per catalogue table and five minutes of receipt, and the views.
+"""Recent readings in the live file: one table per catalogue table and five minutes of arrival, and their views.
 
 The minutes are those in which readings were committed, so that closed ones stay closed however late
 a reading comes. What is closed leaves for Parquet (`aggregator/history`) and its table is dropped; a

@@ -1,4 +1,4 @@
-"""What waits for the store's next commit: bounded, whoever submits it and however long the disk takes."""
+"""The queue of the store's next commit, bounded in bytes however slow the disk is."""
 
 from __future__ import annotations
 

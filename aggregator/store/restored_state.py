@@ -1,4 +1,4 @@
-"""What the store knew when it was opened, so that a restart forgets nothing: read once, before its threads start."""
+"""State that the store restores at start: read once, before its threads start."""
 
 from __future__ import annotations
 

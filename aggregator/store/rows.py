@@ -1,4 +1,4 @@
-"""Frames to Arrow: one table per catalogue table, column by column, without touching single cells."""
+"""Converts frames to Arrow: one table per catalogue table, column by column."""
 
 from __future__ import annotations
 

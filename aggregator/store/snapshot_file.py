@@ -1,4 +1,4 @@
-"""The operators' file: the latest of everything and the last minutes, in a small DuckDB file of its own.
+"""The snapshot file for operators: latest readings and the last minutes, in its own small DuckDB file.
 
 Written under a temporary name and renamed into place, so that whoever opens it finds it
 whole; a reader that has the one before open keeps it. It holds the same names as the live file.

@@ -1,4 +1,4 @@
-"""When the operators' file is written: when somebody asks for one that is newer, and now and then without.
+"""When the snapshot file is written: on request of a newer one, and at a low rate otherwise.
 
 A question names the moment that its file must cover. A process beside the aggregator, which has the data folder and no
 connection, asks through a file in that folder (`RequestFile`, `request`). How often a file is made is limited by what one costs.

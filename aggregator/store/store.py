@@ -1,4 +1,4 @@
-"""The store: a bounded queue before one writer thread that owns one DuckDB file.
+"""The store: a bounded queue and one writer thread that owns one DuckDB file.
 
 What is submitted is durable once its callback has been called, never before. A commit that fails
 is tried again for as long as it takes; meanwhile nothing is receipted and, once the queue is full,

@@ -1,4 +1,4 @@
-"""One commit: everything that waits, in one transaction, each frame exactly once."""
+"""One commit: writes everything queued in one transaction, each frame exactly once."""
 
 from __future__ import annotations
 

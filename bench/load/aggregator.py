@@ -1,4 +1,4 @@
-"""A real aggregator as a child process, what it costs by the kernel's accounting, and its own /metrics."""
+"""A real aggregator as a child process, with its CPU as the kernel accounts it and its /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hosts of a load say: frames of a simulated world, each many hosts' with their own names.
+"""Frames that the hosts of a load send: those of a simulated world, each reused by many hosts under their own names.
 
 The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
 keyframes of different templates come at different seconds). Every host of the load is one of them with GPUs,

@@ -1,4 +1,4 @@
-"""One host's connection to the aggregator: HTTP/2 and gRPC made by hand, so that a message costs one write.
+"""One host's connection to the aggregator: hand-written HTTP/2 and gRPC, so that a message costs one write.
 
 No more of RFC 9113 than a well-behaved server asks for: its windows are kept, settings and pings answered.
 """

@@ -1,4 +1,4 @@
-"""`make evaluate`: how good judging is, on real data, injected faults and a simulated fleet, apart; into docs/quality.md."""
+"""`make evaluate`: quality of judging on real data, injected faults and a simulated fleet, separately; writes docs/quality.md."""
 
 from __future__ import annotations
 

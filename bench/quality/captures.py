@@ -1,4 +1,4 @@
-"""Recordings that others made of real hosts, through the real parsers and the real judge: what is found, and is it true?"""
+"""Public recordings of real hosts, through the real parsers and the real judge: what is found, and whether it is true."""
 
 from __future__ import annotations
 

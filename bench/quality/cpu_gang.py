@@ -1,8 +1,8 @@
-"""A real gang on this machine's cores: four processes that step together, one of them slowed; is it named, and who else?
+"""A real gang on this machine's cores: four processes that step together, one slowed; is it named, and is any other?
 
-What is not real is the GPU: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, by what the
-kernel says of the process at that moment and by its count of work done. Real are the work, the barrier, who takes the
-core, the agents, their sockets, the aggregator and its judge. The truth is the processes' own log of steps.
+Only the GPU is not real: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, from the kernel's
+state of the process and its count of work done. The work, the barrier, the contention for cores, the agents, their
+sockets, the aggregator and its judge are real. The truth is the processes' own log of steps.
 """
 
 from __future__ import annotations

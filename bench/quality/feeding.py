@@ -1,4 +1,4 @@
-"""From a recording to the judge: each kind of file by the parser that a host would use."""
+"""Feeds recordings to the judge: each kind of file through the parser that a host would use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page begins with: how it was made, of what, and what is left out; and what stands in place of the latter."""
+"""Head of the page: how it was made, from which data, what is left out, and what replaces that."""
 
 from __future__ import annotations
 

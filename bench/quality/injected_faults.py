@@ -1,4 +1,4 @@
-"""What is injected, at which boundary, and what must come of it; and what looks alike and must not be named.
+"""The injected faults, where each is injected, and the expected result; and look-alikes that must not be named.
 
 To add one: a function that is given a host before its start, and returns what happens to it; a row of KINDS.
 """

@@ -1,4 +1,4 @@
-"""A fleet with a fault or a look-alike on each host, side by side, under one real aggregator; and what its API says, when."""
+"""A fleet with one fault or look-alike per host under one real aggregator, and what its API reports when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made before: a page of hours need not begin anew when its run was cut off."""
+"""Cache of finished sections, so that an interrupted run of hours resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and of the third world.
+"""States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and third worlds.
 
 *Checkpoint state*: by seconds; positive where half of the second or more is checkpoint. *As reported*: the share that the agent
 sends at that second, which cannot know a cadence before the third checkpoint. *In the end*: the segments as they stand when the

@@ -1,4 +1,4 @@
-"""What drivers, kernels and agents make of the third world (`pipeline_world`): readings at 10 Hz, then the frames of a second.
+"""Readings of the third world (`pipeline_world`) as drivers, kernels and agents give them: at 10 Hz, then frames by second.
 
 Power: the sensor sees 25 ms of each 100 ms, with a gain error of each part (Yang et al. 2024, Part-time power measurements),
 smoothed and late; without GPM the mean of a second, as an A100's driver reports. GPM gives cycles over cycles (nvml.h): a part

@@ -1,4 +1,4 @@
-"""Placement on real data: gangs that `planner` chooses by what was known, judged by what came; into docs/quality_placement.md.
+"""Placement on real data: gangs that `planner` chose from what was known, scored by what happened; into docs/quality_placement.md.
 
     python -m bench.quality.placement --seed 1
 

@@ -1,4 +1,4 @@
-"""Packing of pods on a real cluster: how many of its GPUs are allocated when no more fit, by way to choose a node.
+"""Packing of pods on a real cluster: share of its GPUs allocated when no more fit, by method of choosing a node.
 
     python -m bench.quality.placement_packing --seed 1
 

@@ -1,4 +1,4 @@
-"""Recovery in made-up incidents: the regret of the way that is chosen, and whether its price is calibrated.
+"""Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
     python -m bench.quality.placement_recovery --seed 1
 

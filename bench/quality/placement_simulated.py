@@ -1,4 +1,4 @@
-"""Placement in simulated fleets: what a plan gains over topology packing that is blind to health, against an oracle.
+"""Placement in simulated fleets: gain of a plan over topology packing without health, and the distance to an oracle.
 
     python -m bench.quality.placement_simulated --seed 1
 

@@ -1,4 +1,4 @@
-"""How often the model of hazard ranks worse than something simpler, over fleets of many kinds that were made up.
+"""How often the hazard model ranks worse than something simpler, over synthetic fleets of many kinds.
 
     python -m bench.quality.rankings [--first-seed N] [--seeds N] [--unseen] [--seconds S]
     python -m bench.quality.rankings --recording EVENTS.json --until DAY SPLIT...

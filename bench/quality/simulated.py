@@ -1,4 +1,4 @@
-"""Simulated: the judge and its advice over a world of 2,000 hosts and 90 days, in process.
+"""Simulated: judging and advice over a world of 2,000 hosts and 90 days, in process.
 
 Drawing the world takes some 20 s; then hours of the whole fleet, and episodes around causes (their hosts and minutes
 alone), are each fed to an aggregator of its own and scored, in as many processes as there are cores. The tables are a

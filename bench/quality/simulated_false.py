@@ -1,4 +1,4 @@
-"""The simulated section: what was advised about hosts on which no fault stood; look-alikes; faults of the telling."""
+"""The simulated section: advice about hosts without a fault; look-alikes; faults of telemetry."""
 
 from __future__ import annotations
 

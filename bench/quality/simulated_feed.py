@@ -1,4 +1,4 @@
-"""The aggregator over one episode, in process: frames go in; what was named and advised comes out.
+"""The aggregator over one episode, in process: frames in; named hosts and advice out.
 
 It sees of the world what an aggregator could: inventories, places, frames and events (`Outside`). What is so it is
 never told; `simulated_truth.py` alone knows that.

@@ -1,4 +1,4 @@
-"""All that was scored, as the tables ask for it."""
+"""All scores of a run, in the form that the tables need."""
 
 from __future__ import annotations
 

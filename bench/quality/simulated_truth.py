@@ -1,4 +1,4 @@
-"""What is so: who was struck by what, when, and who waited for it. Only scoring reads it."""
+"""The truth: which host had which fault when, and which hosts waited for it. Only scoring reads it."""
 
 from __future__ import annotations
 

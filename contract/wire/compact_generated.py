@@ -1,4 +1,4 @@
-"""Has what protoc generated stand on `messages` rather than on protobuf's own builder: `make proto` runs it."""
+"""Rewrites protoc's output to use `messages` instead of protobuf's builder; run by `make proto`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of NVIDIA's driver says beyond its code. Pure, never raises, whatever the line holds.
+"""Decodes the details in an NVIDIA driver's log line. Pure; never raises, for any input.
 
 Forms of the lines: NVIDIA, "XID Errors" and "GPU Memory Error Management"; open-gpu-kernel-modules
 (gpu_rc, row remapper, error containment); the kernel logs that leptonai/gpud tests with.

@@ -1,4 +1,4 @@
-"""What an XID or SXID means beside the codes that came near it: the same on its host and at the aggregator.
+"""Interprets an XID or SXID by the codes close to it in time, equally on the host and at the aggregator.
 
 Pure: who keeps records, for how long, and what ends one, is each side's own.
 """

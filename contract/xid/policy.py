@@ -1,4 +1,4 @@
-"""The policy of XIDs and SXIDs: what each code of NVIDIA's drivers means to us.
+"""The policy of XIDs and SXIDs: severity and action for each code of NVIDIA's drivers.
 
 The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
 What a line says beyond its code is `decode.py`'s to read; `refine` lays it over the row.

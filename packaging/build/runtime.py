@@ -1,4 +1,4 @@
-"""Builds the runtime: CPython with OpenSSL, libffi, zlib and SQLite inside, for every Linux from a chosen glibc on.
+"""Builds the runtime: CPython with OpenSSL, libffi, zlib and SQLite, for every Linux from a chosen glibc on.
 
     python3 packaging/build/runtime.py --work FOLDER [--sources FOLDER]
 

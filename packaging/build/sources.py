@@ -1,4 +1,4 @@
-"""The source archives that pins.toml names: fetched by apt from Debian's source packages, checked, unpacked, patched.
+"""Fetches the source archives named in pins.toml from Debian's source packages by apt, checks, unpacks and patches them.
 
 python3 packaging/build/sources.py --update     # pin what Debian's suites have now
 """

@@ -1,4 +1,4 @@
-"""From a runtime, the pinned wheels and this checkout: what each package installs, in one folder per package.
+"""Assembles what each package installs, in one folder per package, from a runtime, the pinned wheels and this checkout.
 
 Runtime: CPython, the agent's wheels, and what agent and aggregator share of Gangline. Agent and aggregator add the rest; no file is in two of them.
 """

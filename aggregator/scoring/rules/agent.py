@@ -1,4 +1,4 @@
-"""What we do not see: silent hosts, collectors that hang or fail, counters stuck, frames lost."""
+"""Missing data: silent hosts, collectors that hang or fail, stuck counters, lost frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that compute slower than their peers, and why: heat, power, settings, or no reason given.
+"""GPUs slower than their peers, and why: heat, power, settings, or unexplained.
 
 Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits
 for a slow peer is its victim. All that share a cooling loop or a power supply are slow together, and may be most of

@@ -1,4 +1,4 @@
-"""Hosts that are not made as they should be: fewer GPUs, another driver, a narrower slot than was declared.
+"""Hosts that differ from their declaration: fewer GPUs, another driver, a narrower slot.
 
 What a host did not say is no difference: missing is not zero.
 """

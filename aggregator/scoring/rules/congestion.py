@@ -1,4 +1,4 @@
-"""A network that holds a job up: all its hosts move less than before, while their ports wait more. No host is to blame.
+"""A congested network: all hosts of a job move less data while their ports wait more. No host is blamed.
 
 Who waits for a slow host sends less too, but its ports have nothing to send and wait for nothing. A bad link makes others
 wait as well, and is named by its own rules: then nothing is said here.

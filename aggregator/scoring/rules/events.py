@@ -1,4 +1,4 @@
-"""XIDs and SXIDs that still stand, under the policy of `contract/xid/xid.toml` and `sxid.toml`."""
+"""Active XIDs and SXIDs, under the policy of `contract/xid/xid.toml` and `sxid.toml`."""
 
 from __future__ import annotations
 

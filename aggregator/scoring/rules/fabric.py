@@ -1,4 +1,4 @@
-"""RDMA ports and PCIe links: retransmissions, links that went down, transactions that were lost."""
+"""RDMA ports and PCIe links: retransmissions, link-downs, lost transactions."""
 
 from __future__ import annotations
 

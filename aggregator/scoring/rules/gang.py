@@ -1,4 +1,4 @@
-"""Hosts that hold their gang up, told by who waits for whom (`fleet/gangs.py`): the host's own doing, or none of its doing.
+"""Hosts that slow down their gang, from who waits for whom (`fleet/gangs.py`), and whether the host causes it.
 
 A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds) and more
 often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's.

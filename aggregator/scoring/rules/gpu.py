@@ -1,4 +1,4 @@
-"""GPUs that are gone, that ask for help, or that nothing is heard of."""
+"""GPUs that are missing, request a repair, or send no readings."""
 
 from __future__ import annotations
 

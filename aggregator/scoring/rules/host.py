@@ -1,4 +1,4 @@
-"""The host itself: cores that are fought over, memory, disks and file systems. Never worse than WATCH."""
+"""The host itself: contended cores, memory, disks and file systems. Never worse than WATCH."""
 
 from __future__ import annotations
 

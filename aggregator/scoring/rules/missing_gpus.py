@@ -1,4 +1,4 @@
-"""GPUs that a host had, or was declared to have, and does not have now; and GPU hosts of which no GPU is read.
+"""GPUs that a host had, or was declared to have, and lacks now; and GPU hosts whose GPUs are all unread.
 
 Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no sounder than with eight, and one
 that boots with none is no host without GPUs.

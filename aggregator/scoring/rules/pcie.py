@@ -1,4 +1,4 @@
-"""PCIe links that run narrower or slower than both their ends could: judged while they carry traffic only.
+"""PCIe links that run narrower or slower than both ends support: judged only under traffic.
 
 An idle link shrinks by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: what
 a link can do is the less of what its two ends can.

@@ -1,4 +1,4 @@
-"""A copy of a store that is whole, as of one moment, made beside ingest.
+"""Makes a consistent copy of a store as of one moment, while ingest continues.
 
 A backup is a folder named after its moment, which has everything: the file with its WAL folded in, the
 event journal, the permit, and the Parquet files; those that the backup before has already are linked from it.

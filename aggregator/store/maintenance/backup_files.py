@@ -1,4 +1,4 @@
-"""What a backup consists of: `manifest.json`, written last, so that a folder without one is no backup."""
+"""Files of a backup: `manifest.json` is written last, so a folder without it is no backup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store written anew without its free space, while readings are taken.
+"""Rewrites the store without its free space, while ingest continues.
 
 A DuckDB file keeps the blocks of what was dropped, and uses them again; it hardly ever becomes shorter. So the
 tables are copied to a new file beside it: those of the hours, to which rows are only ever added, in turns until

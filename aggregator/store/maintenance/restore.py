@@ -1,4 +1,4 @@
-"""A backup put in a data folder: looked at whole before anything is written, in place all at once."""
+"""Restores a backup to a data folder: verifies all of it first, then replaces atomically."""
 
 from __future__ import annotations
 

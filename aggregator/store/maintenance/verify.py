@@ -1,4 +1,4 @@
-"""What a store's file holds, read back whole: does it open, is every block there, is every frame there once."""
+"""Verifies a store by reading all of it: it opens, every block is readable, every frame is there once."""
 
 from __future__ import annotations
 

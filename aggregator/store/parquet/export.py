@@ -1,4 +1,4 @@
-"""Export: closed five minutes of a table leave the live file for Parquet, with their rollup by minute.
+"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute.
 
 Steps, a crash between any two of which loses and doubles nothing: written, synced, revealed (each file),
 recorded (one transaction that also drops the live table), published. Until `recorded` the rows are the

@@ -1,4 +1,4 @@
-"""History: a thread that lets closed readings leave the live file, and keeps what left.
+"""The history thread: moves closed readings out of the live file, and maintains what it moved.
 
 In short turns, each of some steps of one job: exports first, then room on the disk, merging, retention,
 parts, and a look whether what was written is still so.

@@ -1,4 +1,4 @@
-"""Maintenance of the history's folder: leftovers, room on the disk, merging, retention, parts, reading again.
+"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, reloading.
 
 Each is a generator that yields between its steps, words when it did something; `history.py` takes the steps.
 """

@@ -1,4 +1,4 @@
-"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts readings, rolls them up, writes Parquet files.
+"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts and rolls up readings, writes Parquet files.
 
 A process of its own that goes last at the processor: in the aggregator's own, commits would wait for it, for a
 processor and for Python's lock. It opens nothing of the store. Readings come to it as a file in memory, and what it

@@ -1,4 +1,4 @@
-"""Retention of the history: which Parquet files go, by age, by bytes, and first when the disk is almost full. Decides only."""
+"""Retention of the history: chooses Parquet files to delete, by age, by size, and when the disk is almost full. Deletes nothing."""
 
 from __future__ import annotations
 

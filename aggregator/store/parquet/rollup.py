@@ -1,4 +1,4 @@
-"""Rollups: what a minute's readings of a device come to, in pieces that can be put together.
+"""Rollups: aggregates of a device's readings by minute, in parts that can be merged.
 
 Readings come late and in pieces, so a row holds sums, not means; `rollup.py` puts rows of one
 minute together. Counters go through `aggregator/counter_deltas.py`, from each usable reading to the next; the first

@@ -1,4 +1,4 @@
-"""What the parts of history share: the folder, the ways into the live file, and which files count."""
+"""Shared parts of the history: its folder, access to the live file, and the list of valid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views over the Parquet files: the same for the live file and for anybody's DuckDB.
+"""Views over the Parquet files: the same for the live file and for any other DuckDB.
 
 Files are taken together by the day in which they were received and by their columns, each group with
 the span of its readings as a condition: a query for some minutes opens the files of one day, and plans

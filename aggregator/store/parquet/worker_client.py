@@ -1,4 +1,4 @@
-"""Packing: the aggregator's end of the process that sorts, rolls up and writes Parquet (`parquet_worker.py`)."""
+"""The aggregator's end of the Parquet worker (`parquet_worker.py`), which sorts, rolls up and writes."""
 
 from __future__ import annotations
 
