@@ -2,7 +2,7 @@
 
 Every step of a torch optimizer, or every call of `mark()`, writes count, time and scatter into a slot of 128 bytes in
 shared memory. A step costs no system call, no thread and no lock. This file imports the standard library only, runs on
-Python 3.8 and later, may be copied by itself, and never raises into the job: where a slot cannot be had, nothing is reported.
+Python 3.8 and later, may be copied by itself, and never raises into the job: without a slot, nothing is reported.
 
 The slot (little endian; the first 64 bytes are written once, the other 64 by each step):
 

@@ -1,8 +1,8 @@
 """`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins unless its agent bars it.
 
-Before each join the agent's socket is asked, for ASK_SECONDS_MAX at most. A host that is barred raises `BarredHostError` before it
-joins, so that with `--nnodes=3:4` the others go on without it. When nobody answers, or not in time, the host joins. Options of
-`--rdzv-conf` are those of c10d, and `agent_socket`. Needs torch and nothing else; torch 2.5 and later load it by its entry point.
+Before each join it queries the agent's socket, for ASK_SECONDS_MAX at most. A barred host raises `BarredHostError` before it
+joins, so that with `--nnodes=3:4` the others continue without it. Without an answer in time, the host joins. Options of
+`--rdzv-conf` are those of c10d, and `agent_socket`. Needs only torch; torch 2.5 and later load it by its entry point.
 """
 
 from __future__ import annotations

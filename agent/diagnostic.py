@@ -1,6 +1,7 @@
 """Parser of `dcgmi diag -j` output of DCGM 3 and 4, by GPU. Pure; the agent runs no diagnostic.
 
-DCGM 4 renamed the report's key, names GPUs as entities, and gives the serial numbers by entity. Names of tests differ by version and are shown as they are.
+DCGM 4 renamed the report's key, names GPUs as entities, and lists serial numbers by entity. Test names differ by version
+and are shown unchanged.
 """
 
 from __future__ import annotations

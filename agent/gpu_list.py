@@ -1,7 +1,7 @@
 """The GPUs that this host has ever had, kept across boots, and which of them are missing.
 
-One small file in the state folder, replaced whole. Whoever takes a GPU out for good deletes it: the list then begins
-anew with what the host has.
+The list is one small file in the state folder, replaced atomically. If you remove a GPU permanently, delete the file:
+the list then restarts with the GPUs present.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Closes GPUs so that they can be repaired: on command, or when the driver is unbound from one.
 
-An open device node defeats a reset, a MIG change and an unload of the driver. What is let go of is taken back at its
-expiry, on command, or when the driver is bound to the GPU again.
+An open device node blocks a reset, a MIG change and an unload of the driver. A released GPU is resumed when the release
+expires, on command, or when the driver is bound to the GPU again.
 
-Signs that a driver is being taken off a GPU, all of them heeded: NVML's own event; the line of kernel-open/nvidia's
-nv-pci.c by which it says that it waits, in steps of half a second, until nobody has the GPU open; and sysfs, where the
+Three signs show that a driver is being unbound from a GPU, and all are used: NVML's own event; the log line of
+kernel-open/nvidia's nv-pci.c, which waits in steps of half a second until nobody has the GPU open; and sysfs, where the
 kernel removes the driver's link to the device before it calls the driver's `remove` (drivers/base/dd.c). The uevents
 `unbind` and `remove` come after that, which is too late.
 """

@@ -1,6 +1,6 @@
 """Latest readings of this host, for its local findings and metrics.
 
-The daemon's thread writes, any thread reads: what a table showed is an immutable copy, swapped whole.
+The daemon's thread writes and any thread reads: each table's readings are an immutable copy that is replaced whole.
 """
 
 from __future__ import annotations

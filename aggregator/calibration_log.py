@@ -1,7 +1,7 @@
 """Stores reports of recoveries and throughputs once each, and computes the price factors of the next snapshot.
 
-The aggregator is the one writer. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
-`AdvisoryEngine` writes. Factors are estimated beside the loop after new reports, and once an hour, as reports age.
+Only the aggregator writes them. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
+`AdvisoryEngine` writes. Factors are estimated outside the event loop after new reports, and once an hour as reports age.
 """
 
 from __future__ import annotations

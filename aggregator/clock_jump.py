@@ -1,8 +1,8 @@
 """Detects forward jumps of the wall clock by the monotonic clock, so that no host seems silent and no symptom old.
 
-A machine that was suspended stood still: its steady clock did, while time passed for all others. A virtual machine whose
-clocks all stood still, until its wall clock was put right, cannot be told from one whose clock was set forward. Nor is
-a process that was stopped seen here: its steady clock went on, and what passed has passed.
+A suspended machine is one such case: its monotonic clock stopped while time passed. A virtual machine whose clocks all
+stopped, until its wall clock was corrected, looks the same as one whose clock was set forward. A stopped process is not
+detected here, because its monotonic clock continued.
 """
 
 from __future__ import annotations

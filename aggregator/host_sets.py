@@ -1,7 +1,7 @@
 """Host sets in the notation of Slurm: `gpu[001-128,200],head`, parsed and folded by ClusterShell's NodeSet.
 
-Names are counted before anything is expanded: `gpu[0-999999999]` is nine characters and a billion names. Groups (`@rack1`) are
-not read, as they come from files and commands of the machine that the program happens to run on.
+Names are counted before expansion: `gpu[0-999999999]` is short but means a billion names. Groups (`@rack1`) are not
+supported, because their definition depends on the machine that runs the program.
 """
 
 from __future__ import annotations

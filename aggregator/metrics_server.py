@@ -1,6 +1,6 @@
 """`/metrics` of an aggregator or an executor: plain HTTP, one request per connection, with limits on everything.
 
-It runs on a loop of its own, so that whoever asks slowly or often costs no agent anything.
+It runs on its own event loop, so slow or frequent scrapers do not delay agents.
 """
 
 from __future__ import annotations

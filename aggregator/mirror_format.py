@@ -1,7 +1,7 @@
 """Format of the mirror file: the health of all nodes for scheduler plugins. Layout: docs/slurm_plugins.md.
 
-Pure: what the aggregator answered and what Slurm says in, bytes out, and back. Numbers are ASCII at fixed places, so that C, Lua
-and shell read them. The checksum needs no bit operations, which the Lua within Slurm does not have.
+Pure: the aggregator's response and Slurm's state in, bytes out, and back. Numbers are ASCII at fixed offsets, so that C, Lua and
+shell can read them. The checksum needs no bit operations, which Slurm's Lua lacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fleet's enforcement permit: granted by an operator for a limited time, issued to hosts a minute at a time.
 
-It is withheld, though granted, while the fleet itself is in doubt: a policy or a driver that condemns
-many hosts at once is a fault of its own, and must not take the fleet out.
+A granted permit is withheld while the fleet as a whole looks wrong: a policy or a driver that condemns many hosts at once is
+itself a fault, and must not take the fleet out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests for recordings of hosts and the parts received: in memory only, few, and for a minute.
 
-A request goes down with the next receipt of the host's stream; the pieces of its answer come up by UploadRecording.
-Owned by the loop's thread.
+A request travels with the next receipt on the host's stream; its pieces come back through UploadRecording. Owned by the event
+loop's thread.
 """
 
 from __future__ import annotations

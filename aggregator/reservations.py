@@ -1,8 +1,8 @@
 """Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
 
-The aggregator is the one writer. All that is reserved is one file in its folder, replaced whole and durably before a caller is
-told. While we run, time left is counted by a steady clock, so that a clock that is set ends no reservation early; after a
-restart, by the wall clock, and never for longer than the reservation was for.
+Only the aggregator writes them. All reservations are in one file in its folder, replaced atomically and durably before a caller
+gets its answer. While the aggregator runs, a monotonic clock counts the time left, so setting the wall clock ends no
+reservation early. After a restart the wall clock counts, but never for longer than the reservation's original length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The service as one process: gRPC on one event loop, which owns the fleet; the store has its own threads.
 
-Here its parts are wired, started and ended. What it does each second is `judge_loop.py`, where it listens `server.py`, what
-a port answers `service/grpc_server.py`, and what it takes over from before a restart `judge_loop.py`.
+This module wires, starts and stops the parts. `judge_loop.py` does the work of each second and restores state after a restart;
+`service/grpc_server.py` makes the gRPC servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The set of GPUs expected on a host: all it has ever had, until others replace them.
 
-The agent compares by it what it finds on its host, the aggregator what hosts register with. Pure: sets in, sets out.
-A set is a mapping of GPU (UUID, as NVML gives it) -> PCI address ("" where nobody said it).
+The agent uses it for the GPUs that it finds, the aggregator for the GPUs that hosts register. Pure: sets in, sets out.
+A set maps each GPU (UUID, as NVML gives it) to its PCI address ("" where unknown).
 """
 
 from __future__ import annotations

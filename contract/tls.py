@@ -1,6 +1,6 @@
 """TLS for clients of the aggregator, by the standard library: its files and its error messages.
 
-For the agent and for the commands. `ssl` costs an importer some megabytes: import this only where TLS is asked for.
+Used by the agent and the commands. Importing `ssl` takes several megabytes: import this module only if TLS is requested.
 """
 
 from __future__ import annotations

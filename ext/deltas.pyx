@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Encodes frames of one stream as differences to earlier frames, and decodes them, byte for byte.
 
-Both sides keep of each table the last cells that passed, within a limit. `contract/stream.py` has the
-layout, `deltas_cells.pxd` what becomes of the cells.
+Both sides keep the last cells of each table, within a limit. `contract/stream.py` describes the layout, and `deltas_cells.pxd`
+the encoding of cells.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize

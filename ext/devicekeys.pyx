@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Index of devices: (host, name) -> row, and back, in few bytes per device.
 
-A dict of tuples takes 300 bytes a device, and a fleet has millions of them: links, PCIe functions. Names stand one after
-another in one piece of memory, without what they begin with as one before does: the links of a GPU begin with its UUID.
-A table of rows, at most three quarters full, finds them.
+A dict of tuples takes 300 bytes per device, and a fleet has millions of devices: links, PCIe functions. Names are stored one
+after another in one block of memory, without the prefix that they share with the previous one: the links of a GPU begin with
+its UUID. A hash table of rows, at most three quarters full, finds them.
 
-A row that is given to another device of its host has its new name elsewhere, until there are so many of these that all
-names are written anew.
+When a row is reused for another device of its host, the new name is appended; all names are rewritten once there are too many
+such rows.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """NVML by its C ABI: loads the library at run time, and reads all GPUs without the GIL.
 
-Each symbol is looked up once; one that the driver does not export costs its reading and no other.
-A sweep writes into memory made before, calls only what its readings need, and asks for all fields
-of a GPU in one call. Readings are in base units, so that what lands in the memory is final.
+Each symbol is looked up once; a symbol that the driver lacks costs only its reading. A sweep writes into preallocated memory,
+makes only the calls that its readings need, and requests all fields of a GPU in one call. Readings are in base units, so the
+values in memory are final.
 
-The process's place (`place`) tells which call on which GPU is being made, and each GPU has an account of its calls.
+The process's place (`place`) shows the current call and GPU, and each GPU has an account of its calls.
 
-The library stays loaded until a driver was updated under it and nobody has it open: then it is let go of, or the
-process would go on with the old library until it is restarted.
+The library stays loaded until the driver is updated and nobody has it open. Then it is unloaded; otherwise the process would use
+the old library until it is restarted.
 """
 
 import mmap

@@ -1,10 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
-Stands on `nvml`: that one loads the library, looks symbols up and attaches GPUs; this one holds the handles and
-makes the calls, each without the GIL, told in the process's place and counted in its GPU's account. A symbol that the
-driver lacks costs its own readings. Counts are bounded: a driver that claims four thousand million links or processes
-is not believed.
+It builds on `nvml`, which loads the library, looks up symbols and attaches GPUs. This module holds the handles and makes the
+calls, each without the GIL, shown in the process's place and counted in its GPU's account. A symbol that the driver lacks costs
+its own readings. Counts are bounded: a driver that reports four thousand million links or processes is ignored.
 """
 
 from collections import namedtuple

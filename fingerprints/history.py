@@ -1,6 +1,6 @@
 """Compares a run with earlier runs of its workload: whether it is slower, and whether the workload or a host changed.
 
-Pure functions. A run that is slow from its first step shows no change within itself: only earlier runs tell.
+Pure functions. A run that is slow from its first step shows no change within itself: only earlier runs reveal it.
 """
 
 from __future__ import annotations

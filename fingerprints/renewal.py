@@ -1,9 +1,9 @@
 """Predicts recurring events (checkpoints, bursts of data loading): when the next comes, and whether it lasts.
 
-The event is an alternating renewal process. The interval from one onset to the next is regular (a Student t distribution around
-the mean of those seen), regular with one left out, or without memory (exponential); the weights follow how many of the intervals
-seen were of each kind. The answer is taken from a fixed number of paths drawn by quantiles, so that equal input gives equal
-output. numpy only, no clock, no state.
+The event is an alternating renewal process. The interval between onsets is a mixture: regular (a Student t distribution around
+the mean of past intervals), regular with one onset left out, or memoryless (exponential). The weights follow how many past
+intervals were of each kind. The answer comes from a fixed number of paths drawn by quantiles, so equal input gives equal output.
+numpy only, no clock, no state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sensitivity of a workload to each component of a host, and its slowdown where one is slow.
 
-A step's time is split into what it spends bound by each component. Where a component has the share `s` of its speed, that
-part takes `1 / s` as long. What overlaps with computing costs nothing until the component needs longer than the whole step.
-Work that is bound by memory so does not mind a low SM clock, and work that seldom communicates does not mind a slow port.
+A step's time is split by the component that bounds it. If a component runs at a share `s` of its speed, its part takes `1 / s`
+as long. Work that overlaps with computing costs nothing until the component needs longer than the whole step. So memory-bound
+work tolerates a low SM clock, and work that rarely communicates tolerates a slow port.
 """
 
 from __future__ import annotations

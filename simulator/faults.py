@@ -1,7 +1,7 @@
 """Effect of each fault class on a host's readings: one function per class, over all its active rows.
 
-*strength* is 0 to 1 over the onset, *amount* the incident's own, *seconds* how long it has stood. Levels
-for which no public figure is known are assumed, and named here.
+*strength* is 0 to 1 over the onset, *amount* the incident's magnitude, *seconds* its age. Levels without a public figure are
+assumed, and listed here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The night of `docs/sql.md`: eight hosts in one job, the same in every run.
 
-The world has the three faults of `three`; what it has no fault for is put over its readings here: one host flaps, one falls
-silent, one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. Who runs there is told here too.
+The world has the three faults of `three`. Other faults are written over its readings here: one host flaps, one falls silent,
+one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. The job is defined here too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AMD GPUs, read from sysfs into the same tables and signals as NVIDIA GPUs.
 
-Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`), by a plan that is made when a table's
-header is first seen or changes. What the table lacks comes from small files beside it. A GPU is known by the unique id that
-ROCm knows it by, and by its PCI address where it has none.
+Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`). The read plan is built when a
+table's header is first seen or changes. Values missing from the table come from small files beside it. A GPU's name is
+ROCm's unique id, or its PCI address if it has none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of AMD GPUs: XGMI links, compute partitions, RAS error counters, and processes.
 
-Links stand in the tables of NVLinks, partitions in those of MIG devices, processes in those of the processes that NVML lists.
+Links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's processes.
 """
 
 from __future__ import annotations

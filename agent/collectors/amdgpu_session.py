@@ -1,7 +1,7 @@
 """State that the AMD collectors of one process share: the GPUs, their RAS counters, their processes.
 
-To list them takes a hundred small files, and each look at a RAS count asks the GPU's firmware: both are done once for all
-collectors, which take their turns one after another.
+Listing GPUs reads a hundred small files, and reading a RAS counter calls the GPU's firmware. Both are done once for all
+collectors, which run one at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """DCGM, where a host engine runs: profiling, health watches, policy violations, XIDs, NVSwitches, vGPUs.
 
-`listen` takes what somebody has the engine watch already. `watch` has it watch more, and yields to a profiler. Either way no engine is started, no
-policy set, no diagnostic run. An engine that hangs is left behind as any driver is, in a lane of its own.
+`listen` reads only what others already have the engine watch. `watch` adds watches of its own, and yields to a profiler.
+Neither starts an engine, sets a policy or runs a diagnostic. An engine that hangs is abandoned like a driver, in its own
+lane.
 """
 
 from __future__ import annotations

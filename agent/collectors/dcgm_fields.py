@@ -1,6 +1,6 @@
 """Meaning of DCGM's field ids, health systems and policy conditions. Pure.
 
-Fields are known by id alone: DCGM 4.6 gave many of them other names under the same ids.
+Fields are identified by id alone, because DCGM 4.6 renamed many of them under the same ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVSwitches, their links, and vGPUs, read from DCGM because NVML does not report them.
 
-The engine is asked for switches where the PCI bus has one, and for vGPUs where a GPU is shared among virtual machines.
-Elsewhere it is asked nothing.
+The engine is queried for switches only if the PCI bus has one, and for vGPUs only if a GPU is shared among virtual
+machines.
 """
 
 from __future__ import annotations

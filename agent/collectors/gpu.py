@@ -1,10 +1,9 @@
 """GPUs, through NVML, in three groups: read every second, every 10 s and every 60 s.
 
-Each lane has a sweep of its own over all GPUs (`ext/nvml`): one pass, without the GIL, into blocks
-that were made when the GPUs were found. A GPU is known by its UUID, and by its PCI address when it
-fell off the bus before it could say who it is. What becomes of the GPUs is noticed and told by the
-lane of 1 s, which also keeps back fields that have not proved what they are. What is as it was the
-second before is not looked at in Python.
+Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created when the GPUs were
+found. A GPU's name is its UUID, or its PCI address if it fell off the bus before its UUID was read. The 1 s lane detects
+and reports lost and returned GPUs, and withholds fields that are not verified yet. Values that have not changed since
+the last second are skipped without running Python code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sub-second GPU samples, summarized each second: ten of clock, power and clock reasons, five of use and GPM.
 
-The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`). From there each
-goes to the tracker of phases (`ext/phases`) and into the history of the last minutes, which the period of a job's step
-is found in.
+The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample then goes to the phase
+tracker (`ext/phases`) and into the history of the last minutes, from which the period of a job's step is computed.
 """
 
 from __future__ import annotations

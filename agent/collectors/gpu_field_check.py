@@ -1,9 +1,9 @@
 """Checks NVML fields whose ids moved between drivers before their values are used.
 
-A wrong id answers with another quantity and no error, and while nothing is throttled both are zero. So such a
-field is published only once it has behaved as what it should be: nanoseconds that grow while their clock event
-reason is set, no faster than time passes, and rest while it is not. Settings and percentages do none of that.
-What contradicts it is out for good, until there is another driver.
+A wrong id returns another quantity without an error, and while nothing is throttled both are zero. So such a field is
+published only after it has behaved as expected: nanoseconds that grow while their clock event reason is set, no faster
+than time, and stay constant otherwise. Settings and percentages do not behave like that. A field that contradicts this
+is excluded until the driver changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step times that ranks report through `gangline.steps`: one row per rank and second.
 
-Whose a process is, is read from its control group where that tells, and only else taken from the slot: a slot that lies
-about its job, or is torn, harms the job of its own process and no other.
+The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot with a false job id
+or a torn write affects only its own process's job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which container has which GPU, from kubelet: the event `gpu.allocation` and the table `kubelet_10s`.
 
-That a pod holds a GPU says nothing of what runs there; that is `gpu_processes.py`.
+An allocation does not show what runs on the GPU; `gpu_processes.py` does.
 """
 
 from __future__ import annotations

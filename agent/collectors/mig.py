@@ -1,7 +1,7 @@
 """MIG devices of each GPU, with placement, memory and occupancy, every 10 s. (The mode itself is `gpu.mig_mode_state`.)
 
-To look MIG devices up is dear (a dozen calls each): it is done only where the mode is on, and afresh each time, for
-NVML's handles of instances that are gone are dealt to others.
+Looking up MIG devices is expensive (a dozen calls each), so it is done only if MIG mode is on. It is repeated each time,
+because NVML reuses the handles of deleted instances.
 """
 
 from __future__ import annotations

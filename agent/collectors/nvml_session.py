@@ -1,9 +1,9 @@
 """The process's NVML session, opened once and shared by its collectors, which run one at a time.
 
-NVML holds a descriptor of each GPU that was asked for until it is shut down as a whole, and only then sees a driver
-that was loaded again or a GPU that came back. So the library is opened here and nowhere else, each GPU by its PCI
-address, and closed for all at once; a collector sees by `generation` that what it had made is of no use any more.
-A GPU that is spared is not asked for: not opened, not named, not counted.
+NVML keeps a descriptor of each GPU open until the whole library is shut down, and only then notices a reloaded driver
+or a returned GPU. So only this module opens the library. It opens each GPU by its PCI address, and closes all at once.
+When `generation` changes, a collector's handles are invalid. A GPU that is released or in quarantine is not opened,
+named or counted.
 """
 
 from __future__ import annotations

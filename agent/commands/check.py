@@ -1,7 +1,7 @@
 """`gangline check`: one line and an exit code about this host, from the agent's status file.
 
-It runs before and after each job on each host, so that it imports next to nothing, asks nobody and waits
-for nothing. Whatever it cannot know is exit code 0: a check that is unsure must never stop a fleet.
+It runs before and after each job on each host, so it imports almost nothing, makes no calls and waits for nothing.
+Anything it cannot determine gives exit code 0: an uncertain check must never stop a fleet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`gangline gang -- srun ...`: runs a step in a Slurm allocation with spare nodes, and reruns it when a node fails.
 
-For batch scripts with one node or more than the step needs, and `--no-kill`: the nodes that are well never leave the job, so that no
-scheduling pass stands between the loss and the new start. What is lost is Slurm's word: a node that left the allocation, or is DOWN,
-failing or not responding, or that an executor evicts jobs from. A program that fails is no lost node. Nothing is asked of an
-aggregator, and no login is needed.
+Use it in batch scripts that have one or more spare nodes and `--no-kill`. Healthy nodes never leave the job, so the
+restart needs no scheduling pass. Slurm decides which nodes are lost: those that left the allocation, that are DOWN,
+failing or not responding, or from which an executor evicts jobs. A program that fails is not a lost node. The command
+needs no aggregator and no login.
 """
 
 from __future__ import annotations

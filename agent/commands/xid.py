@@ -1,6 +1,6 @@
 """`gangline xid`: meaning of an NVIDIA XID code, what Gangline does about it and why, and what other tools do.
 
-Asks nobody: the tables are part of the package, so it answers on a laptop, and on a host that is cut off.
+It needs no network: the tables are part of the package, so it works on a laptop and on an isolated host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AMD GPUs in sysfs: /sys/class/drm, the RAS folder, and KFD's topology and processes.
 
 Sources: Documentation/gpu/amdgpu (driver-misc, ras, thermal), drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
-AMD's own libraries are not asked: their binary interface changes from release to release.
+AMD's own libraries are not used, because their binary interface changes from release to release.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the rank and world size of processes through a short-lived child (`job_ranks_child.py`).
 
-`environ` takes the lock of the process's memory and may hold its reader as long as a driver holds that process, and
-secrets stand in it. So neither the daemon nor a sampler reads it.
+Reading `environ` takes the lock of the process's memory and can block as long as a driver holds that process. It also
+exposes secrets. So neither the daemon nor a sampler reads it.
 """
 
 from __future__ import annotations

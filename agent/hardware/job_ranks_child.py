@@ -1,11 +1,11 @@
 """The child: prints a few environment variables of other processes and exits. Runs as a file, with `-I -S`.
 
-It stands alone: nothing of the house and nothing of the user is imported, for it may hold CAP_SYS_PTRACE. Secrets stand
-in environments. Of all else than NAMES nothing is kept or printed, and of NAMES only what has the form that it must have.
+It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and environments contain
+secrets. It keeps and prints only the variables in NAMES, and only values of the expected form.
 
     python -I -S job_ranks_child.py PROC PID:START [PID:START ...]
 
-START is field 22 of /proc/PID/stat: a process that took the number later is not read. One JSON object a line.
+START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. One JSON object a line.
 """
 
 import json

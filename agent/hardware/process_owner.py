@@ -1,9 +1,9 @@
 """Owner of a process (job, container, user), from its cgroup path: /proc/PID/cgroup (cgroups(7), proc(5)).
 
-Slurm, Kubernetes, container engines and systemd name a group after what they run in it. The forms are those of
-Slurm's cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
-systemd.slice(5). A name counts only where its manager would have put it: anybody to whom a group was delegated may
-name what is below it as he likes, and `/user.slice/.../job_7` is no job.
+Slurm, Kubernetes, container engines and systemd name a cgroup after what runs in it. The forms are those of Slurm's
+cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
+systemd.slice(5). A name counts only under the path that its manager creates. A user with a delegated cgroup can choose
+any name below it, so `/user.slice/.../job_7` is ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Processes and threads in /proc (proc(5), fs/proc/array.c), read without files that could block.
 
-`stat` and the links in `fd` take no lock of the task's memory; `cmdline`, `environ` and `maps` do, and hold
-whoever reads them as long as the task itself is held. They are not touched.
+`stat` and the links in `fd` take no lock of the task's memory. `cmdline`, `environ` and `maps` do, and can block the
+reader as long as the task is blocked, so they are not read.
 """
 
 from __future__ import annotations

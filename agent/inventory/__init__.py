@@ -1,6 +1,6 @@
 """Inventory of the host, read by a short-lived child that may import what the daemon must not.
 
-This module is the daemon's side and stays light. The child is `python -m gangline.agent.inventory`.
+This module is the daemon's side and stays small. The child is `python -m gangline.agent.inventory`.
 """
 
 from __future__ import annotations

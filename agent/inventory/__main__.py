@@ -1,6 +1,6 @@
 """The inventory child: reads everything once, prints one JSON object on one line, exits.
 
-A section that fails or does not return costs only itself: the rest is printed, with the problem's words.
+A section that fails or hangs loses only its own data: the rest is printed, with the error message.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Groups repeated log lines into incidents: the first is sent at once, later counts at a limited rate.
 
-One incident is one event name, device, code and scope (an XID of one code on one GPU). It is told with
-its first line; then, while lines go on, after 1 s, 10 s and every 60 s, as higher revisions of the same
-event with the count so far; and once more when it has ended, which it has when its lines were silent for
-60 s *of their own time*. When a new one begins on a device, those that go on there are told again with
-their next line, for one may explain the other: XID 94 of long ago says nothing of XID 48, 94 beside it
-says all. That is longer than the 30 to 60 s after which a driver repeats itself about one
-hang, and shorter than anybody's idea of two troubles. Another process in the line is not another incident:
-many pollers run into one hung GPU; each is noted. Another code or device always is.
+An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its first line is reported
+at once. While lines continue, it is reported again after 1 s, after 10 s and every 60 s, as higher revisions of the same
+event with the count so far. It ends, with a last report, when no line has come for 60 s *by the lines' own time*. This
+is longer than the 30 to 60 s after which a driver repeats itself about one hang, and short enough to separate two faults.
 
-Times are nanoseconds of boot time, handed in. No I/O.
+When a new incident begins on a device, its other open incidents are reported again with their next line, because one may
+explain the other: an old XID 94 does not explain XID 48, but XID 94 beside XID 48 does. Another process in the line is
+not another incident, because many pollers run into one hung GPU; each process is recorded. Another code or device always
+is another incident.
+
+Times are nanoseconds of boot time, given by the caller. No I/O.
 """
 
 from __future__ import annotations

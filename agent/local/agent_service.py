@@ -1,6 +1,6 @@
 """gangline.v1.AgentService: releases and resumes GPUs, and reports the agent's status.
 
-All of it is the daemon's own thread's to do, so each call goes through the callback queue and is answered later.
+Only the daemon's thread may do this work, so each call goes through the callback queue and is answered later.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verdict of `gangline check` from a status document: healthy, reported, or enforced. Stale or uncertain means healthy. Pure.
 
-Read by `gangline check` in each prolog, so that it imports next to nothing: no dataclass, no typing.
+`gangline check` loads it in each prolog, so it imports almost nothing: no dataclass, no typing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names = "dcgm"`).
 
-Dashboards and alerts that were made for dcgm-exporter go on working. Rows are those of its `default-counters.csv` that are on by default (3.1 to 4.8).
+Existing dashboards and alerts for dcgm-exporter keep working. The rows are those of its `default-counters.csv` that are
+on by default (3.1 to 4.8).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of `gangline doctor`: what works, what the agent cannot read, and how to enable it.
 
-Each check is a function of a `DiagnosedHost`, in the table CHECKS. What a running agent has written into its status file is
-taken from there; only where no agent runs are the sources read here.
+Each check is a function of a `DiagnosedHost`, listed in CHECKS. The checks use a running agent's status file, and read
+the sources themselves only if no agent runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Findings of this host, by the policy, from its latest readings and events alone.
 
-`observe` is for any thread, all else for the daemon's. The clock is handed in; a turn in which nothing of
-interest changed costs some comparisons of bytes.
+Any thread may call `observe`; all else is for the daemon's thread. The caller passes the clock. A turn without relevant
+changes costs a few comparisons of bytes.
 """
 
 from __future__ import annotations

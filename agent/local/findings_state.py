@@ -1,6 +1,6 @@
 """Findings state of this boot, kept across agent restarts in one small file that is replaced atomically.
 
-It is for another process of the same boot and without meaning after a power cut, so it is never synced.
+Another process of the same boot reads it. It is meaningless after a power cut, so it is never synced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`/metrics` of this host: an optional thread that serves Prometheus scrapes.
 
-Nothing in it can hold up the daemon: it reads copies that no one changes, and renders at most once a second
-for each of the two forms, however many ask.
+It cannot block the daemon: it reads immutable copies, and renders each of the two formats at most once a second,
+however many clients scrape.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluates one policy row over the latest readings: for which devices it holds, and since when.
 
-Pure: readings and clock are handed in. `policy_rules.py` says when a row is to be looked at.
+Pure: the caller passes readings and clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """gRPC server on the agent's Unix socket: unary calls, one thread that sleeps between calls.
 
-Everyone on the host may connect, so a client costs only itself: what it sends is bounded by `session`'s limits, how
-many there are and how long they idle by `LocalServerLimits`, and what a user may cost of the processor by `budget`.
+Any user on the host may connect, so a client must cost only itself: `session` limits what it sends, `LocalServerLimits`
+the number of clients and their idle time, and `budget` each user's CPU time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flight recorder of a host: requests recordings from the sampler, stores those around findings, sends those requested.
 
-The daemon's thread decides once a second and never touches the disk. What compresses, writes or reads does so in a thread of
-its own, one for the disk and one for what is sent from memory: a disk that hangs costs recordings, and nothing else.
+The daemon's thread decides once a second and never touches the disk. Two other threads compress, write and read: one for
+the disk, one for recordings sent from memory. A disk that hangs loses recordings and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fork server of the samplers, forked early, while the daemon is small and single-threaded.
 
-A fork of the daemon itself would copy its threads' locks as they stand. The fork server has one thread, sleeps
-until it is told to fork or a child has ended, and ends with the daemon; its children end with it.
+A fork of the daemon itself would copy its threads' locks in their current state. The fork server has one thread and
+sleeps until it gets a fork request or a child exits. It exits with the daemon, and its children exit with it.
 """
 
 from __future__ import annotations

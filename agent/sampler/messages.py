@@ -1,7 +1,7 @@
 """Messages between sampler and daemon: lengths, numbers and cells, no pickled objects.
 
-Either side may be killed in the middle of a word, so each message bears its length, and each length has a limit.
-What a table's rows and columns are is said when it changed; otherwise cells and valid bytes travel alone.
+Either side may be killed in the middle of a message, so each message starts with its length, and each length has a limit.
+A table's rows and columns are sent only when they change; otherwise only cells and valid bytes are sent.
 """
 
 from __future__ import annotations

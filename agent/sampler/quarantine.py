@@ -1,7 +1,6 @@
 """Quarantine: devices, collectors and drivers that the samplers do not call, and when each is retried.
 
-A *unit* is what can be left out by itself: a device of a lane, one of its collectors, or, with neither, the lane's
-driver as a whole.
+A *unit* is the smallest part that can be excluded: a device of a lane, one of its collectors, or the lane's whole driver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared memory through which a sampler hands a recording (1 MB) to the daemon, keeping the socket free for readings.
 
-Shared by the daemon and every process forked from it. It costs nothing until it is written to, and nothing again once it is
-cleared. A sampler that was left behind may write into it late: `contract.recording` has a checksum.
+The daemon and every process forked from it share the memory. It uses no pages until it is written to, and none after it is
+cleared. An abandoned sampler may write into it late, so `contract.recording` has a checksum.
 """
 
 from __future__ import annotations

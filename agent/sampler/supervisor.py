@@ -1,14 +1,14 @@
 """State machine of the samplers: which samples, which is abandoned, what is retried and when. Observations and time in, actions out.
 
-Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a
-test. What it guarantees, whatever happens and in any order (tests/agent/sampler/test_supervisor.py):
+Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a test.
+It guarantees, in any order of events (tests/agent/sampler/test_supervisor.py):
 
-- at most one process is left behind in a unit, and none enters it while that one lives;
+- at most one process is abandoned in a unit, and no other enters the unit while that one lives;
 - there are never more than `PROCESSES_MAX` samplers;
-- a lane spares what is unwell or released, and nothing else: a healthy device is out for the takeover at most;
-- a unit that is unwell is tried after 5 s, then after twice as long each time, up to ten minutes; that it comes and
-  goes does not shorten it. A driver that is taken for hung because two of its devices are is tried at once;
-- who waits for a CPU, or was stopped, hangs in nothing.
+- a lane skips only units that are in quarantine or released: a healthy device is missed during a takeover at most;
+- a unit in quarantine is retried after 5 s, then after twice the last delay, up to ten minutes; brief recoveries do not
+  shorten the delay. A driver that is considered hung because two of its devices hang is retried at once;
+- a sampler that waits for a CPU, or was stopped, does not count as hung.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Events kept on disk until the aggregator acknowledges them; each is fsynced before `put` returns (except REPEATED_EVENTS).
 
-The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage costs
-the lines it touches and no other. It is appended to, and rewritten when most of it has its receipt.
+The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage affects only the lines
+it touches. The file is appended to, and rewritten when most of its events are acknowledged.
 """
 
 from __future__ import annotations

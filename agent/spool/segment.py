@@ -1,16 +1,15 @@
 """One file of the spool: frames with consecutive sequences, and which of them are acknowledged.
 
-A segment is a file, or memory while the disk takes nothing. The file's name is its first sequence;
-it holds records, one after another:
+A segment is a file, or memory while the disk accepts no writes. The file's name is its first sequence.
+It holds records, one after another:
 
     0  4  bytes of the frame
     4  4  CRC-32 of the sequence and the frame
     8  8  sequence
     16    the frame
 
-Record n has sequence first + n, so a stale or foreign record is told from a good one by its number
-as well as by its checksum. Reading opens the file by name, so that it needs no lock of the spool's:
-the only thing that can happen meanwhile is that the file goes.
+Record n has sequence first + n, so both the number and the checksum reveal a stale or foreign record. Readers open the
+file by name and need no lock of the spool: the worst that can happen meanwhile is that the file is deleted.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Frames kept until the aggregator acknowledges them: in tmpfs first, then on disk.
 
-What it promises:
-* A frame that `append` took survives `kill -9` of this process. It is not fsynced: a power cut may
-  take the last half minute (`head.WAIT_SECONDS_MAX` in memory, then what the page cache holds).
-* While receipts come, nothing is written to the disk. Without a head (no such file system, or not
-  wanted) frames go to the disk at once, and the first promise is all there is.
-* Only a receipt, a refusal or a full spool makes it forget a frame; what is lost is counted.
-* (run id, sequence) never names two different frames. Wherever numbers may have been given out that
-  the disk no longer shows (another boot: a power cut took pages; a damaged tail; frames that lived in
-  memory only), numbering goes on from the next multiple of 2**20.
-* Whatever bytes are found in the folder, it opens.
+Guarantees:
+* A frame that `append` accepted survives `kill -9` of this process. It is not fsynced: a power cut may
+  lose the last half minute (`tiers.WAIT_SECONDS_MAX` in memory, then the contents of the page cache).
+* While acknowledgements arrive, nothing is written to the disk. Without a head (no such file system, or
+  disabled) frames go to the disk at once, and only the first guarantee holds.
+* A frame is deleted only if acknowledged, rejected, or evicted from a full spool; lost frames are counted.
+* (run id, sequence) never names two different frames. If numbers may have been used that the disk no
+  longer shows, numbering continues from the next multiple of 2**20. That is the case after a reboot (a
+  power cut lost pages), a damaged tail, or frames that were in memory only.
+* It opens whatever bytes the folder contains.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where frames are kept: in the head, in tmpfs, on disk; in memory while neither accepts any.
 
-Not thread-safe, knows nothing of run ids: `spool` does both.
+Not thread-safe and unaware of run ids: `spool` handles both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs the advisory state machine: a judgement in, rows committed, and only then subscribers notified.
 
-Nothing is published that is not on disk: after a crash the machine stands where the world saw it. While the disk
-takes nothing no advice comes, and whoever answers or tells is refused: what was taken even so counts once it is written.
+Nothing is published before it is on disk: after a crash the machine resumes in the state that subscribers saw. While the
+disk accepts no writes, no advice is published and answers and reports are rejected. One that was accepted before counts
+once it is written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which action a case calls for, from the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
 
-The tables say in words what to do; here these words become an action, what follows it, and a scope. Nothing is
-decided anew: a row whose words mean nothing to this table is refused by a test.
+This module translates the actions named in the tables into an action, its follow-up and a scope. It makes no decision of
+its own: a test fails for a row whose words it does not know.
 """
 
 from __future__ import annotations

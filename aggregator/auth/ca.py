@@ -1,6 +1,6 @@
 """A certificate authority for a small cluster: ECDSA P-256, certificates valid for a year, by the library `cryptography`.
 
-A larger site has one (SPIRE, Vault, cert-manager): its certificates serve as well (`principal.py`).
+Larger sites have their own CA (SPIRE, Vault, cert-manager): its certificates work as well (`principal.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bearer tokens: created, stored as hashes, verified, revoked.
 
-A token is `gangline_ID_SECRET`. The secret is 256 random bits, so that a plain SHA-256 of it suffices: what a slow
-hash is for, guessing, has nothing to try. The file tells nobody who reads it how to log in.
+A token is `gangline_ID_SECRET`. The secret has 256 random bits, so a plain SHA-256 suffices: a slow hash protects only
+guessable secrets. The file does not let its readers log in.
 """
 
 from __future__ import annotations

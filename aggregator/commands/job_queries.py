@@ -1,8 +1,8 @@
 """SQL of `gangline job`: the list of jobs, and the phases and pace of one job, now or in the past.
 
-The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time comes from the history (`past.*`) together
-with them, by the same rules, in steps as long as a picture can show: from all readings where these are few, else from
-the rollups by minute.
+The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time also reads the history (`past.*`), by the
+same rules, in steps as long as a picture can show. Steps come from all readings where these are few, else from the
+rollups by minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gangline mirror FILE`: writes the health of all nodes to a file that scheduler plugins read without a network call.
 
-The file is swapped whole every few seconds and says until when it is valid, so that it ends by itself: when this command, the
-aggregator or the network is gone, readers act as if there were no file.
+The file is replaced atomically every few seconds and contains its own expiry. So when this command, the aggregator or the
+network is down, readers soon act as if there were no file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Output formats of `gangline sql`: tables and records for people, query plans, CSV and JSON for programs.
 
-DuckDB turns the values of an answer into text, in CSV, JSON and tables alike: what it prints, it also reads.
+DuckDB converts all values to text, for CSV, JSON and tables alike, so it can read back what is printed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Why nothing fits: a minimal set of conflicting constraints, and the changes that resolve each.
 
-QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether something fits.
+QuickXplain (Junker, AAAI 2004) finds the set with few feasibility checks.
 """
 
 from __future__ import annotations

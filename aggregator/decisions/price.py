@@ -4,14 +4,14 @@
     v      = speed of the slowest member x topology factor
     lost   = interruptions per hour x (detect + decide + restart + interval / 2) + share spent on writing checkpoints
 
-The price is what is not useful of GPUs x hours, in parts that sum to it. `lost` is the first-order term of Young and Daly
-(A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals add too, as
-if all erred together: the error of a model is common to all hosts. Interruptions that do not grow with the gang are a term
-of their own: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
-Spot preemption is another: declared per hour and host, with a part of its own. Money is GPU-hours by the exchange rate of the
-request or its tenant, at the declared price of a GPU-hour of each node.
-Crossing a tier makes communication take longer. By how much is assumed until outcomes are reported: of even traffic among d
-domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
+The price is the part of GPUs x hours that is not useful, in components that sum to it. `lost` is the first-order term of
+Young and Daly (A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals
+add too, as if all errors were correlated, because a model's error is common to all hosts. Interruptions that do not grow with
+the gang are a separate term: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
+Spot preemption is another term: declared per hour and host, with its own component. Money is GPU-hours at the exchange rate
+of the request or its tenant, at the declared price of a GPU-hour of each node.
+Crossing a tier makes communication slower. The amount is assumed until outcomes are reported: of uniform traffic among d
+domains 1 - 1/d crosses, and crossing traffic takes `CROSSING` longer.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
          + what it loses from then to the job's end                 speed, topology, checkpoints, second failures
          + what the way itself costs                                GPUs that are missing, nodes that another job gives up
 
-Each duration is a random variable: lognormal, by its value and its 90 % interval. Totals are taken over the same points for
-all ways, evenly spread and fixed, so that one question has one answer; the mean decides, p50 and p90 come with it.
+Each duration is a lognormal random variable, given by its value and its 90 % interval. All ways are evaluated at the same
+fixed, evenly spread points, so one question has one answer. The mean decides; p50 and p90 are reported with it.
 """
 
 from __future__ import annotations

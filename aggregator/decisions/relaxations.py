@@ -1,7 +1,7 @@
 """Changes that make a gang fit: the smallest change of each constraint, and its cost.
 
-Each is tried on the whole request. A change that others would have to agree to (a job gives up nodes) or that takes time (repairs)
-says so in its price.
+Each is tried on the whole request. The price states if others must agree to a change (a job gives up nodes) or if it takes
+time (repairs).
 """
 
 from __future__ import annotations

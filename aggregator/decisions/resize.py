@@ -1,10 +1,10 @@
 """Whether a running gang should grow, shrink, move or stay: gain over the remaining hours against the cost of the change.
 
-    gain = (price of staying - price of the change, per hour) x hours that are left after it - useful work of the gang while it stands
+    gain = (price of staying - price of the change, per hour) x hours left after it - useful work of the gang while it stops
 
-Prices are those of `elastic`: of the same hours, against the GPUs of the largest size, so that a node that is given back counts with
-what a free GPU is worth. Hours left are no more than the work lasts at the speed after the change. A change counts only when
-its gain is above a margin and surely positive: each change then makes the price lower, and no two calls undo each other.
+Prices are those of `elastic`: over the same hours, against the GPUs of the largest size, so a returned node is worth as much
+as a free GPU. The hours left are limited to the remaining work at the new speed. A change counts only if its gain is above a
+margin and certainly positive: each change then lowers the price, and no two calls undo each other.
 """
 
 from __future__ import annotations

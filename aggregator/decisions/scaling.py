@@ -2,12 +2,13 @@
 
     throughput(n) = n / (a + b n + c log2 n), with a, b and c of 0 or more
 
-`a` is the work of a step that is divided among the nodes, `b` what is not divided (Amdahl, 1967), and `c` communication that
-takes a round for each doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between
-the sizes seen, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors:
-the one smooths noise, the other follows steps of a topology. Where the fit misses the sizes seen by more than noise (a gang that
-becomes slower with more nodes is none of its forms), the line weighs more. Beyond the sizes seen, several forms are tried, and their spread
-is the interval. Beyond twice the largest size seen only the interval counts, and the value is its lower end.
+`a` is the work of a step that is divided among the nodes, `b` the undivided work (Amdahl, 1967), and `c` communication that
+takes one round per doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between known
+sizes, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors: the fit
+smooths noise, the line follows steps of a topology. If the fit misses the known sizes by more than noise, the line weighs more
+(for example for a gang that slows down with more nodes, which the fit cannot express). Beyond the known sizes several forms
+are tried, and their spread is the interval. Beyond twice the largest known size only the interval counts, and the value is its
+lower end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drift: differences between what hosts registered and what was declared for them. Kept until either changes.
 
-What a host did not say is no difference: missing is not zero.
+A value that a host did not report is no difference: missing is not zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVIDIA's attribution service, answered from host health instead of logs: what a launcher should do about a failed job. No I/O.
 
-STOP ends a job until a person submits it again, so it is said only where the job's launcher uses a host, by its own word and after the failure,
-that has a fault which is certain and which a restart does not cure.
+STOP ends a job until a person submits it again. So it is returned only for a host that the job's launcher reports in use
+after the failure, and only if the host's fault is certain and not cured by a restart.
 """
 
 from __future__ import annotations

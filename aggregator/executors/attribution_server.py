@@ -1,6 +1,6 @@
 """HTTP server of the attribution service (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
 
-It has no login: whoever reaches the port learns which hosts of a running job have a fault. It changes nothing.
+It has no login: anyone who reaches the port learns which hosts of a running job have a fault. It changes nothing.
 """
 
 from __future__ import annotations

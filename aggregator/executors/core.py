@@ -1,7 +1,7 @@
 """Decides an executor's next steps from advice, scheduler state, ledger and clock, each with its reason. No I/O.
 
-Each call looks at everything anew, so that an executor that was killed at any point goes on from what the ledger and the scheduler
-say; the scheduler's word counts more. What a person changed stays as the person wants it.
+Each call evaluates everything afresh, so an executor that was killed at any point continues from the ledger and the
+scheduler's state. If the two differ, the scheduler is right. A person's change is never reverted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An executor's main loop: waits for advice, reads the scheduler, decides, writes the ledger, runs commands, reports.
 
-One thread decides and acts; another one watches advisories (`client.py`). The loop never raises out of a turn for what scheduler or
-aggregator do: it says so in the log, and tries again.
+One thread decides and acts; another watches advisories (`client.py`). Failures of the scheduler or the aggregator never end
+the loop: it logs them and retries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Responses of the scheduler extender, from the mirror file: bytes in, bytes out. No I/O.
 
-The answers are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of Volcano's
-plugin `extender`. Only names of the request are ever in an answer. Without a table of health that is valid now, all nodes pass.
+The responses are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of
+Volcano's plugin `extender`. A response contains only names from the request. Without a valid health table all nodes pass.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP server of the scheduler extender: one process that reads only the mirror file.
 
-A scheduler waits for each answer, so an answer is one write, and the file is read in a thread beside the one that answers.
+The scheduler blocks on each response, so a response is one write, and a second thread reads the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Flux, through its commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
 
-A mark is a drain under our reason: Flux lets running jobs go on, and drains outlive its restarts. Nothing of Flux ends a drain, so it
-stands until the executor, or `undo`, ends it. Flux refuses to drain a node that is drained already, so nobody's reason is overwritten.
+A mark is a drain with Gangline's reason: Flux lets running jobs continue, and drains survive its restarts. Nothing in Flux ends
+a drain, so it lasts until the executor, or `undo`, ends it. Flux rejects draining a drained node, so no other reason is
+overwritten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HTCondor, through its commands: `condor_status`, `condor_q`, `condor_drain`.
 
-A mark is a graceful drain of the machine under our reason: running jobs go on for as long as MAXJOBRETIREMENTTIME lets them. Nothing of
-HTCondor ends a drain, so it stands until the executor, or `undo`, cancels it, by the number that the machine gave that drain.
+A mark is a graceful drain of the machine with Gangline's reason: running jobs continue for up to MAXJOBRETIREMENTTIME. Nothing
+in HTCondor ends a drain, so it lasts until the executor, or `undo`, cancels it, by the id that the machine gave that drain.
 """
 
 from __future__ import annotations

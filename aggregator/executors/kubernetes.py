@@ -1,7 +1,7 @@
 """Kubernetes, through the API server: holds are taints with an end time, gangs are evicted by the eviction API.
 
-Nodes and pods are watched, so reading costs no call. Each change of a node tests the version that it was made from, and is made again from
-the newest one when somebody else was faster. A cordon is a person's: it is neither set nor taken away here.
+Nodes and pods are watched, so reading them costs no call. Each change of a node tests the resource version that it was computed
+from, and is recomputed on a conflict. A cordon belongs to a person: it is neither set nor removed here.
 """
 
 from __future__ import annotations

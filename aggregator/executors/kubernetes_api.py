@@ -1,6 +1,6 @@
 """Client of the Kubernetes API server over HTTPS, standard library only: identity, calls, paged lists, watches.
 
-Three ways in: the service account of a pod, a kubeconfig in JSON, or an address on this machine where `kubectl proxy` listens.
+Three ways to authenticate: a pod's service account, a kubeconfig in JSON, or a local address where `kubectl proxy` listens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Takes out one GPU instead of its node, with a `DeviceTaintRule` (dynamic resource allocation), where the API server has it.
 
-A rule is an object of its own, so nothing of others is ever changed. Its end is in an annotation, for nothing in Kubernetes ends one.
+Each rule is a separate object, so no object of others is changed. An annotation holds its end, because Kubernetes expires no
+rule.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Publishes the health of each node in Kubernetes: the condition `GanglineHealthy`, and a label with one of four buckets.
 
-Both are information: neither keeps a pod off a node. Each write is a patch of our own keys only, so others' labels and conditions stay.
+Both are information: neither keeps a pod off a node. Each write patches only Gangline's keys, so other labels and conditions
+stay.
 """
 
 from __future__ import annotations

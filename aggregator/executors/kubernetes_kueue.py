@@ -1,7 +1,7 @@
 """An admission check for Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
 
-Kueue owns the workload: its quota, its eviction, and the replacement of nodes of one that runs. Written here is the state of our own check
-alone, and only from Pending.
+Kueue owns the workload: its quota, its eviction, and the replacement of nodes. This module writes only the state of its own
+check, and only from Pending.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Marks of an executor on a node: a taint, and an annotation with the end of each hold; computes JSON patches. Pure.
 
-Taints are one atomic list, and nothing in Kubernetes ends one. So each patch tests the version of the node that it was made from, and
-the annotation says when a taint is past its end, for whoever takes it away.
+Taints are one atomic list, and Kubernetes expires no taint. So each patch tests the version of the node that it was computed
+from, and the annotation records when a taint expires, for anyone who removes it.
 """
 
 from __future__ import annotations

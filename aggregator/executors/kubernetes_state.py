@@ -1,7 +1,7 @@
 """State of executors in Kubernetes: the ledger in a ConfigMap, and a Lease that elects one active replica.
 
-Each write names the version that it replaces. A replica that lost the Lease without knowing cannot write the ledger any more, and without
-the ledger nothing is done.
+Each write names the version that it replaces. A replica that lost the Lease unknowingly can no longer write the ledger, and
+nothing is done without the ledger.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Support for job launchers (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
 
-The files are on a file system that jobs share and that may hang, so one thread of its own reads and writes them; what it has read counts for
-a minute. The executor's loop never waits for it.
+The files are on a shared file system that may hang, so a separate thread reads and writes them; its readings count for a
+minute. The executor's loop never waits for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a gang continues after its job was requeued: requests a plan and reports the recovery's duration. No I/O.
 
-The scheduler chooses the nodes; a plan is advice. It is waited for no longer than the job waits anyway.
+The scheduler chooses the nodes; a plan is advice. The executor waits for it no longer than the job waits anyway.
 """
 
 from __future__ import annotations

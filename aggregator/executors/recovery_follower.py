@@ -1,7 +1,7 @@
 """Follows requeued jobs until they run again: requests a plan meanwhile, and reports the duration of each part.
 
-Nothing here is needed for the job to run again: without a plan in time, and without an aggregator, the scheduler chooses. What a killed
-executor was following is not reported.
+The job can restart without it: without a plan in time, or without an aggregator, the scheduler chooses. Recoveries that a
+killed executor was following are not reported.
 """
 
 from __future__ import annotations

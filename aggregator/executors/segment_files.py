@@ -1,7 +1,7 @@
 """Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
-`segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and goes on if there is none.
-Only files with our first line are taken away.
+`segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and continues
+if there is none. Only files with Gangline's first line are removed.
 """
 
 from __future__ import annotations

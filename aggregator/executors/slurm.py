@@ -1,7 +1,7 @@
 """Slurm, through its commands only: `scontrol`, `squeue`, `scancel`.
 
-Users choose names and comments of jobs, so jobs are read by `squeue` with fields that users cannot write; a comment is asked for
-one job at a time. Parsing and running commands are apart.
+Users choose names and comments of jobs, so `squeue` reads jobs with fields that users cannot write; a comment is read one
+job at a time. Parsing is separate from running commands.
 """
 
 from __future__ import annotations

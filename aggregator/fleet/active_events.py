@@ -1,9 +1,8 @@
 """Active events: one record per device and kind of event that was reported and has not ended.
 
-A record ends when what it says is over: the host booted, the device was reset, it did not come again for
-so long, or another event takes it back (`active_events.py`). All of that goes by when an event happened, on
-the host's boot clock, and never by when it reached us: what an agent kept through an outage, tells again,
-or finds in the kernel's ring at its first start is as old as it is.
+A record ends when its condition is over: the host rebooted, the device was reset, the event did not recur for a given time,
+or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived. What an
+agent kept through an outage, repeats, or finds in the kernel's ring at its first start is as old as it is.
 """
 
 from __future__ import annotations

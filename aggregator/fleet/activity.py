@@ -1,7 +1,7 @@
 """Activity of each GPU, and its clock during each activity.
 
-A GPU's clock says something only while it computes. An idle GPU clocks down by itself; one that waits
-for others shows 100 % utilisation at low power (H100: about 150 W against 550 W) and tells nothing.
+A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. One that waits for others shows 100 %
+utilization at low power (H100: about 150 W against 550 W), and its clock means nothing.
 """
 
 from __future__ import annotations

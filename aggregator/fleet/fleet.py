@@ -1,6 +1,6 @@
 """The current state of the fleet: the latest readings of every host, in memory.
 
-Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones do not.
+Owned by one thread; takes no locks, does no I/O. Live frames update it, late ones do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales.
 
-A window of ten seconds finds a change within a minute, where it holds some steps of the job. A step of half a minute shows in
-each such window another part of itself: minutes show who is long in all of it, later.
+A window of ten seconds finds a change within a minute if it holds several steps of the job. With steps of half a minute each
+such window covers a different part of the step, so windows of minutes find the slow host, later.
 """
 
 from __future__ import annotations

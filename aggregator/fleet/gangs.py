@@ -1,10 +1,10 @@
 """Which hosts of a job wait for which: compares the hosts of one job in windows of ten seconds.
 
-In a synchronous job all ranks step together, so each does its share of work in the same wall time. What differs is how
-long it computes for it and how long it waits: the culprit is the host that does not wait. A window tells who that was,
-by the share of time in which the SMs were busy, and two minutes of windows whether it is always the same. More time at
-more work (a later pipeline stage, a longer sequence) is the workload's; more time at the same work is the host's.
-What befalls all alike, or a job of one host, no other host tells: that is held against the job's own past.
+In a synchronous job all ranks step together, so each does its share of work in the same wall time. They differ in how long
+they compute and how long they wait: the culprit is the host that does not wait. Each window names it, by the share of time
+in which the SMs were busy, and two minutes of windows show whether it is always the same. More time at more work (a later
+pipeline stage, a longer sequence) is caused by the workload; more time at the same work by the host. A slowdown of all hosts
+alike, or of a job on one host, cannot be compared with other hosts: it is compared with the job's own past.
 """
 
 from __future__ import annotations

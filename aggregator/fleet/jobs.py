@@ -1,6 +1,6 @@
 """Which jobs run on which GPUs, from the processes that agents report. `ops.jobs` shows the same in SQL.
 
-Kept by process, because a process is what begins, ends and dies; asked for by host and by job, each in a look-up.
+Stored by process, because processes begin and end; looked up by host and by job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The GPUs that each host has ever had: kept across boots, agent restarts and aggregator restarts.
 
-A host registers with the GPUs that it finds. What it had before and does not find is expected still
-(`contract/gpu_set.py` says until when). The store keeps it with the host's devices, as those of a kind of its own.
+A host registers with the GPUs that it finds. GPUs that it had before and does not find are still expected (until when:
+`contract/gpu_set.py`). The store keeps them among the host's devices, as a kind of their own.
 """
 
 from __future__ import annotations

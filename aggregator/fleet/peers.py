@@ -1,6 +1,6 @@
 """Peer groups: GPUs that match in everything that affects the clock, or in less of it where too few match.
 
-Simulated ones stand apart from real ones. A rack that is capped on purpose has peers of its own then, and is not slow.
+Simulated GPUs are never peers of real ones. A rack that is capped on purpose has its own peers and does not count as slow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step times that the ranks of jobs report (`gangline.steps`), by host and by gang. Preferred to inferred ones.
 
-A rank's row is `JOB/RANK`, by its host. It counts for the gang of its host if it bears the name of that gang's job, or if
-no process names that job and its hosts run nothing else: so a rank speaks for its own job only.
+A rank's row is `JOB/RANK`, on its host. It counts for the gang of its host if it has the name of that gang's job, or if no
+process names that job and its hosts run nothing else. So a rank affects its own job only.
 """
 
 from __future__ import annotations

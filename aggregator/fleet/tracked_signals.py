@@ -1,7 +1,7 @@
 """Signals that the fleet keeps in memory: only those that rules or runs of jobs read.
 
-The latest of all of 80,000 GPUs with their ports and links are 1.5 GB; of these, a sixth. What operators ask
-for is in the store, whose snapshot file has the latest of everything.
+All latest values of 80,000 GPUs with their ports and links would take 1.5 GB; these take a sixth. Operators query the store,
+whose snapshot file has the latest of everything.
 """
 
 from __future__ import annotations

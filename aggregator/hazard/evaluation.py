@@ -1,7 +1,7 @@
 """Evaluates a hazard model on days that it was not trained on: the table of a recording, by fixed definitions.
 
-Unit: a node that is up at 00:00, and the day. Positive: a fault of it starts within 7 days. Learned from what was known
-at the split, judged on the days after it whose 7 days end within the recording.
+Unit: a node that is up at 00:00, and the day. Positive: it has a fault that starts within 7 days. The model is trained on what
+was known at the split, and evaluated on later days whose 7 days end within the recording.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State of each node at each midnight: up or down, since when, and its number of failures.
 
-A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing at a day is of later than its 00:00.
+A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; a day's values use nothing later than its 00:00.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measured features of a host for the hazard model: zero where all is normal or nothing is known.
 
-Values are as they are measured, and so are they stored and told of; the model weighs a rising function of each, of the
-size of one where something is plainly wrong, so that one ridge holds all of them alike.
+Values are stored and reported as measured. The model weighs an increasing function of each, scaled to about one where
+something is clearly wrong, so that one ridge penalty suits all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics of a ranking and its probabilities, with bootstrap intervals by node.
 
-Units that rank alike are treated as one: each figure is what a random order among them gives on average.
+Units of equal rank are averaged: each figure is the mean over all orders among them.
 """
 
 from __future__ import annotations

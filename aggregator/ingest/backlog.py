@@ -1,6 +1,6 @@
 """Rate limits on late data: late frames of one host, those of all hosts, and reconnecting agents.
 
-Decisions only: times are seconds of any steady clock, handed in.
+Decisions only: the caller passes times, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations

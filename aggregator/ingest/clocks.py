@@ -1,8 +1,8 @@
 """Offset of each host's clocks from the aggregator's, estimated from message arrival times.
 
-Boot time never jumps, so (our clock - boot time) is constant but for the delay on the way: the
-smallest of the last minutes is the best estimate (as NTP's clock filter, RFC 5905 section 10). A
-host's wall clock is judged against that, not against the arrival of a single message.
+Boot time never jumps, so (aggregator's clock - boot time) is constant except for network delay: the smallest value of the last
+minutes is the best estimate (as in NTP's clock filter, RFC 5905 section 10). A host's wall clock is compared with that
+estimate, not with the arrival of a single message.
 """
 
 from __future__ import annotations

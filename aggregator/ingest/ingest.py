@@ -1,6 +1,6 @@
 """Ingests messages into the fleet and the store: validated, timed, deduplicated, acknowledged.
 
-Owned by the loop's thread; knows nothing of gRPC.
+Owned by the event loop's thread; independent of gRPC.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Alarms of the aggregator about itself: figures in, raised and cleared findings out. No I/O, no clock.
 
-An alarm is raised when its figure has stood above `above` for `hold_seconds`, and cleared when it has
-stood at or below `below` for `rest_seconds`: between the two nothing changes. A figure that is not known
-changes nothing either: missing is neither well nor sick.
+An alarm is raised when its figure has been above `above` for `hold_seconds`, and cleared when it has been at or below `below`
+for `rest_seconds`. Between the two it keeps its state. An unknown figure also keeps it: missing is neither good nor bad.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Self-monitoring of the aggregator: a thread that collects figures, evaluates alarms and serves /metrics.
 
-A thread of its own, so that a loop that stands still, or a disk that does, is told of rather than waited for.
+It is a separate thread, so it still reports when the event loop or a disk hangs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The query log: who ran what, how long it took, and its outcome, one JSON object per line in DATA/queries.log.
 
-The statement is logged as it was sent, its first characters: whoever puts a secret into SQL has it logged.
-How a caller proved who it is (token, certificate) is never in it.
+The first characters of each statement are logged as sent, so a secret in SQL ends up in the log. The caller's credentials
+(token, certificate) never do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Averages what each job's GPUs do while it runs: a sum and a count per GPU and number, in arrays.
 
-A second costs some passes over the arrays of all GPUs, whatever the number of jobs. Belongs to the fleet's thread.
+Each second costs a few passes over the arrays of all GPUs, for any number of jobs. Belongs to the fleet's thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """SQL of evidence: each query returns exactly the rows from which its number was computed.
 
-Names in it are quoted, times are written out: it returns the same rows for as long as these are kept. What peers are
-alike in (power limits, modes, drivers and what else hosts register) is of now: another driver since then, and a peer is
-shown beside others.
+Names are quoted and times are absolute: the query returns the same rows while these are kept. Peer properties (power limits,
+modes, drivers and other registered values) are current ones: after a driver change, a peer appears in another group.
 """
 
 from __future__ import annotations

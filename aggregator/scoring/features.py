@@ -1,7 +1,8 @@
 """Features known of a host when its hazard is computed: for training, and stored with it.
 
-One list of columns, `SCORE_FEATURE_NAMES`: those of the history of faults and OBSERVED_NAMES, what is measured, in the order of
-`hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED_NAMES of each day's first for longer.
+The columns are one list, `SCORE_FEATURE_NAMES`: the history features and the measured ones (OBSERVED_NAMES) in the order of
+`hazard.features`, then those that no model uses. All are stored with each score; the first OBSERVED_NAMES of each day are kept
+longer.
 """
 
 from __future__ import annotations

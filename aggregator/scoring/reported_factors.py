@@ -1,6 +1,6 @@
 """Price factors from scheduler reports, in the form that each snapshot carries.
 
-`decisions/calibration.py` estimates them. A factor of which nobody reported is not there: its assumed constant stands.
+`decisions/calibration.py` estimates them. A factor without reports is absent: its assumed constant applies.
 """
 
 from __future__ import annotations

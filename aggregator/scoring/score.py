@@ -1,12 +1,12 @@
 """Computes the score of a host from its symptoms: hazard, relative speed, score with 90 % interval, and evidence.
 
-Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time
-Data, chapter 8). The calm hazard is that of the host without a symptom: base x a model's parts x outcomes. A fault that
-alone makes an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
-Several symptoms of one device are most likely one fault, and so are those of several devices that share their cause: the
-largest hazard counts, the others confirm it.
-Evidence tells what it adds twice: per hour (`hazard_delta`: without its fault the hazard is lower by that), and to
-ln(hazard) after those before it, so that a stored score computes again from its row.
+Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data,
+chapter 8). The calm hazard is that of the host without a symptom: base x a model's factors x outcomes. A fault that alone makes
+an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
+Several symptoms of one device are most likely one fault, and so are those of several devices with a common cause: the largest
+hazard counts, the others confirm it.
+Evidence states its contribution twice: per hour (`hazard_delta`, by which the hazard would be lower without its fault), and to
+ln(hazard) after the evidence before it, so that a stored score can be recomputed from its row.
 """
 
 from __future__ import annotations

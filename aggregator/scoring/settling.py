@@ -1,6 +1,6 @@
 """Settling after a restart: a host gets no better state than before until it has reported for a minute.
 
-Missing is neither zero nor healthy, and our restart is not the hosts' fault.
+Missing data is neither zero nor healthy, and an aggregator restart is not the hosts' fault.
 """
 
 from __future__ import annotations

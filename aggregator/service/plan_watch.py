@@ -1,7 +1,7 @@
 """Watches a plan: checks it against each snapshot, and sends a new one when it is invalid or another is better.
 
-A scheduler that asks again and again gets another set of nodes whenever two cost nearly the same. Here a plan stays what it
-is for as long as it holds and no other one is cheaper by a margin.
+A scheduler that polls gets another set of nodes whenever two cost nearly the same. A watched plan stays the same while it holds
+and no other is cheaper by a margin.
 """
 
 from __future__ import annotations

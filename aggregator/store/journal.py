@@ -1,13 +1,11 @@
 """The event journal: keeps each event on disk, before it is acknowledged, until the store has it.
 
-A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), when it was received
-and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian.
-A record that is cut off at the end was never receipted, for a receipt follows the fsync. One that is
-damaged, or of another version, is skipped, and the next good one is looked for.
+A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), arrival time and event time (u64 ns each,
+aggregator's clock), the HealthEvent as protobuf. Little endian. A record cut off at the end was never acknowledged, because
+the receipt follows the fsync. A damaged record, or one of another version, is skipped up to the next good one.
 
-The file loses what the store has: it is emptied once nothing waits, and written anew with what waits
-once that is the smaller part of it. It is replaced by rename, so that a crash leaves the file before or
-the file after; both have all that waits.
+Records that the store has are removed: the file is emptied once none is pending, and rewritten once the pending ones are the
+smaller part. It is replaced by rename, so a crash leaves either the old or the new file; both have all pending records.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Recent readings in the live file: one table per catalogue table and five minutes of arrival, and their views.
 
-The minutes are those in which readings were committed, so that closed ones stay closed however late
-a reading comes. What is closed leaves for Parquet (`aggregator/history`) and its table is dropped; a
-DELETE would not give the file's space back.
+The five minutes are those of the commit, so a closed table stays closed however late a reading comes. A closed table is exported
+to Parquet (`parquet/export.py`) and dropped; a DELETE would not free the file's space.
 
-`live.X` is what is in this file, `past.X` what is in Parquet, `readings.X` both: only the first two are
-made anew when something comes or goes, so that a commit never touches a Parquet file. Each has a digest of what it was
-made of as its comment, so that a start makes only those that are not right: to replace a view takes its comment away,
-whoever does it.
+`live.X` is in this file, `past.X` in Parquet, and `readings.X` is both. Only the first two are recreated when tables or files
+change, so a commit never touches a Parquet file. Each view has a digest of its definition as its comment, so that a start
+recreates only outdated ones. Replacing a view removes its comment.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The snapshot file for operators: latest readings and the last minutes, in its own small DuckDB file.
 
-Written under a temporary name and renamed into place, so that whoever opens it finds it
-whole; a reader that has the one before open keeps it. It holds the same names as the live file.
-What there is no room for is left out oldest first, and `snapshot.left_out` says so. What hardly changes
-stands in a base beside it, which is copied as bytes: to write it again would cost more than all else.
+It is written under a temporary name and renamed, so readers find it complete; a reader of the previous file keeps that one. It
+has the same names as the live file. If space runs out the oldest rows are left out and listed in `snapshot.left_out`. Data that
+rarely changes is in a base file, which is copied as bytes, because rewriting it would cost more than everything else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When the snapshot file is written: on request of a newer one, and at a low rate otherwise.
 
-A question names the moment that its file must cover. A process beside the aggregator, which has the data folder and no
-connection, asks through a file in that folder (`RequestFile`, `request`). How often a file is made is limited by what one costs.
+A query names the time that its file must cover. A process that has the data folder but no connection requests a file through a
+file in that folder (`RequestFile`, `request`). The cost of a file limits how often one is made.
 """
 
 from __future__ import annotations

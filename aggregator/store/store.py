@@ -1,8 +1,8 @@
 """The store: a bounded queue and one writer thread that owns one DuckDB file.
 
-What is submitted is durable once its callback has been called, never before. A commit that fails
-is tried again for as long as it takes; meanwhile nothing is receipted and, once the queue is full,
-`submit_frame` says no, so that a full disk costs neither readings nor memory.
+Submitted data is durable once its callback is called, never before. A failed commit is retried until it succeeds. Meanwhile
+nothing is acknowledged and, once the queue is full, `submit_frame` rejects frames. So a full disk loses no readings and uses no
+more memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Interprets an XID or SXID by the codes close to it in time, equally on the host and at the aggregator.
 
-Pure: who keeps records, for how long, and what ends one, is each side's own.
+Pure: each side decides how long it keeps records, and what ends one.
 """
 
 from __future__ import annotations

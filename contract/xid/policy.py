@@ -1,7 +1,7 @@
 """The policy of XIDs and SXIDs: severity and action for each code of NVIDIA's drivers.
 
-The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
-What a line says beyond its code is `decode.py`'s to read; `refine` lays it over the row.
+The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is loaded on first use. `decode.py` parses details of a log
+line, and `refine` applies them to the row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """GPUs slower than their peers, and why: heat, power, settings, or unexplained.
 
-Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits
-for a slow peer is its victim. All that share a cooling loop or a power supply are slow together, and may be most of
-each other's peers: where somebody has declared what a host shares, one that heat or a brake holds is compared with its
-own past too, and what they share is found as one cause (`advisories/shared_causes.py`).
+Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits for a slow peer is its
+victim. All GPUs that share a cooling loop or a power supply slow down together, and may be most of each other's peers. So if
+shared infrastructure is declared, a GPU limited by heat or power brake is also compared with its own past, and the shared part
+is found as one cause (`advisories/shared_causes.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hosts that differ from their declaration: fewer GPUs, another driver, a narrower slot.
 
-What a host did not say is no difference: missing is not zero.
+A value that a host did not report is no difference: missing is not zero.
 """
 
 from __future__ import annotations

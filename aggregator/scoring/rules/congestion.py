@@ -1,7 +1,7 @@
 """A congested network: all hosts of a job move less data while their ports wait more. No host is blamed.
 
-Who waits for a slow host sends less too, but its ports have nothing to send and wait for nothing. A bad link makes others
-wait as well, and is named by its own rules: then nothing is said here.
+Hosts that wait for a slow host also send less, but their ports have nothing to send and do not wait. A bad link makes others
+wait too, but its own rules name it; then this rule reports nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Hosts that slow down their gang, from who waits for whom (`fleet/gangs.py`), and whether the host causes it.
 
-A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds) and more
-often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's.
-Longer at more work is the workload's (a pipeline stage, long sequences), and gaps on all hosts alike are a shared
-service's; no host is to blame for either.
+A verdict on a host needs two minutes of windows in which it was the slow host: seven of ten windows (thresholds), more often
+than random stalls would choose it, and few other hosts of its gang equally slow. Otherwise the cause is the gang's. Longer
+time at more work is caused by the workload (a pipeline stage, long sequences), and gaps on all hosts alike by a shared
+service; no host is blamed for either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPUs that a host had, or was declared to have, and lacks now; and GPU hosts whose GPUs are all unread.
 
-Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no sounder than with eight, and one
-that boots with none is no host without GPUs.
+Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no healthier than with eight, and one that
+boots with none is still a GPU host.
 """
 
 from __future__ import annotations

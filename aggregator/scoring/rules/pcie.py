@@ -1,7 +1,7 @@
 """PCIe links that run narrower or slower than both ends support: judged only under traffic.
 
-An idle link shrinks by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: what
-a link can do is the less of what its two ends can.
+An idle link narrows by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: a link's capability is
+the smaller of its two ends'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes a consistent copy of a store as of one moment, while ingest continues.
 
-A backup is a folder named after its moment, which has everything: the file with its WAL folded in, the
-event journal, the permit, and the Parquet files; those that the backup before has already are linked from it.
+A backup is a folder named after its time with everything in it: the file with its WAL merged, the event journal, the permit, and
+the Parquet files. Files that the previous backup already has are hard-linked from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rewrites the store without its free space, while ingest continues.
 
-A DuckDB file keeps the blocks of what was dropped, and uses them again; it hardly ever becomes shorter. So the
-tables are copied to a new file beside it: those of the hours, to which rows are only ever added, in turns until
-little is missing; then, between two commits, the rest, and the new file takes the place of the old.
+A DuckDB file keeps and reuses the blocks of dropped tables; it hardly ever shrinks. So the tables are copied to a new file beside
+it. Append-only tables are copied first, in passes until little is missing. The rest follows between two commits, and then the
+new file replaces the old one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute.
 
-Steps, a crash between any two of which loses and doubles nothing: written, synced, revealed (each file),
-recorded (one transaction that also drops the live table), published. Until `recorded` the rows are the
-live table's, and what lies in the folder is found at the next start and removed.
+The steps are: write, sync, reveal (each file), record (one transaction that also drops the live table), publish. A crash between
+any two loses and duplicates nothing. Until `record` the rows are the live table's, and the next start removes leftover files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The history thread: moves closed readings out of the live file, and maintains what it moved.
 
-In short turns, each of some steps of one job: exports first, then room on the disk, merging, retention,
-parts, and a look whether what was written is still so.
+It works in short turns of a few steps of one job each: exports first, then disk space, merging, retention, parts, and a check of
+written files.
 """
 
 from __future__ import annotations

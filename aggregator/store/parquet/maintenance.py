@@ -1,6 +1,6 @@
 """Maintenance of the history folder: leftovers, disk space, merging, retention, parts, reloading.
 
-Each is a generator that yields between its steps, words when it did something; `history.py` takes the steps.
+Each job is a generator that yields between its steps, with a message when it did something; `history.py` runs the steps.
 """
 
 from __future__ import annotations

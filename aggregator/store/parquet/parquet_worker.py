@@ -1,11 +1,11 @@
 """`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts and rolls up readings, writes Parquet files.
 
-A process of its own that goes last at the processor: in the aggregator's own, commits would wait for it, for a
-processor and for Python's lock. It opens nothing of the store. Readings come to it as a file in memory, and what it
-writes counts only once the aggregator has synced, named and recorded it: wherever it is killed nothing is lost.
+It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
+opens no file of the store. Readings arrive as a file in memory, and its output counts only once the aggregator has synced,
+named and recorded it, so killing it at any point loses nothing.
 
-Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each
-with `{"value": ..}` or `{"error": words}`. A packet is short, however many hosts there are: Linux takes no more than 200 KB.
+Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each with
+`{"value": ..}` or `{"error": words}`. Packets are short for any number of hosts, because Linux takes no more than 200 KB.
 """
 
 from __future__ import annotations

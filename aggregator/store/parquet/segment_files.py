@@ -1,8 +1,8 @@
 """Segments: the Parquet files of the data folder, as the table `segments` records them.
 
-A file counts from when it is recorded until it is marked as gone. It is written under a temporary name,
-fsynced and renamed before it is recorded, and unlinked after its mark is durable: whatever is killed
-between, each row is in the live file or in one recorded file.
+A file counts from when it is recorded until it is marked as deleted. It is written under a temporary name, fsynced and renamed
+before it is recorded, and unlinked after its mark is durable. So after a crash each row is in the live file or in one recorded
+file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Views over the Parquet files: the same for the live file and for any other DuckDB.
 
-Files are taken together by the day in which they were received and by their columns, each group with
-the span of its readings as a condition: a query for some minutes opens the files of one day, and plans
-over a handful of groups however many files there are.
+Files are grouped by the day of arrival and by their columns, each group with the time span of its readings as a condition. So a
+query for some minutes opens the files of one day, and plans over a few groups for any number of files.
 """
 
 from __future__ import annotations
