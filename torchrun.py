@@ -79,7 +79,7 @@ def ask(path: str, seconds_max: float = ASK_SECONDS_MAX) -> HealthAnswer | None:
             )
             return _answer(connection, deadline)
     except (OSError, ValueError) as error:
-        log.info("gangline: the agent at %s gave no answer (%s); this host joins", path, error)
+        log.info("gangline: the agent at %s did not answer (%s); this host joins", path, error)
         return None
 
 

@@ -200,7 +200,7 @@ class AgentConfig:
     )
     state_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/state"),
-        description="folder of what must survive a restart, such as the position in the kernel log",
+        description="folder for state that must survive a restart, such as the position in the kernel log",
     )
     run_folder: str = setting(
         "",

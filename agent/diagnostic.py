@@ -117,7 +117,7 @@ def _load(content: bytes) -> dict[str, Any]:
     try:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NotAReport(f"no JSON: {error}") from None
+        raise NotAReport(f"not JSON: {error}") from None
     assert isinstance(root, dict)  # it begins with a brace
     return root
 

@@ -91,7 +91,7 @@ class GpuList:
         except OSError as error:
             self.last_error = f"{self._path}: {error.strerror}"
         except ValueError as error:
-            self.last_error = f"{self._path}: {error}; it is begun anew"
+            self.last_error = f"{self._path}: {error}; the list is created anew"
         return {}
 
     def _store(self, expected: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ def parse_gpus(content: bytes) -> dict[str, str]:
         gpus = json.loads(content)["gpus"]
         items = list(gpus.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"holds no list of GPUs: {str(error)[:200]}") from error
+        raise ValueError(f"does not contain a list of GPUs: {str(error)[:200]}") from error
     if len(items) > GPUS_MAX:
         raise ValueError(f"{len(items)} GPUs, at most {GPUS_MAX}")
     for key, at in items:
@@ -128,7 +128,7 @@ def parse_gpus(content: bytes) -> dict[str, str]:
             or not is_uuid(key)
             or max(len(key), len(at)) > NAME_CHARACTERS_MAX
         ):
-            raise ValueError(f"{key[:40]!r} is no GPU with its PCI address")
+            raise ValueError(f"{key[:40]!r} is not a GPU with its PCI address")
     return dict(items)
 
 

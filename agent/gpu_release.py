@@ -129,7 +129,7 @@ def unreleased_handles(
     blockers = blocking(found, nodes, devices)
     pairs = sorted({(address, holder.process_id) for holder, address in blockers})
     if not pairs and samplers.may_hold(devices):
-        return [UnreleasedHandle("", 0, stuck or "a sampler has not let go")]
+        return [UnreleasedHandle("", 0, stuck or "a sampler has not released it")]
     return [UnreleasedHandle(address, process_id, stuck) for address, process_id in pairs]
 
 
@@ -249,7 +249,7 @@ def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[Released
             return []
         found = [_parse_entry(each) for each in document["released"][:RELEASED_GPUS_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"is no list of released GPUs: {str(error)[:200]}") from error
+        raise ValueError(f"is not a list of released GPUs: {str(error)[:200]}") from error
     latest_ns = now_ns + int(RELEASE_SECONDS_MAX * 1e9)
     return [each for each in found if now_ns < each.until_ns <= latest_ns]
 
@@ -257,9 +257,9 @@ def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[Released
 def _parse_entry(entry: dict[str, object]) -> ReleasedGpu:
     address, until_ns, reason = entry["gpu"], entry["until_ns"], entry["why"]
     if address is not None and not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
-        raise ValueError(f"{str(address)[:40]!r} is no PCI address")
+        raise ValueError(f"{str(address)[:40]!r}  is not a PCI address")
     if not isinstance(until_ns, int) or not isinstance(reason, str):
-        raise TypeError("a time or a reason is none")
+        raise TypeError("a time or a reason is invalid")
     return ReleasedGpu(
         address, until_ns, "".join(filter(str.isprintable, reason))[:REASON_CHARACTERS_MAX]
     )

@@ -57,10 +57,7 @@ class FileStability:
         changed = [name for name in names if before.get(name) != self._digests.get(name)]
         if not changed:
             return ""
-        return (
-            f"{min(changed)}: was written again and again for a minute, and says something else each time: it may be half "
-            "written. Write it only when there is news"
-        )
+        return f"{min(changed)}: changed continuously for a minute, so it may be incomplete. Write it only when its content changes"
 
 
 log = logging.getLogger(__name__)

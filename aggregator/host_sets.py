@@ -58,7 +58,7 @@ def _count(item: str) -> int:
 def _range_count(text: str) -> int:
     found = _RANGE.fullmatch(text.strip())
     if not found:
-        raise HostSetError(f"[{text[:20]}] is no range: expected numbers as [001-016,020]")
+        raise HostSetError(f"[{text[:20]}] is not a range: expected numbers as [001-016,020]")
     first, last = found[1], found[2] or found[1]
     padded = any(len(one) > 1 and one.startswith("0") for one in (first, last))
     if int(last) < int(first) or (padded and len(first) != len(last)):

@@ -245,7 +245,7 @@ class JudgeLoop:
     def _apply_clock_jump(
         self, message: str, jump_ns: int, now_ns: int, *, suspended: bool = False
     ) -> None:
-        log.warning("%s %.0f s: hosts are as fresh as they were", message, jump_ns / 1e9)
+        log.warning("%s %.0f s: the ages of hosts' readings are kept", message, jump_ns / 1e9)
         self.fleet.apply_clock_jump(jump_ns, now_ns, suspended=suspended)
         self.ingest.sessions.apply_clock_jump(jump_ns, now_ns)
         self._jump_ns += jump_ns

@@ -26,10 +26,10 @@ def check_folder(folder: Path) -> None:
         status = os.stat(folder)
     except OSError as error:
         raise MirrorFileError(
-            f"{folder}: {error.strerror}; make it: install -d -m 755 -o USER {folder}"
+            f"{folder}: {error.strerror}; create it: install -d -m 755 -o USER {folder}"
         ) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise MirrorFileError(f"{folder} is no folder")
+        raise MirrorFileError(f"{folder} is not a folder")
     if status.st_mode & OTHERS_WRITE:
         raise MirrorFileError(
             f"users other than its owner may write to {folder} and could replace the file. Run "

@@ -245,7 +245,7 @@ def parse(content: bytes) -> Mirror:
     line, newline, rest = content.partition(b"\n")
     match = _HEAD.fullmatch(line.decode("ascii", "replace"))
     if match is None or not newline:
-        raise MirrorError(f"its first line is none of {MAGIC} {VERSION}, or half of one")
+        raise MirrorError(f"its first line is not a complete first line of {MAGIC} {VERSION}")
     checksum, summed, line_bytes, file_bytes, computed, valid_until, count, record, *others = (
         match.groups()
     )
@@ -274,12 +274,12 @@ def parse(content: bytes) -> Mirror:
 def _parse_record(record: str) -> MirrorNode:
     match = _RECORD.fullmatch(record[:-1])
     if match is None:
-        raise MirrorError(f"a record is not as it should be: {record[:40]!r}")
+        raise MirrorError(f"malformed record: {record[:40]!r}")
     name, bucket, ready, score, hazard, speed, state, reason = match.groups()
     try:
         numbers = float(score), float(hazard), float(speed)
     except ValueError:
-        raise MirrorError(f"a number of {name[:64]} is none") from None
+        raise MirrorError(f"a number of {name[:64]} is invalid") from None
     return MirrorNode(name, int(bucket), ready == "1", *numbers, state, reason)
 
 

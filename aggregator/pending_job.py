@@ -88,7 +88,7 @@ def _names(text: str) -> frozenset[str]:
     try:
         return frozenset(expand_hosts(text, NODES_MAX))
     except HostSetError as error:
-        raise MirrorError(f"{text[:80]!r} is no list of nodes: {error}") from error
+        raise MirrorError(f"{text[:80]!r} is not a list of nodes: {error}") from error
 
 
 def _words(text: str) -> frozenset[str]:

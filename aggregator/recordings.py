@@ -125,7 +125,7 @@ class RecordingExchange:
         if pending.total_bytes < 0:
             if self.answer_bytes + piece.total_bytes > ANSWER_BYTES_MAX:
                 raise ResourceExhausted(
-                    f"recordings of {ANSWER_BYTES_MAX} bytes are on their way already",
+                    f"recordings of {ANSWER_BYTES_MAX} bytes are already being sent",
                     REQUEST_RETRY_SECONDS,
                 )
             pending.total_bytes, pending.stored = piece.total_bytes, list(piece.stored)

@@ -109,8 +109,8 @@ class Reservations:
         assert not any(host in self._by_host for host in hosts)
         if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:
             raise ResourceExhausted(
-                f"{len(self._active)} reservations of {len(self._by_host)} nodes stand, at most {RESERVATIONS_MAX} of "
-                f"{HOSTS_MAX}: release some, or wait until they expire",
+                f"{len(self._active)} reservations of {len(self._by_host)} nodes are active, at "
+                f"most {RESERVATIONS_MAX} of {HOSTS_MAX}. Release some, or wait until they expire",
                 RETRY_SECONDS,
             )
         # Also above those of a file that was lost.
@@ -128,7 +128,8 @@ class Reservations:
         one = self._find(name, owner, token)
         if one is None:
             raise NotFound(
-                f"{name[:100]!r} has expired or was released, or never was: reserve again, and stop acting on its nodes"
+                f"{name[:100]!r} has expired, was released, or never existed. Reserve again, and "
+                "stop using its nodes"
             )
         renewed = one._replace(expire_ns=self._steady_ns() + ttl_ns, ttl_ns=ttl_ns)
         self._active[one.token] = renewed
@@ -180,7 +181,7 @@ class Reservations:
             raise PermissionDenied(f"{name} is of {one.owner!r}, not of {owner!r}")
         if one.token != token:
             raise EtagMismatch(
-                f"fencing_token {token} is not that of {name}: send the token that Reserve gave"
+                f"fencing_token {token} is not that of {name}: send the token that Reserve returned"
             )
         return one
 

@@ -266,7 +266,7 @@ def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[PolicyRow]:
         try:
             row = _row(entry)
             if row.name in names:
-                raise PolicyError("stands in the table twice")
+                raise PolicyError("is in the table twice")
         except (PolicyError, TypeError, KeyError, OverflowError) as error:
             where = f"{_line_of(text, '[[row]]', number)}row {_printable(str(entry.get('name')))!r}"
             raise PolicyError(f"{where}: {_printable(str(error))}") from error
@@ -306,7 +306,7 @@ def _row(entry: dict[str, Any]) -> PolicyRow:
     if "hidden_by" in entry and not _NAME.fullmatch(entry["hidden_by"]):
         raise PolicyError("hidden_by: expected a row's name, as driver_hung")
     if not entry.get("source"):
-        raise PolicyError('source: say where the limit is from, or "assumed"')
+        raise PolicyError('source: state the source of the limit, or "assumed"')
     values = dict(entry)
     for key in ("when", "unless"):
         values[key] = tuple(_condition(one) for one in entry.get(key, ()))

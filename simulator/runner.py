@@ -377,6 +377,7 @@ def raise_file_limit(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < count:
         if hard != resource.RLIM_INFINITY and hard < count:
             raise OSError(
-                f"needs {count} open files, {hard} are allowed: name fewer hosts or raise `ulimit -n`"
+                f"needs {count} open files, {hard} are allowed. Use fewer hosts, or raise `ulimit "
+                "-n`"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -58,7 +58,7 @@ WELL = score("a", "HEALTHY")
         ([XID, HEAT, WELL], ""),
         ([XID, HEAT], "2 of 3 hosts have a score"),
         ([XID, HEAT, score("a", "UNKNOWN")], "2 of 3 hosts have a score"),
-        ([XID, WELL, score("b", "HEALTHY")], "b (thermal) does not stand among the worst 2"),
+        ([XID, WELL, score("b", "HEALTHY")], "b (thermal) is not among the worst 2"),
         (
             [XID, score("b", "DEGRADED", "REASON_PCIE"), WELL],
             "b (thermal) stands there for REASON_PCIE: ",

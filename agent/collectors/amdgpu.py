@@ -217,7 +217,9 @@ class MetricsTables:
         try:
             layout = layout_of(self._files.data(number))
             if state == SHORT:
-                raise MetricsError(f"gpu_metrics {layout.revision} ends before what it had before")
+                raise MetricsError(
+                    f"gpu_metrics {layout.revision} is shorter than at the last reading"
+                )
             plan(self._files, number, layout)
         except MetricsError as error:
             self.errors[number] = self._error_of(number, str(error))

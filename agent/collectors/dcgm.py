@@ -168,10 +168,10 @@ class DcgmListener(Collector):
         where = self._roots.dcgm_address
         if error.code == library.VERSION_MISMATCH:
             return AccessDenied(
-                f"the host engine at {where} is of another major than the library: {error}"
+                f"the host engine at {where} has another major version than the library: {error}"
             )
         if error.code == library.NO_PERMISSION:
-            return AccessDenied(f"the host engine at {where} refuses us: {error}")
+            return AccessDenied(f"the host engine at {where} rejected the connection: {error}")
         return NoData(f"no DCGM host engine answers at {where}: {error}")
 
     def _lose(self, error: DcgmError, now_ns: int) -> None:

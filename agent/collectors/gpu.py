@@ -82,9 +82,7 @@ class NvmlCollector(Collector):
         if sweep is not None:
             sweep.run()
             if sweep.ended:
-                self._on_driver_lost(
-                    NvmlError("NVML lost the driver, and is opened anew", sweep.ended)
-                )
+                self._on_driver_lost(NvmlError("NVML lost the driver and is reopened", sweep.ended))
         blocks = self._blocks
         self._after_sweep()
         self.access_error = self._access_error(sweep)

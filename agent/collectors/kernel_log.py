@@ -214,10 +214,10 @@ class KernelLog(Collector):
             )
         if error.errno == errno.EACCES:
             return AccessDenied(
-                f"{self._path} may not be opened; open it with: chmod a+r {self._path}"
+                f"{self._path}: permission denied; allow it with: chmod a+r {self._path}"
             )
         if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
-            return NoData(f"no {self._path}; a container is given it by --device=/dev/kmsg")
+            return NoData(f"no {self._path}; in a container, pass --device=/dev/kmsg")
         return RuntimeError(f"{self._path}: {error.strerror}")
 
 

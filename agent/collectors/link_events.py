@@ -408,7 +408,4 @@ def as_health_event(event: LinkEvent, wall_time_ns: int) -> telemetry_pb2.Health
 
 def _refusal_message(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, str(error))
-    return (
-        f"netlink is refused ({name}): links that go are noticed within a second and not at once; "
-        "allow it: RestrictAddressFamilies=AF_NETLINK in the agent's unit"
-    )
+    return f"netlink is blocked ({name}): link changes are noticed within a second, not at once; allow it: RestrictAddressFamilies=AF_NETLINK in the agent's unit"

@@ -381,7 +381,8 @@ class LinkDetails(ExcludingCollector):
                 ) from error
             if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
                 raise AccessDenied(
-                    "generic netlink is refused; allow it: RestrictAddressFamilies=AF_NETLINK in the "
+                    "generic netlink is blocked; allow it: RestrictAddressFamilies=AF_NETLINK in "
+                    "the "
                     "agent's unit"
                 ) from error
             raise

@@ -247,7 +247,7 @@ class NvmlSession:
             if self.nvml is None:
                 self.nvml = open_nvml(self._roots)
         except (NoData, AccessDenied, NvmlError) as reason:
-            log.info("not warm: %s", reason, extra={"cause": "gpu.warm"})
+            log.info("NVML is not preloaded: %s", reason, extra={"cause": "gpu.warm"})
 
     def _give_up(self, reason: Exception, now_ns: int) -> None:
         """Let go, and give the same answer until it is time to look again."""

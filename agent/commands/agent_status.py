@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     status, why = read_status((options.run_folder,) if options.run_folder else FOLDERS)
     if status is not None and status["agent"] is None:
-        status, why = None, "the agent is of a version that does not say how it stands"
+        status, why = None, "the agent's version is too old to report its state"
     if status is None:
         if options.json:
             print(json_object({"known": False, "why": why}))

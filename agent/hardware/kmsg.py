@@ -47,7 +47,7 @@ def parse_record(data: bytes) -> KmsgRecord:
     """
     head = _HEAD.match(data)
     if head is None:
-        raise ValueError(f"no record of the kernel's log: {data[:40]!r}")
+        raise ValueError(f"not a record of the kernel log: {data[:40]!r}")
     prefix = int(head[1])
     end = data.find(b"\n", head.end())
     body = data[head.end() : end if end >= 0 else len(data)]

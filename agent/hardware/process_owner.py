@@ -452,7 +452,7 @@ def parse_allocations(message: bytes) -> list[Allocation]:
     try:
         answer = ListPodResourcesResponse.FromString(message)
     except DecodeError as error:
-        raise KubeletError("the answer is no ListPodResourcesResponse") from error
+        raise KubeletError("the response is not a ListPodResourcesResponse") from error
     found: list[Allocation] = []
     for pod in answer.pod_resources:
         for container in pod.containers:

@@ -244,7 +244,7 @@ def read_smart_page(device: Path) -> bytes:
     finally:
         os.close(descriptor)
     if status:  # positive: the NVMe status of a command that the controller refused
-        raise OSError(f"{device}: the controller refuses log page 02h, NVMe status {status:#x}")
+        raise OSError(f"{device}: the controller rejects log page 02h, NVMe status {status:#x}")
     return page.tobytes()
 
 

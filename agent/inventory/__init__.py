@@ -93,7 +93,7 @@ def read(
     except OSError as error:
         return Inventory(reason=f"the inventory could not be started: {error}")
     if not is_within(avoided(), left_out):
-        reason = "ended for GPUs that are let go of or left alone"
+        reason = "stopped, because GPUs are released or skipped"
     return replace(parse(output, reason), left_out=left_out)
 
 
@@ -178,7 +178,7 @@ def parse(output: bytes, reason: str = "") -> Inventory:
         labels = _texts(document["labels"])
         problems = [reason, *(str(problem) for problem in document.get("problems", ()))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Inventory(reason=reason or f"the inventory's answer is none: {error!r:.120}")
+        return Inventory(reason=reason or f"the inventory's output is invalid: {error!r:.120}")
     return Inventory(devices, labels, "; ".join(filter(None, problems)))
 
 

@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--proc", type=Path, default=Path("/proc"))
     parser.add_argument("--nvml", help="path of the NVML library")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="limit of all sections together"
+        "--seconds", type=float, default=10.0, help="time limit of all sections together"
     )
     parser.add_argument(
         "--until-stdin-ends",
         action="store_true",
-        help="end when standard input does: the agent's end",
+        help="exit when standard input closes, which happens when the agent exits",
     )
     parser.add_argument(
         "--leave-out", default="", help="GPUs not to touch: PCI addresses with commas, or `all`"

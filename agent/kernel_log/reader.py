@@ -121,9 +121,9 @@ def parse_position(content: bytes) -> LogPosition:
         boot_id, sequence, epoch = fields["boot_id"], fields["sequence"], fields["epoch"]
         incidents = tuple(_incident(each) for each in fields["incidents"][:ALL_OPEN_MAX])
     except (ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
-        raise ValueError(f"holds no position in the kernel's log: {error}") from error
+        raise ValueError(f"does not contain a position in the kernel log: {error}") from error
     if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
-        raise ValueError("holds no position in the kernel's log")
+        raise ValueError("does not contain a position in the kernel log")
     return LogPosition(boot_id, sequence, epoch, incidents)
 
 

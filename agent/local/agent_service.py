@@ -202,7 +202,7 @@ class AgentService:
 
         def work(deferred: DeferredResponse) -> None:
             if devices is not None and None in (each.address for each in self._releaser.released()):
-                message = "all GPUs were let go of together: resume without names takes them back"
+                message = "all GPUs were released together: resume without names reopens them"
                 deferred.refuse("FAILED_PRECONDITION", message)
                 return
             resumed = [address or ALL_GPUS for address in self._releaser.resume(devices)]
@@ -293,7 +293,8 @@ class AgentService:
             return serials[request.serial]
         raise CallRefused(
             "NOT_FOUND",
-            f"no GPU of this host has the serial number {request.serial!r}; it has {', '.join(sorted(serials)) or 'none that says one'}",
+            f"no GPU of this host has the serial number {request.serial!r}; it has "
+            f"{', '.join(sorted(serials)) or 'none that reports one'}",
         )
 
     def _released(self) -> list[pb.ReleasedGpu]:
@@ -370,7 +371,7 @@ def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult])
         try:
             request = HealthCheckRequest.FromString(message)
         except DecodeError as error:
-            raise CallRefused("INVALID_ARGUMENT", f"no HealthCheckRequest: {error}") from error
+            raise CallRefused("INVALID_ARGUMENT", f"not a HealthCheckRequest: {error}") from error
         if len(request.args) > ARGUMENTS_MAX:
             raise CallRefused(
                 "INVALID_ARGUMENT", f"{len(request.args)} args, at most {ARGUMENTS_MAX}"

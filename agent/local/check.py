@@ -257,7 +257,7 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
     elif verdict and now_ns - verdict["at_ns"] > FRESH_SECONDS * SECOND_NS:
         age = format_duration((now_ns - verdict["at_ns"]) / SECOND_NS)
         lines.append(
-            f"the aggregator says nothing of this host, for {age}: `gangline agent status`"
+            f"the aggregator reports no state of this host, because {age}: `gangline agent status`"
         )
     elif verdict and verdict["state"] != "HEALTHY":
         reason = f": {verdict['reason']}" if verdict["reason"] else ""

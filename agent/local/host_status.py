@@ -475,7 +475,7 @@ class HostStatus:
         if candidate.findings:
             listed = ", ".join(f"{one.name} {one.device}" for one in candidate.findings[:4])
             log.warning(
-                "by policy %s stands now: %s",
+                "findings by policy %s now: %s",
                 policy.version,
                 listed,
                 extra={"cause": "policy.dry_run"},

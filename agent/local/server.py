@@ -455,7 +455,7 @@ class LocalServer:
         except BlockingIOError:
             return
         if not data:
-            raise SessionError("it hung up")
+            raise SessionError("it closed the connection")
         for call in connection.session.receive(data):
             self._answer(connection, call)
         connection.drop_cancelled()
@@ -483,7 +483,9 @@ class LocalServer:
         method = self._methods.get(call.path)
         if method is None:
             known = ", ".join(self._methods)
-            raise CallRefused("UNIMPLEMENTED", f"no method {call.path[:200]!r}; there are: {known}")
+            raise CallRefused(
+                "UNIMPLEMENTED", f"no method {call.path[:200]!r}; expected one of {known}"
+            )
         if method.privileged and peer.user_id not in self._privileged_users:
             raise CallRefused(
                 "PERMISSION_DENIED",
@@ -491,7 +493,7 @@ class LocalServer:
                 f"(uid {os.geteuid()}); you are uid {peer.user_id}",
             )
         if call.timeout_seconds == 0:
-            raise CallRefused("DEADLINE_EXCEEDED", "the time given was none")
+            raise CallRefused("DEADLINE_EXCEEDED", "the deadline is 0 s")
         try:
             return method.handler(call.message, peer)
         except CallRefused:

@@ -77,7 +77,7 @@ class RecordingStorage:
             raise NoRecordingError(f"no recording {name!r} on this host: {known}") from None
         if len(data) > RECORDING_BYTES_MAX:
             raise NoRecordingError(
-                f"{name!r} is no recording: more than {RECORDING_BYTES_MAX} bytes"
+                f"{name!r} is not a recording: more than {RECORDING_BYTES_MAX} bytes"
             )
         return data
 

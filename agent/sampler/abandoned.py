@@ -60,7 +60,7 @@ def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
             return []
         return [_parse_entry(*each) for each in document["left_behind"][:PROCESSES_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"is no list of processes left behind: {str(error)[:200]}") from error
+        raise ValueError(f"is not a list of abandoned processes: {str(error)[:200]}") from error
 
 
 def _parse_entry(
@@ -70,10 +70,10 @@ def _parse_entry(
     group, device, unit_collector = unit
     for name in (group, device, unit_collector, collector, call):
         if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
-            raise TypeError(f"{str(name)[:40]!r} is no name")
+            raise TypeError(f"{str(name)[:40]!r} is not a name")
     for number in (pid, start_ticks, since_ns):
         if type(number) is not int or not 0 < number < 1 << 63:
-            raise TypeError(f"{str(number)[:40]!r} is no number of these")
+            raise TypeError(f"{str(number)[:40]!r} is not a process number")
     return AbandonedProcess(
         (group, device, unit_collector), pid, start_ticks, since_ns, collector, call
     )

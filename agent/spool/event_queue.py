@@ -47,7 +47,7 @@ def parse_line(line: bytes) -> HealthEvent:
     try:
         event = HealthEvent.FromString(binascii.a2b_base64(text))
     except DecodeError as error:
-        raise ValueError(f"line holds no event: {error}") from error
+        raise ValueError(f"line does not contain an event: {error}") from error
     if not event.event_id:
         raise ValueError("event has no id")
     return event

@@ -63,7 +63,9 @@ class MemoryTier:
         found = self.folder.lstat()
         is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
         if not is_private or found.st_mode & 0o077:
-            raise PermissionError(0, f"{self.folder.name} is not a folder of ours alone")
+            raise PermissionError(
+                0, f"{self.folder.name} must be a folder that only this user can access"
+            )
         self._inode = found.st_ino
 
     def exists(self) -> bool:

@@ -144,7 +144,10 @@ def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) 
     ):
         hold = editor.state.holds.get(advisory.host)
         if hold is None or not is_verified(editor, hold):
-            return "state", f"{advisory.host} is not well any more, or nothing of ours is set on it"
+            return (
+                "state",
+                f"{advisory.host} is no longer healthy, or Gangline has set nothing on it",
+            )
     return "", ""
 
 
@@ -158,7 +161,7 @@ def _field_error(event: Acked) -> str:
     if len(event.words) > NOTE_CHARACTERS_MAX or not (event.words or "-").isprintable():
         return f"note: one line of at most {NOTE_CHARACTERS_MAX} characters"
     if event.to is AdvisoryState.REJECTED and not event.words.strip():
-        return "note: a rejection says why; the next advisory is better for it"
+        return "note: a rejection needs a reason, which improves the next advisory"
     return _lease_error(event)
 
 
@@ -167,7 +170,7 @@ def _lease_error(event: Acked) -> str:
     if not event.lease_seconds:
         return ""
     if event.to is not AdvisoryState.ACCEPTED:
-        return "lease: only who accepts names one"
+        return "lease: only an acceptance has one"
     if not LEASE_SECONDS_MIN <= event.lease_seconds <= LEASE_SECONDS_MAX:
         most = f"{LEASE_SECONDS_MAX / 86_400:g} days"
         return f"lease: {event.lease_seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to {most}"

@@ -405,14 +405,14 @@ class AdvisoryEngine:
         """Raise ResourceExhausted or ServiceUnavailable where *out* may not be told."""
         self.check_room()
         if not has_room_for(self._machine.state, out):
-            message = f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells"
+            message = f"at most {HOSTS_MAX} hosts can be reported out, one entry for each reporter"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def check_gangs(self, gangs: Sequence[Gang]) -> None:
         """Raise ResourceExhausted or ServiceUnavailable where *gangs* may not be told."""
         self.check_room()
         if not self.gangs.has_room_for(gangs):
-            message = "that is more gangs, or hosts of gangs, than are kept at once"
+            message = "more gangs, or hosts of gangs, than can be kept"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:

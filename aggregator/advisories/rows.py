@@ -50,7 +50,7 @@ def parse_event(kind: str, body: str) -> Event:
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"event {kind!r}: not one of ours: {error}") from error
+        raise ValueError(f"event {kind!r}: unknown kind or fields: {error}") from error
 
 
 Connection = duckdb.DuckDBPyConnection

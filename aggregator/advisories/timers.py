@@ -80,7 +80,9 @@ def unfreeze(editor: StateEditor) -> None:
     least_ns = editor.after(editor.limits.lease_seconds)
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < least_ns:
-            reason = "the picture was in doubt, and is no more: there is time to answer"
+            reason = (
+                "the fleet's state was in doubt and is clear again: the time to answer is extended"
+            )
             editor.put(advisory, reason, expires_ns=least_ns)
 
 
@@ -136,7 +138,7 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
     """Lend it to whoever comes next: its owner was silent for too long."""
     if advisory.lease_until_ns > editor.now_ns:
         return
-    reason = f"{advisory.owner} was silent until its lease ended: whoever can may take it over"
+    reason = f"{advisory.owner} was silent until its lease ended: another executor may take it over"
     hold = editor.state.holds.get(advisory.host)
     if hold is not None and hold.name == advisory.name:
         hold.unsure = not hold.confirmed
@@ -223,7 +225,7 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
         return "it is being carried out"  # also where something milder is done there already
     if any(one.case.host == hold.host for one in editor.state.cases.values()):
         hold.missed_ns = 0
-        return "what it was set for still stands"
+        return "its cause still holds"
     since = editor.state.well.get(hold.host)
     if since is None:
         return _missing_reason(editor, hold)
@@ -322,6 +324,6 @@ def withdraw_empty(editor: StateEditor) -> None:
             editor.put(one, "what it was about is gone", state=AdvisoryState.WITHDRAWN)
             mute_all(editor, one, editor.limits.flap_seconds)
         elif (hold := editor.state.holds.get(one.host)) is None:
-            editor.put(one, "what was set ran out by itself", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "the hold expired", state=AdvisoryState.WITHDRAWN)
         elif not is_verified(editor, hold):
             editor.put(one, "it is not well again after all", state=AdvisoryState.WITHDRAWN)

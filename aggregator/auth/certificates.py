@@ -67,7 +67,7 @@ def load(files: ServerTlsFiles, now: datetime) -> Material:
         Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     ):
         raise CertificateError(
-            f"{files.key} is not the key of {files.certificate}: were both of them replaced?"
+            f"{files.key} is not the key of {files.certificate}. Replace both files together"
         )
     _check_dates(files.certificate, first, now)
     return Material(certificate, key, client_ca, first.not_valid_after_utc)
@@ -103,7 +103,8 @@ def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
         raise CertificateError(
-            f"{path}: no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----; is it another file's name?"
+            f"{path}: not a PEM certificate, which begins with -----BEGIN CERTIFICATE-----. Is the "
+            "path right?"
         ) from error
 
 
@@ -111,12 +112,10 @@ def _public(path: Path, data: bytes) -> bytes:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except TypeError:
-        raise CertificateError(
-            f"{path}: the key is encrypted; it must be readable as it is"
-        ) from None
+        raise CertificateError(f"{path}: the key is encrypted. Store it unencrypted") from None
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(
-            f"{path}: no private key in PEM"
+            f"{path}: not a private key in PEM"
         ) from None  # no words of its content
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
@@ -178,7 +177,9 @@ class Certificates:
             return False
         self._unusable = False
         self.reloads += 1
-        log.info("certificate read anew: %s, until %s", self.files.certificate, self._active.until)
+        log.info(
+            "certificate reloaded: %s, valid until %s", self.files.certificate, self._active.until
+        )
         self._check_expiry()
         return True
 

@@ -117,7 +117,7 @@ def parse_tokens(text: str) -> list[Token]:
         found = [_validated(each) for each in document["tokens"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TokensError(
-            f"no file of tokens: {type(error).__name__}: {str(error)[:200]}"
+            f"not a file of tokens: {type(error).__name__}: {str(error)[:200]}"
         ) from error
     if len(found) > TOKENS_MAX:
         raise TokensError(f"{len(found)} tokens, at most {TOKENS_MAX}")
@@ -129,12 +129,12 @@ def _validated(fields: dict[str, Any]) -> Token:
     texts = (token.id, token.role, token.name, token.sha256)
     if not all(isinstance(each, str) for each in texts) or token.role not in GRANTABLE_ROLES:
         raise ValueError(
-            f"token {str(token.id)[:20]!r}: a field is no text, or the role none of ours"
+            f"token {str(token.id)[:20]!r}: a field is not text, or the role is unknown"
         )
     if not (_ID.fullmatch(token.id) and _HASH.fullmatch(token.sha256) and is_name(token.name)):
-        raise ValueError(f"token {token.id[:20]!r}: not of the form that we write")
+        raise ValueError(f"token {token.id[:20]!r}: not in Gangline's format")
     if type(token.made) is not int or type(token.until) is not int:
-        raise ValueError(f"token {token.id}: its times are no whole numbers")
+        raise ValueError(f"token {token.id}: its times are not whole numbers")
     return token
 
 
@@ -153,7 +153,7 @@ def read_tokens(path: Path) -> list[Token]:
     except UnicodeDecodeError as error:
         raise TokensError(f"{path}: not UTF-8") from error
     except TokensError as error:
-        raise TokensError(f"{path}: {error}; put a copy back, or make tokens anew") from error
+        raise TokensError(f"{path}: {error}. Restore a copy, or create new tokens") from error
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
@@ -183,7 +183,9 @@ def _locked(path: Path) -> Iterator[None]:
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
-            raise TokensError(f"{lock_file} has another name, which no lock has: remove it")
+            raise TokensError(
+                f"{lock_file} has another hard link, so it is not used as a lock. Remove it"
+            )
         give_to_owner(lock, path.parent)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
         "--hours",
         type=_hours,
         default=1.0,
-        help="forget this after so many hours (default 1); report again to renew",
+        help="forget this after this many hours (default 1); report again to renew",
     )
     back = commands.add_parser(
         "back",

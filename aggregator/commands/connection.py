@@ -276,7 +276,7 @@ def parse_address(address: str, otherwise: str = "") -> str:
 
 
 def _parse_aggregator_address(address: str) -> str:
-    return parse_address(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
+    return parse_address(address, f" (without the option, {ADDRESS_VARIABLE} sets it)")
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -493,7 +493,8 @@ def command_error(
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return CommandError(
-            f"what listens at {address} speaks gRPC, but is no aggregator of this version; {another}",
+            f"what listens at {address} speaks gRPC, but is not an aggregator of this version; "
+            f"{another}",
             NO_ANSWER,
         )
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)

@@ -80,7 +80,9 @@ def _run(options: argparse.Namespace) -> int:
     try:
         recording = decode_recording(data)
     except RecordingError as error:
-        raise CommandError(f"what {options.host} sent cannot be read: {error}", FAILED) from error
+        raise CommandError(
+            f"the data from {options.host} cannot be read: {error}", FAILED
+        ) from error
     write_recording(recording, options.output)
     print(
         f"wrote {options.output}: {len(recording.devices)} GPUs, {recording.seconds:.1f} s, "

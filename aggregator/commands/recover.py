@@ -190,7 +190,7 @@ def recovery_text(
         lines.append(f"option {shown}, {_title(reply.options[shown - 1])} (--show N: another)")
         lines += _option_lines(reply.options[shown - 1], names, explain=explain)
     else:
-        lines.append("no way to go on was found; name candidates, hot spares, or --shrink-to")
+        lines.append("no way to continue was found; name candidates, hot spares, or --shrink-to")
     lines += [f"note: {each}" for each in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"

@@ -177,7 +177,7 @@ def missing_message(
     for fault in truth:
         score = worst.get(fault.host)
         if score is None or score.state not in BAD:
-            return f"{fault.host} ({fault.kind}) does not stand among the worst {len(wanted)}"
+            return f"{fault.host} ({fault.kind}) is not among the worst {len(wanted)}"
         if score.reason != wanted[fault.host]:
             name = score_pb2.ReasonCode.Name(score.reason)
             return f"{fault.host} ({fault.kind}) stands there for {name}: {score.reason_words}"
@@ -559,7 +559,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
     parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     parser.add_argument(
-        "--seconds-max", type=_seconds_max, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
+        "--seconds-max",
+        type=_seconds_max,
+        default=ONCE_SECONDS_MAX,
+        metavar="N",
+        help="time limit of --once",
     )
     return parser
 

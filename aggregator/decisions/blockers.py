@@ -136,7 +136,7 @@ def _message(request: BlockedRequest, constraint: str) -> str:
     protected = protected if withheld else ""
     return {
         NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are asked for; {usable} are free, healthy and large enough",
-        CANDIDATES: f"{count} of {total} nodes are no candidates, by {request.candidates.source}{protected}",
+        CANDIDATES: f"{count} of {total} nodes are not candidates, by {request.candidates.source}{protected}",
         STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
         GPUS: f"{count} of {total} nodes have not {planner.gpus_of(table, needs)} GPUs free",
         WITHIN: f"all nodes within one {within}; of {count} nodes it is not known",

@@ -424,5 +424,5 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
     """Return what of *needs* nodes that the caller chose do not hold to, their number included."""
     found = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
-        found.insert(0, f"{nodes.size} nodes is none of the sizes asked for")
+        found.insert(0, f"{nodes.size} nodes is not one of the requested sizes")
     return found

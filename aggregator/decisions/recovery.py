@@ -455,7 +455,7 @@ class _Answer:
             SampledPart("growing again", regrow, assumed_source, "a restart once they are repaired")
         )
         steps = [
-            f"go on with {left.size} of {current.size} nodes",
+            f"continue with {left.size} of {current.size} nodes",
             f"grow again when {self._names(self.failed)} are repaired",
         ]
         option = self._option(

@@ -118,7 +118,7 @@ def plan_resize(
     judged.sort(key=lambda one: (not one.is_worth_it, -one.gain.value, one.joined.size))
     advised = [one for one in judged if one.is_worth_it]
     if needs.elastic is not None and size not in needs.elastic.allowed:
-        stay = replace(stay, reason=f"{size} nodes is none of the sizes asked for")
+        stay = replace(stay, reason=f"{size} nodes is not one of the requested sizes")
     rest = [one for one in judged if not one.is_worth_it]
     return ResizePlan([*advised, stay, *rest], stay, margin)
 
@@ -186,7 +186,8 @@ def _resize_choice(
         value - unsure - costs * (stop.upper - stop.value),
         value + unsure + costs * (stop.value - stop.lower),
         weakest((stop.source, choice.price.goodput.source)),
-        f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stand for {stop.value * 60:.0f} min",
+        f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stop for "
+        f"{stop.value * 60:.0f} min",
     )
     return ResizeChoice(
         choice,

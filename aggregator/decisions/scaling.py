@@ -119,7 +119,7 @@ class ScalingCurve:
         )
         if nodes > REACH_VALUE * base and self.nodes.size:
             value = lower
-            evidence += "; beyond twice the size seen the value is the lower end"
+            evidence += "; beyond twice the largest known size the value is the lower end"
         return assumed(value, lower, upper, evidence)
 
     def _fitted(self, at: Floats) -> tuple[Floats, Floats, Floats]:

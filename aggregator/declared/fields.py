@@ -289,7 +289,7 @@ def time_zone(name: str) -> tzinfo:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(
-            f"no time zone {ascii(name)[:60]} here: expected a name as Europe/Berlin or UTC "
+            f"unknown time zone {ascii(name)[:60]}: expected a name as Europe/Berlin or UTC "
             "(`timedatectl list-timezones`)"
         ) from error
 

@@ -134,7 +134,7 @@ def parse_toml(
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "; a text stands in quotes" if "Invalid value" in str(error) else ""
+        hint = "; a text needs quotes" if "Invalid value" in str(error) else ""
         problems.add(SourceLocation(file), f"not TOML: {str(error)[:200]}{hint}")
         return
     _TomlReader(document, LineIndex(text), file, content, problems, now_ns, rules).read()
@@ -221,7 +221,8 @@ class _TomlReader:
         selection = entry.selection(required=False)
         if not model and selection is None:
             entry.add_problem(
-                "", 'of which hosts? expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both'
+                "",
+                'no hosts selected: expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both',
             )
         items = {
             key: number
@@ -318,7 +319,7 @@ class _TomlReader:
         if is_spot and not entry.has("preemptions_per_hour"):
             entry.add_problem(
                 "spot",
-                "expected preemptions_per_hour beside it, as 0.005: how often a host is taken away",
+                "expected preemptions_per_hour beside it, as 0.005: how often a host is preempted",
             )
         if not is_spot and entry.has("preemptions_per_hour"):
             entry.add_problem("preemptions_per_hour", "expected spot = true beside it")
@@ -401,9 +402,11 @@ def _unknown_threshold(name: str) -> str:
 
 
 def _who_and_why(entry: TomlEntry) -> tuple[str, str]:
-    who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who asks for it")
+    who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who requests it")
     why = entry.text(
-        "why", WHY_CHARACTERS_MAX, required="expected the reason, for whoever reads it at night"
+        "why",
+        WHY_CHARACTERS_MAX,
+        required="expected the reason, for the person who reads it at night",
     )
     return who, why
 

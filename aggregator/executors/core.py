@@ -330,7 +330,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     moved = abs(advice.expires - entry.ends) > EXTEND_SECONDS_MIN
     if entry.phase == SET and moved and entry.mark == HOLD:
         seconds = advice.expires - situation.now
-        return [ExtendHold(advice.name, "its cause still stands", entry.hold, seconds)]
+        return [ExtendHold(advice.name, "its cause still holds", entry.hold, seconds)]
     # SETTING: the command was sent, or about to be, when we were killed.
     if entry.phase == SETTING or moved:
         return [_place(situation, advice, entry, node)]
@@ -371,7 +371,7 @@ def _yield_to(situation: Situation, advice: Advice, entry: Entry, node: Node) ->
     if entry.mark == HOLD and entry.is_marked and entry.hold in situation.scheduler.holds:
         steps.append(RemoveHold(advice.name, f"{node.name} is out: {node.out}", entry.hold))
     if advice.state == "ACCEPTED" and not entry.answered:
-        note = f"{node.name} is out already ({node.out}), which stands; ours was taken back"
+        note = f"{node.name} is out already ({node.out}), which stays; Gangline's was removed"
         steps.append(Answer(advice.name, note, "DONE"))
     return steps
 
@@ -387,7 +387,7 @@ def _named_jobs(scheduler: SchedulerState, advice: Advice) -> list[ScheduledJob]
 def _leave(advice: Advice, job: ScheduledJob) -> Step:
     """Return how *job* leaves the node."""
     if job.restarts_itself:
-        why = f"job {job.name} goes on with its spare nodes"
+        why = f"job {job.name} continues with its spare nodes"
         return EndStep(advice.name, why, job.name, advice.node)
     return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
 
@@ -522,7 +522,7 @@ def _return(
         for step in _take_back(situation, ledger, one, f"{advice.node} is well")
     ]
     if not earlier and not entry.answered:
-        note = f"{advice.node} is back: what was set was taken away"
+        note = f"{advice.node} is back: removed what was set"
         steps.append(Answer(advice.name, note, "DONE"))
     return steps
 
@@ -640,7 +640,7 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
         case Requeue(job=job):
             _record_requeue(entry, job, error, now)
         case EndStep(job=job):
-            note = error or f"job {job} goes on with its spare nodes"
+            note = error or f"job {job} continues with its spare nodes"
             entry.jobs[job] = JobProgress(
                 LEFT if error else MOVED, note=note[:JOB_NOTE_CHARACTERS_MAX]
             )

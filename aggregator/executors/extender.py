@@ -60,9 +60,7 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     if mirror.degraded:
         reason = "the aggregator's picture is degraded"
     elif len(failed) > OUT_SHARE_MAX * len(nodes):
-        reason = (
-            f"{len(failed)} of {len(nodes)} nodes are out, which is more likely a fault of ours"
-        )
+        reason = f"{len(failed)} of {len(nodes)} nodes are out, which more likely is an error of Gangline"
     priorities = {name.encode(): _priority(name.encode(), score) for name, score in scores.items()}
     failed = {} if reason else failed
     names = frozenset(name.encode() for name in failed)
@@ -208,7 +206,7 @@ def _parse(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestBodyError(f"the body is no JSON: {str(error)[:100]}") from error
+        raise RequestBodyError(f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(document, dict):
         raise RequestBodyError("expected a JSON object")
     return document

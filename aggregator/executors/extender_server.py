@@ -118,7 +118,7 @@ class Extender:
             self._count(path, "bad request")
             return 400, json.dumps({"error": str(error)}).encode()
         except Exception as error:
-            log.debug("a fault of the extender", exc_info=True)
+            log.debug("internal error of the extender", exc_info=True)
             self.faults += 1
             self.complain(f"all nodes pass: {error!r}")
             answer, outcome = make(body, NO_TABLE), "passed all"
@@ -219,7 +219,7 @@ class ExtenderConnection(asyncio.Protocol):
             end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
             if end < 0:
                 if len(buffer) >= HEAD_BYTES_MAX:
-                    raise RequestError(431, f"a head has at most {HEAD_BYTES_MAX} bytes")
+                    raise RequestError(431, f"a request head has at most {HEAD_BYTES_MAX} bytes")
                 return False
             self._head = _parse_head(bytes(buffer[:end]))
             del buffer[: end + 4]

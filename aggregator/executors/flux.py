@@ -144,5 +144,5 @@ def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
     yield DoctorFinding(doctor.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()
     yield DoctorFinding(doctor.NOTE, "only the owner of the instance may drain nodes")
-    yield DoctorFinding(doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
+    yield DoctorFinding(doctor.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` ends it")  # fmt: skip
     yield DoctorFinding(doctor.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip

@@ -197,7 +197,7 @@ class HTCondor(Scheduler):
         try:
             ads = json.loads(text) if text.strip() else []
         except (ValueError, RecursionError) as error:
-            raise SchedulerError(f"{command[0]}: what it printed is not JSON") from error
+            raise SchedulerError(f"{command[0]}: its output is not JSON") from error
         return [ad for ad in ads if isinstance(ad, dict)] if isinstance(ads, list) else []
 
 
@@ -219,7 +219,7 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
         )
     condor.read_jobs()
     yield DoctorFinding(
-        doctor.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
+        doctor.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` cancels it"
     )  # fmt: skip
 
 

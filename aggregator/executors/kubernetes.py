@@ -234,7 +234,7 @@ class Kubernetes(Scheduler):
                 if not error.is_conflict or attempt == ATTEMPTS_MAX - 1:
                     raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise SchedulerError(f"{name}: no node: {error!r}") from error
+                raise SchedulerError(f"{name}: not a valid Node object: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
         """Say in `kubectl describe node` why: one Event for each hold, with how often it was set or extended. A refusal changes nothing.
@@ -257,7 +257,7 @@ class Kubernetes(Scheduler):
             if error.status == 409:
                 self._count_event(f"{events}/{urllib.parse.quote(name)}", now)
             else:
-                log.info("no Event of %s on %s: %s", hold, node, error)
+                log.info("the Event of %s on %s was not written: %s", hold, node, error)
 
     def _count_event(self, path: str, now: str) -> None:
         try:
@@ -278,7 +278,8 @@ class Kubernetes(Scheduler):
         for name, node in self.current_nodes().items():
             if has_expired(node, now):
                 log.info(
-                    "%s: what an executor set there is past its end, or has none: taken away", name
+                    "%s: removed what an executor had set, because it has expired or has no end",
+                    name,
                 )
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
 
@@ -309,7 +310,8 @@ class Kubernetes(Scheduler):
         pods = self._live_pods(job)
         if fixed := next((pod for pod in pods if not pod.may_requeue), None):
             raise SchedulerError(
-                f"pod {fixed.namespace}/{fixed.name} has no controller that makes it again, or its owner forbids eviction"
+                f"pod {fixed.namespace}/{fixed.name} has no controller that recreates it, or its "
+                "owner forbids eviction"
             )
         self._evict(pods)
 
@@ -329,7 +331,7 @@ class Kubernetes(Scheduler):
             if pod.gang == job and pod.is_live and pod.uid not in self._leaving
         ]  # fmt: skip
         if not pods:
-            raise SchedulerError(f"{job} has no pods that run")
+            raise SchedulerError(f"{job} has no running pods")
         return sorted(pods, key=lambda pod: pod.name)
 
     def _evict(self, pods: list[GangPod]) -> None:

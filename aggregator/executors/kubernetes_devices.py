@@ -188,7 +188,7 @@ class DeviceRules:
         """Take away rules past their end, and those without one."""
         for rule in self.read():
             if all(ends <= now for ends in rule.holds.values()):
-                log.info("rule %s is past its end, or has none: taken away", rule.name)
+                log.info("removed rule %s, because it has expired or has no end", rule.name)
                 self._delete(rule)
 
     def _delete(self, rule: DeviceRule) -> None:

@@ -112,7 +112,7 @@ def cluster_findings(
     reasons = Counter(node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out)  # fmt: skip
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
-            NOTE, f"{count} nodes count as out by others' word: {reason}; a taint that says what kind of node it is belongs into usual_taints",
+            NOTE, f"{count} nodes count as taken out by others: {reason}; add taints that only describe a node to usual_taints",
         )  # fmt: skip
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:

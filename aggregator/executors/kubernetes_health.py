@@ -70,7 +70,7 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
     """Return (status, reason, message) of the condition for *health*."""
     words = "".join(part.capitalize() for part in health.state.split("_")) or "Unknown"
     cause = health.reason.lower().replace("_", " ")
-    message = f"{health.state}{f': {cause}' if cause else ''}; gangline explain HOST says why"
+    message = f"{health.state}{f': {cause}' if cause else ''}; gangline explain HOST shows why"
     if not health.is_known:
         return UNKNOWN, words, message[:MESSAGE_CHARACTERS_MAX]
     return TRUE if health.is_allowed else FALSE, words, message[:MESSAGE_CHARACTERS_MAX]

@@ -114,7 +114,7 @@ def parse_node(document: Any) -> KubernetesNode:
     metadata, spec = document["metadata"], document.get("spec") or {}
     name = str(metadata["name"])
     if not NODE_NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of a node")
+        raise ValueError(f"{name[:80]!r} is not the name of a node")
     annotations = metadata.get("annotations")
     own = annotations or {}
     conditions = (document.get("status") or {}).get("conditions") or []

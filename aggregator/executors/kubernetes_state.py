@@ -58,7 +58,7 @@ class ConfigMapLedger(ExecutorLedger):
                 return None
             raise LedgerError(f"{self.place}: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+            raise LedgerError(f"{self.place}: not a valid ConfigMap: {error!r}") from error
         return None if text is None else str(text)
 
     def write_text(self, text: str) -> None:
@@ -77,7 +77,7 @@ class ConfigMapLedger(ExecutorLedger):
                 raise LedgerError(f"{self.place}: another executor wrote it") from error
             raise LedgerError(f"{self.place}: {error}") from error
         except (KeyError, TypeError) as error:
-            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+            raise LedgerError(f"{self.place}: not a valid ConfigMap: {error!r}") from error
         self._unanswered = None
 
     def _is_own_write(self) -> bool:
@@ -133,7 +133,7 @@ class ExecutorLease:
             if not holder:
                 return True
             if holder != waited_for:
-                log.info("stands by: %s is held by %s", self.place, holder)
+                log.info("standby: %s is held by %s", self.place, holder)
                 waited_for = holder
             stopped.wait(RETRY_SECONDS)
         return False
@@ -151,7 +151,7 @@ class ExecutorLease:
             spec = document.get("spec") or {}
             holder, version = str(spec.get("holderIdentity") or ""), str(document["metadata"].get("resourceVersion", ""))  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
-            raise SchedulerError(f"{self.place}: no Lease: {error!r}") from error
+            raise SchedulerError(f"{self.place}: not a valid Lease: {error!r}") from error
         if holder not in ("", self._holder):
             if self._seen[0] != version:
                 self._seen = version, now
@@ -193,7 +193,7 @@ class ExecutorLease:
                 log.warning("%s was not renewed: %s", self.place, error)
                 holder = ""
             if holder or self._monotonic() - self._renewed > GIVE_UP_SECONDS:
-                log.error("%s is lost%s: ends", self.place, f" to {holder}" if holder else "")
+                log.error("%s is lost%s: exiting", self.place, f" to {holder}" if holder else "")
                 lost()
                 return
 

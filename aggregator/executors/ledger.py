@@ -186,13 +186,13 @@ class ExecutorLedger:
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise LedgerError(f"{self.path}: no ledger: {error}; {_MOVE}") from error
+            raise LedgerError(f"{self.path}: not a valid ledger: {error}; {_MOVE}") from error
 
     def _parse(self, text: str) -> None:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise LedgerError(f"{self.place}: no ledger: {error}; {_MOVE}") from error
+            raise LedgerError(f"{self.place}: not a valid ledger: {error}; {_MOVE}") from error
         try:
             if document["format"] != FORMAT:
                 raise LedgerError(
@@ -206,7 +206,7 @@ class ExecutorLedger:
                 for name, change in document.get("weights", {}).items()
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerError(f"{self.place}: no ledger: {error!r}; {_MOVE}") from error
+            raise LedgerError(f"{self.place}: not a valid ledger: {error!r}; {_MOVE}") from error
 
 
 class UnsavedLedger(ExecutorLedger):

@@ -121,7 +121,7 @@ class ExecutorFigures:
             counter(PREFIX + "turns", "turns of the executor", self.turns),
             counter(PREFIX + "dropped_log_records", "log records for otlp_logs dropped, because too many waited or the collector refused them", self.dropped_log_records),
             gauge(PREFIX + "lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", self.has_lease),
-            gauge(PREFIX + "shadow", "1 where it only says what it would do", self.is_shadow),
+            gauge(PREFIX + "shadow", "1 in shadow mode, which only prints what it would do", self.is_shadow),
             gauge(PREFIX + "connected", "1 while advice of the aggregator is complete and current", self.is_connected),
             gauge(PREFIX + "open_advice", "advisories that this executor may carry out and has not answered", self.open_advice),
             gauge(PREFIX + "foreign_nodes", "nodes that others took out of service", self.foreign_nodes),

@@ -106,7 +106,7 @@ class Ray(Scheduler):
                 if found is not None and found.state == "DRAINING":
                     raise SchedulerError(IRREVERSIBLE)
             case Requeue():
-                raise SchedulerError("Ray lets it go on until its owner removes it")
+                raise SchedulerError("Ray lets it continue until its owner removes it")
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Ray")
 
@@ -115,9 +115,9 @@ class Ray(Scheduler):
         try:
             state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SchedulerError("gangline_ray.py: what it printed is not JSON") from error
+            raise SchedulerError("gangline_ray.py: its output is not JSON") from error
         if not isinstance(state, dict):
-            raise SchedulerError("gangline_ray.py: what it printed is no object of JSON")
+            raise SchedulerError("gangline_ray.py: its output is not a JSON object")
         return state
 
 

@@ -54,7 +54,9 @@ class RecoveryFollower:
             found = self._client.node_dictionary()
         except ClientError as error:
             if not self._is_silent:
-                log.info("without the names of hosts no plan is asked for: %s", error)
+                log.info(
+                    "no plan is requested, because the names of the hosts are unknown: %s", error
+                )
             self._is_silent = True
             return
         self._is_silent = False

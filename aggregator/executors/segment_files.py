@@ -57,7 +57,7 @@ def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         except FileExistsError:
             if not _is_managed(path):
-                problems.append(f"{path} is not ours, and stays as it is")
+                problems.append(f"{path} was not written by Gangline and stays unchanged")
             continue
         with open(handle, "wb", buffering=0) as file:  # empty until this one write: healthy
             file.write(content.encode())

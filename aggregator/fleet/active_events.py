@@ -176,9 +176,7 @@ class EventRecord:
         if self.name == LINK:
             return "the interface is there again, or the host boots"
         if self.name == ADAPTER:
-            return (
-                "its driver says that the adapter answers again, is loaded anew, or the host boots"
-            )
+            return "its driver reports that the adapter responds again, is reloaded, or the host reboots"
         if self.name == DIAGNOSTIC:
             return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
         if self.name == LOST:

@@ -493,8 +493,9 @@ class Fleet:
         if abs(finding.since_ns - self._full_logged_ns) >= FINDINGS_FULL_LOG_NS:
             self._full_logged_ns = finding.since_ns
             log.warning(
-                "%d findings stand: no room for %s of %s, nor for others like it; scores take what it shows all the same. "
-                "What there is most of: SELECT name, count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
+                "%d findings are active, which is the maximum: %s of %s and others like it are not "
+                "stored, but scores still use them. To see the most frequent ones: SELECT name, "
+                "count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
                 len(self.findings), finding.name, finding.host,
             )  # fmt: skip
 

@@ -134,8 +134,8 @@ def _evaluate(
     last = int(units.day.max())
     if last < WINDOW_DAYS:
         raise EventsError(
-            f"the recording ends at day {faults.end_days:g}: expected {WINDOW_DAYS} days to learn from, one to judge, "
-            f"and {WINDOW_DAYS} more to see what came of it"
+            f"the recording ends at day {faults.end_days:g}: expected {WINDOW_DAYS} days to train "
+            f"on, one to evaluate, and {WINDOW_DAYS} more for its outcome"
         )
     judged = units.between(first, last)
     if not len(judged.day):
@@ -303,8 +303,7 @@ def _head(found: Evaluation) -> list[str]:
         (
             f"{found.nodes} nodes, of which {silent} are not named in the file: they never failed."
             if silent
-            else f"{found.nodes} nodes, all that the file names. Those that never failed are not in it, so that who is "
-            "named has or will have a fault: say how many there are with --nodes."
+            else f"{found.nodes} nodes, all that the file names. Nodes that never failed are not in it, so every node in it has or will have a fault: give the number of all nodes with --nodes."
         ),
         (
             f"In brackets the 90 % interval over {terms.draws} fleets drawn node by node with replacement, seed "
@@ -371,7 +370,8 @@ def _few_nodes_note(table: OutcomeTable) -> str:
     if table.nodes_positive >= NODES_POSITIVE_MIN:
         return ""
     return (
-        f" AUC and recall have no interval: drawing anew of fewer than {NODES_POSITIVE_MIN} nodes with a fault does not "
+        f" AUC and recall have no interval: resampling fewer than {NODES_POSITIVE_MIN} nodes with "
+        "a fault does not "
         "show how far they are by chance."
     )
 

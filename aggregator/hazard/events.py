@@ -162,7 +162,7 @@ def read_events(path: Path) -> FaultTable:
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise EventsError(f"larger than {FILE_BYTES_MAX} bytes: no file of events is that large")
+        raise EventsError(f"larger than {FILE_BYTES_MAX} bytes: not a file of events")
     return parse_events(data)
 
 
@@ -186,7 +186,7 @@ def _events(data: bytes) -> list[FaultEvent]:
     except EventsError:
         raise
     except (ValueError, RecursionError) as error:
-        raise EventsError(f"no JSON: {str(error)[:120]}") from error
+        raise EventsError(f"not JSON: {str(error)[:120]}") from error
     if not events:
         raise EventsError(f"0 events; expected 1 to {EVENTS_MAX}")
     return events

@@ -119,7 +119,7 @@ def units_of(
     day, node = np.nonzero(up.T)
     if not len(day):
         raise EventsError(
-            "no node is up at 00:00 of any day: nothing can be told of who fails next"
+            "no node is up at 00:00 of any day: the next failure of a node cannot be predicted"
         )
     started = np.isfinite(faults.start)
     state = _with_ranks(_state(faults, days), up).take(np.ravel_multi_index((node, day), up.shape))

@@ -290,7 +290,8 @@ def choose_form(
     folds = folds_of(daily, weekly, outcome, end_days, forms)
     if not folds:
         raise EventsError(
-            "no fault in the second half of the days to learn from, or none before it: nothing to choose a ranking by"
+            "no fault in the second half of the days to learn from, or none before it, so no "
+            "ranking can be chosen"
         )
     evaluations = [FormEvaluation(folds, at, nodes) for at in range(len(forms))]
     best = 0

@@ -306,7 +306,7 @@ def check_request(request: RegisterNodeRequest) -> Mapping[int, ForeignSignal]:
     if not is_name(request.node):
         raise InvalidArgument(
             "node",
-            f"{request.node[:64]!r} is no host name: letters, digits, '.', '_' and '-', "
+            f"{request.node[:64]!r} is not a host name: letters, digits, '.', '_' and '-', "
             f"at most {NAME_CHARACTERS_MAX}",
         )
     for name in ("run_id", "boot_id"):

@@ -164,7 +164,7 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             "aggregator.stored_lost", _of("store_lost"), 0.0, 0.0, 0.0, 0.0,
             lambda v: f"readings that had been receipted are gone from the store: {store.loss_message}; "
             "a backup may have them: gangline admin restore",
-            "the aggregator is started again: told once",
+            "the aggregator restarts; reported once",
         ),
         Alarm(
             "aggregator.not_storing", _of("not_storing_seconds"), 0.0, 0.0, 5.0, 10.0,
@@ -182,9 +182,9 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
         Alarm(
             "aggregator.lag", _of("lag_seconds"), max(10.0, 4 * config.commit_seconds),
             max(5.0, 2 * config.commit_seconds), 15.0, 30.0,
-            lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more comes than is committed; "
-            "ops.aggregator_history('lag_seconds') says since when; take load away (fewer hosts here), "
-            "or give it a faster disk or processor",
+            lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more data arrives than is committed; "
+            "ops.aggregator_history('lag_seconds') says since when; reduce the load (fewer hosts "
+            "here), or use a faster disk or CPU",
             "the oldest frame waits for less than 5 s, for 30 s",
         ),
         Alarm(
@@ -220,8 +220,7 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
         Alarm(
             "aggregator.snapshot_old", _of("snapshot_age_seconds"), old_seconds, 2 * config.ops_seconds,
             2 * config.ops_seconds, 0.0,
-            lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it tells of "
-            "then; the log says why it is not written",
+            lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it shows the state of that time; the log says why it is not written",
             "it is written again",
         ),
     )  # fmt: skip

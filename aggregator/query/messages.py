@@ -104,10 +104,7 @@ def memory_message(memory_bytes_max: int) -> str:
     """Return what to do about a question that took too much."""
     size = memory_bytes_max / (1 << 30)
     limit = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
-    return (
-        f"used more than {limit} of memory, which it may not: ask for less (WHERE, fewer columns), or "
-        "leave out what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
-    )
+    return f"used more than {limit} of memory, the limit: request less (WHERE, fewer columns), or avoid what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
 
 
 # ----------------------------------------------------------------------
@@ -159,16 +156,14 @@ def exit_error(
 ) -> QueryError:
     """Return why a process ended that said nothing; None: its fork server is gone, too."""
     if report is None or report.event is ChildEvent.FAILED:
-        return QueryFailed("the process that runs queries ended; ask again")
+        return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)
     if report.kill_reason is KillReason.OVERDUE or status == -signal.SIGXCPU:
         return QueryCutOff(timeout_message(question.seconds), of_time=True)
     if status in (NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
         return QueryCutOff(memory_message(settings.memory_bytes_max), of_time=False)
     if status == -signal.SIGKILL and not report.kill_reason:
-        reason = (
-            "was ended by the kernel, most likely for want of memory on this machine (`dmesg` says)"
-        )
+        reason = "was killed by the kernel, probably because this machine ran out of memory (see `dmesg`)"
         return QueryCutOff(reason, of_time=False)
     return QueryFailed(
         f"the query's process ended with status {status}; the aggregator's log says why"

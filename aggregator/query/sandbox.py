@@ -389,7 +389,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
         raise StatementRefused(
-            f"the statement has {size} bytes, more than the {SQL_BYTES_MAX} it may have"
+            f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed"
         )
     if "\0" in sql:
         raise StatementRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
@@ -441,7 +441,8 @@ def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str
     statements = _statements(connection, inner)
     if len(statements) != 1 or statements[0].type.name != "SELECT":
         raise StatementRefused(
-            f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: writing is refused, also in a plan"
+            f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: statements that write cannot be "
+            "explained either"
         )
     return inner
 

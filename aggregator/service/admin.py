@@ -51,8 +51,8 @@ class AdminService(AdminServiceServicer):
         finally:
             await asyncio.shield(_end(entering, hold))
         raise ResourceExhausted(
-            f"{self._hold_bytes_max} bytes came in while the store was copied, and a restart would have to "
-            "read them all: copy to a faster disk, or raise backup_wal_bytes_max",
+            f"{self._hold_bytes_max} bytes arrived while the store was copied, and a restart would "
+            "have to read them all. Copy to a faster disk, or raise backup_wal_bytes_max",
             CAPACITY_RETRY_SECONDS,
         )
 

@@ -171,7 +171,7 @@ def gangs_of(
 def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
     check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
     if not one.workload.strip():
-        raise InvalidArgument(f"{field}.workload", "its name, as outcomes will have it")
+        raise InvalidArgument(f"{field}.workload", "its name, as in its outcomes")
     if not 1 <= len(one.nodes) <= NODES_MAX:
         raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if one.gpus_count > GPUS_MAX:
@@ -364,7 +364,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         if state.frozen:
             return f"the fleet's picture is in doubt: {state.frozen}"
         if (ahead_ns := state.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
-            return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
+            return f"the aggregator's clock was set back: advice is paused until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
         return _breaker_reason(state.fuse)
 
     async def GetAdvisory(self, request: wire.GetAdvisoryRequest, context: Any) -> wire.Advisory:

@@ -69,7 +69,7 @@ def _listed(requested: placement_pb2.GangSizes, segment: int) -> list[int]:
             )
     sizes = sorted(set(requested.allowed_nodes))
     if len(sizes) < len(requested.allowed_nodes):
-        raise InvalidArgument(field, "a size is there twice, expected each once")
+        raise InvalidArgument(field, "a size is listed twice, expected each once")
     return sizes
 
 

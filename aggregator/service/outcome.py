@@ -195,7 +195,7 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if one.blamed_node:
         node_of(one.blamed_node, "blamed_node")
         if one.blamed_node not in one.nodes:
-            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is none of its nodes")
+            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is not one of its nodes")
     if one.advisory:
         name_of(one.advisory, "advisory")
     check_text("decision_id", one.decision_id, DECISION_CHARACTERS_MAX)

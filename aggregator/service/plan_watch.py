@@ -105,7 +105,9 @@ class WatchedPlan:
             reason = f"{nodes.max()}, expected below {count}, the number of nodes"
             raise InvalidArgument("current_node_index", reason)
         if np.unique(nodes).size != nodes.size:
-            raise InvalidArgument("current_node_index", "a node is there twice, expected each once")
+            raise InvalidArgument(
+                "current_node_index", "a node is listed twice, expected each once"
+            )
 
     def _margin_of(self, question: PlanQuestion) -> float:
         needs = question.needs

@@ -100,7 +100,7 @@ class QueryService(QueryServiceServicer):
             if record.outcome != "ok":
                 record.outcome, record.message = (
                     "cancelled",
-                    "the caller hung up, or its login ended",
+                    "the caller disconnected, or its login ended",
                 )
             raise
         except ServiceError as service_error:
@@ -205,7 +205,7 @@ class QueryService(QueryServiceServicer):
             seconds = request.timeout.seconds + request.timeout.nanos / 1e9
         if not 0 < seconds <= most:
             raise InvalidArgument(
-                "timeout", f"{seconds:g} s; up to {most:g} s are given here (setting query_seconds)"
+                "timeout", f"{seconds:g} s; up to {most:g} s are allowed (setting query_seconds)"
             )
         left = context.time_remaining()
         return seconds if left is None else max(0.01, min(seconds, left))

@@ -110,7 +110,7 @@ def incident_of(
         reason = f"{other} ({snapshot.names[other]}) is not in current_node_index, expected members of the gang"
         raise InvalidArgument("failed_node_index", reason)
     if not failed.size and not table.excluded[current].any() and not request.suspect_node_index:
-        reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected who failed"
+        reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected the failed members"
         raise InvalidArgument("failed_node_index", reason)
     return Incident(
         current,
@@ -132,7 +132,7 @@ def _standbys(
     standbys = messages.node_list_of("hot_spare_node_index", request.hot_spare_node_index, snapshot)
     if np.isin(standbys, current).any():
         node = int(standbys[np.isin(standbys, current)][0])
-        reason = f"{node} is in current_node_index too, expected nodes that are no members"
+        reason = f"{node} is in current_node_index too, expected nodes that are not members"
         raise InvalidArgument("hot_spare_node_index", reason)
     requested_candidates: Any = request.candidates
     reserved = messages.reserved_nodes(requested_candidates, snapshot)

@@ -334,7 +334,7 @@ class ScoreService(ScoreServiceServicer):
         wanted = request.dictionary_version
         if wanted not in (0, snapshot.dictionary_version):
             raise FailedPrecondition(
-                f"dictionary_version {wanted}: node indexes began anew, the version is now "
+                f"dictionary_version {wanted}: node indexes were renumbered, the version is now "
                 f"{snapshot.dictionary_version}; call GetNodeDictionary again"
             )
         floor = request.score_floor
@@ -410,7 +410,7 @@ class ScoreService(ScoreServiceServicer):
             )
         listing = self._listings.get(int(version))
         if listing is None:
-            raise InvalidArgument("page_token", f"{token!r} has expired: begin again without one")
+            raise InvalidArgument("page_token", f"{token!r} has expired. Start again without one")
         return *listing, int(at)
 
 

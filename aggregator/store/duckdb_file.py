@@ -176,7 +176,7 @@ def _folder_remedy(error: OSError, folder: Path) -> str:
     if error.errno == errno.ENOSPC:
         return "; make room there: nothing was written"
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
-        return f"; {LOCK_FILE} must be a file of ours, and all above it folders: move away what is there"
+        return f"; {LOCK_FILE} must be a file of Gangline's in existing folders: move away what is there"
     return ""
 
 
@@ -378,10 +378,7 @@ def check_file(path: Path) -> str:
     wanted = found.size_bytes if found else HEAD_BYTES
     if size >= wanted:
         return ""
-    message = (
-        f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (a copy that did not "
-        "end, or a disk that lost its last writes)"
-    )
+    message = f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (an incomplete copy, or a disk that lost its last writes)"
     if found is None:
         raise StoreError(f"{message}; it is unchanged: {damaged_store_advice(path)}")
     return message
@@ -499,10 +496,7 @@ class DurabilityMark:
         if found is None:
             return f"{path} is not there, but was {until}: all that was stored before is gone"
         if found.iteration < self.iteration:
-            return (
-                f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: "
-                "an older copy was put in its place; what was stored since is gone"
-            )
+            return f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
         if found.iteration > self.iteration:
             return ""
         wal = wal_of(path)

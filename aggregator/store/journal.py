@@ -122,7 +122,7 @@ class EventJournal:
             os.fsync(file.fileno())
         return (
             f"{path} is damaged at byte {at}; {len(later)} events after that were read, {len(data) - at - sum(later)} "
-            f"bytes that are no events were skipped; it is kept as {aside}"
+            f"bytes that are not events were skipped; it is kept as {aside}"
         )
 
     def append(self, events: Sequence[StoredEvent]) -> int:

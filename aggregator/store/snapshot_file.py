@@ -287,7 +287,10 @@ class LatestTables:
         )
         hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
         return [
-            f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices heard of last"
+            (
+                f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices that "
+                "were reported last"
+            )
         ]
 
     def _rows_since(self, table: str, condition: str) -> Any:

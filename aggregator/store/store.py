@@ -217,7 +217,8 @@ class Store(Queue):
     def _replay(self) -> None:
         if self._journal.torn_bytes:
             log.warning(
-                "event journal: %d bytes at its end were no record", self._journal.torn_bytes
+                "event journal: %d bytes at its end are not a complete record",
+                self._journal.torn_bytes,
             )
         #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
         self.loss_message = "; ".join(

@@ -444,7 +444,7 @@ class Writer:
             self._connection.close()
             self._mark_writer.close()
             if size_of(wal_of(self._path)):
-                raise StoreError(f"{wal_of(self._path)} was not folded in; nothing was exchanged")
+                raise StoreError(f"{wal_of(self._path)} was not merged; the file was not replaced")
             remove_mark(self._path.parent)
             before.unlink(missing_ok=True)
             os.link(self._path, before)

@@ -144,7 +144,7 @@ def _cost(
     }
     if not units:
         reading.verified = False
-        reading.details.append("its bits are none that the catalogue lists")
+        reading.details.append("the catalogue does not list its bits")
         return ""
     major = driver_major(driver_version)
     stated = None if major is None else major >= NEWER_MAJOR
@@ -211,7 +211,7 @@ def _set_severity(cost: str, reading: LineReading, *, fatal: bool) -> None:
         reading.action = "restart the application, unless XID 154 beside it asks for more"
     else:
         reading.severity = XidSeverity.IGNORE
-        reading.action = "none; the link's counters say whether it goes on"
+        reading.action = "none; the link's counters show whether it continues"
 
 
 def decode_xid74(text: str, reading: LineReading) -> None:
@@ -236,7 +236,7 @@ def decode_xid74(text: str, reading: LineReading) -> None:
     reading.attributes["weight"] = " ".join(sorted(weights)) or "none"
     if weights == {"ignore"}:
         reading.severity = XidSeverity.IGNORE
-        reading.action = "none; the link's counters say whether it goes on"
+        reading.action = "none; the link's counters show whether it continues"
 
 
 #: A process's name as the driver prints it (NV_PROC_NAME_MAX_LENGTH); the rest is cut.

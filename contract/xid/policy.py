@@ -200,7 +200,7 @@ def parse(text: str, table: str = "xid") -> list[Xid]:
     codes: set[int] = set()
     for row in rows:
         if row.code in codes:
-            raise ValueError(f"{table} {row.code}: stands in the table twice")
+            raise ValueError(f"{table} {row.code}: is in the table twice")
         codes.add(row.code)
     return rows
 

@@ -258,7 +258,7 @@ BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     ),
     (
         said_by("WATCH", age=300),
-        ["the aggregator says nothing of this host, for 5 min: `gangline agent status`"],
+        ["the aggregator reports no state of this host, because 5 min: `gangline agent status`"],
     ),
     (
         {**said_by("WATCH"), "connected": False, "last_error": "refused"},

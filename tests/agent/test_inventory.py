@@ -428,7 +428,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
         thread.join(GUARD_SECONDS)
         os.close(held)
         (found,) = done
-    assert found.reason == "ended for GPUs that are let go of or left alone"
+    assert found.reason == "stopped, because GPUs are released or skipped"
     assert inventory._running is None
 
 

@@ -110,7 +110,7 @@ def test_who_may_renew_and_release(tmp_path: Path) -> None:
     assert current.of_request("slurm", "r") == one and current.of_request("other", "r") is None
     with pytest.raises(PermissionDenied, match="is of 'slurm'"):
         current.renew(one.name, "other", one.token, TTL_NS)
-    with pytest.raises(EtagMismatch, match="send the token that Reserve gave"):
+    with pytest.raises(EtagMismatch, match="send the token that Reserve returned"):
         current.release(one.name, "slurm", one.token + 1)
     clocks.run(61)
     with pytest.raises(NotFound, match="reserve again"):

@@ -134,7 +134,7 @@ def test_limits_of_the_file() -> None:
         parse('version = "1"\nrollout_share = 1\n' + "[[row]]\n" * 300)
     with pytest.raises(PolicyError, match="not TOML"):
         parse("x = " + "[" * 10_000)
-    with pytest.raises(PolicyError, match="stands in the table twice"):
+    with pytest.raises(PolicyError, match="is in the table twice"):
         parse(ROW + ROW[ROW.index("[[row]]") :])
 
 

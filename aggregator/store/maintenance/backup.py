@@ -331,10 +331,10 @@ class Backup:
             except duckdb.Error as error:
                 raise CopyError(
                     f"the copy of the store is damaged, and so is the store: {cause(error, part)}; "
-                    "gangline admin verify says what is readable, a backup from before may be whole"
+                    "gangline admin verify shows what is readable; an earlier backup may be intact"
                 ) from error
         if size_of(wal_of(file)):
-            raise CopyError(f"{wal_of(file)} could not be folded into the copy")
+            raise CopyError(f"{wal_of(file)} could not be merged into the copy")
         self._progress.begin("reading it back", size_of(file))
         self._add(STORE_FILE, file_checksum(file, self._progress.advance))
         return rows, schema, recorded

@@ -80,7 +80,8 @@ def _refuse_store(data: Path, *, force: bool) -> None:
     if found:
         raise CopyError(
             f"{data} has a store or other files already ({', '.join(found[:3])}); nothing was written. Name an "
-            f"empty folder with --data, or say --force: what is there is then kept under {REPLACED_PREFIX}-TIME"
+            "empty folder with --data, or use --force, which keeps the existing files under "
+            f"{REPLACED_PREFIX}-TIME"
         )
 
 
@@ -105,13 +106,13 @@ def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) 
                 ) from None
             if got != (file.size_bytes, file.sha256):
                 raise CopyError(
-                    f"{folder / name} is not what was backed up: {_damaged_message(folder)}"
+                    f"{folder / name} differs from what was backed up: {_damaged_message(folder)}"
                 )
             shutil.copymode(folder / name, part / name)
             if file.modified_ns:  # or the next backup would take it for another file
                 os.utime(part / name, ns=(file.modified_ns, file.modified_ns))
         if STORE_FILE not in manifest.files:
-            raise CopyError(f"{folder} holds no {STORE_FILE}: {_damaged_message(folder)}")
+            raise CopyError(f"{folder} does not contain {STORE_FILE}: {_damaged_message(folder)}")
         with verify.open_database(
             part / STORE_FILE, read_only=True, copy_of=folder / STORE_FILE
         ) as connection:
@@ -123,10 +124,7 @@ def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) 
 
 
 def _damaged_message(folder: Path) -> str:
-    return (
-        f"this backup is damaged; nothing was written. gangline admin verify {folder} says all that is "
-        "wrong; another backup may be whole"
-    )
+    return f"this backup is damaged; nothing was written. gangline admin verify {folder} shows everything that is wrong; another backup may be intact"
 
 
 def _exchange(part: Path, data: Path) -> Path | None:

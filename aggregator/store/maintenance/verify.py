@@ -287,7 +287,7 @@ def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -
     if backwards or overlapping:
         report.problems.append(
             f"the ledger of frames has {backwards} ranges that end before they begin and "
-            f"{overlapping} that overlap another: a frame was taken in twice"
+            f"{overlapping} that overlap another: a frame was stored twice"
         )
 
 

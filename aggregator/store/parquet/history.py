@@ -198,7 +198,7 @@ class History:
                 self._record_failure(error)
         except Exception:
             log.exception("history: internal error; it continues later")
-            self._record_failure(RuntimeError("a fault of ours, see the log"))
+            self._record_failure(RuntimeError("internal error, see the log"))
         return False
 
     def _record_failure(self, error: Exception) -> None:

@@ -234,7 +234,7 @@ class HistoryMaintenance:
             f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
         )
         self.findings.raise_finding(
-            "store.file_unrecorded", message, "somebody has looked at it; told once", path
+            "store.file_unrecorded", message, "somebody has checked it; reported once", path
         )
         log.warning("history: %s", message)
         return message
@@ -248,7 +248,7 @@ class HistoryMaintenance:
             f"{segment.bucket} are missing from what is shown; the rest is not touched"
         )
         self.findings.raise_finding(
-            "store.segment_damaged", message, "the file is put back; told once", segment.path
+            "store.segment_damaged", message, "the file is restored; reported once", segment.path
         )
         log.error("history: %s", message)
         return message

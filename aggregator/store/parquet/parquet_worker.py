@@ -320,7 +320,7 @@ class Packer:
 
     def _file_set(self, file_set: str) -> _FileSet:
         if file_set not in self._file_sets:
-            raise OSError(f"{file_set} was begun by a process that has ended; it is begun again")
+            raise OSError(f"{file_set} was started by a process that has ended; it starts again")
         return self._file_sets[file_set]
 
     def readings(

@@ -285,7 +285,7 @@ def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise ValueError(f"{path}: no manifest: {error}") from error
+        raise ValueError(f"{path}: not a valid manifest: {error}") from error
 
 
 def parse_manifest(data: bytes) -> list[ParquetSegment]:
@@ -304,13 +304,13 @@ def parse_manifest(data: bytes) -> list[ParquetSegment]:
             segment.table,
             segment.bucket,
         ):
-            raise ValueError(f"path = {segment.path!r}: no place of a segment")
+            raise ValueError(f"path = {segment.path!r}: not the path of a segment")
         if not _COLUMNS.fullmatch(segment.columns):
             raise ValueError(f"columns = {segment.columns[:80]!r}: expected NAME TYPE,NAME TYPE")
         if not all(
             0 <= time <= TIME_NS_MAX // 1000 for time in (segment.first_us, segment.last_us)
         ):
             raise ValueError(
-                f"{segment.path}: times {segment.first_us}, {segment.last_us} are of no clock"
+                f"{segment.path}: times {segment.first_us}, {segment.last_us} are not valid times"
             )
     return found

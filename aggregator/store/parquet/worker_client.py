@@ -98,8 +98,8 @@ class PackerProcess:
             self.kill()
             self.release()
             raise (PackerStarvedError if self._low_priority else PackerError)(
-                f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} s and was "
-                "killed; does the disk answer? `dmesg` says"
+                f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} "
+                "s and was killed; `dmesg` shows disk errors"
             ) from error
         except OSError:
             data = b""
@@ -115,7 +115,7 @@ class PackerProcess:
         status = self._worker.end()
         self._worker = None
         if status == -signal.SIGKILL:
-            return "was killed: for want of memory? `dmesg` says"
+            return "was killed: out of memory? `dmesg` shows it"
         return f"ended with status {status}; the aggregator's log says why"
 
     def kill(self) -> None:

@@ -520,7 +520,7 @@ OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
     "one that was not there": (
         {"blamed_node": "nodes/h9"},
-        "outcomes[0].blamed_node: 'nodes/h9' is none of its nodes",
+        "outcomes[0].blamed_node: 'nodes/h9' is not one of its nodes",
     ),
     "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
     "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),

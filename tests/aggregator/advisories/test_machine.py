@@ -262,9 +262,7 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
         world.give(Well(world.now_ns, "h1", False))
     said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
     (ended,) = [one.words for one in said if one.advisory.state is AdvisoryState.WITHDRAWN]
-    assert ended == (
-        "it is not well again after all" if is_back else "what was set ran out by itself"
-    )
+    assert ended == ("it is not well again after all" if is_back else "the hold expired")
 
 
 def test_nothing_comes_of_what_was_rejected() -> None:
@@ -350,7 +348,7 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
         (AdvisoryState.ACCEPTED, 9.9, "lease: 9.9 s, expected 10 s to 7 days"),
         (AdvisoryState.ACCEPTED, 604_801.0, "expected 10 s to 7 days"),
         (AdvisoryState.ACCEPTED, -1.0, "expected 10 s to 7 days"),
-        (AdvisoryState.REJECTED, 60.0, "lease: only who accepts names one"),
+        (AdvisoryState.REJECTED, 60.0, "lease: only an acceptance has one"),
         (AdvisoryState.ACCEPTED, 10.0, ""),
         (AdvisoryState.ACCEPTED, 604_800.0, ""),
     ],

@@ -131,7 +131,7 @@ def test_a_good_file_is_taken_as_written() -> None:
         ("[[maintenance]]", "[maintenance]", "expected [[maintenance]] before each, with two brackets"),
         ("[[override]]", "[[overide]]", "a.toml:19: 'overide' is unknown; there are [[place]]"),
         ("[thresholds]", "[thresholds", "a.toml: not TOML: "),
-        ('rack = "r1"', "rack = r1", "a.toml: not TOML: Invalid value (at line 5, column 8); a text stands in quotes"),
+        ('rack = "r1"', "rack = r1", "a.toml: not TOML: Invalid value (at line 5, column 8); a text needs quotes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(old: str, new: str, told: str) -> None:
@@ -220,7 +220,7 @@ def test_two_files_that_disagree_are_both_wrong() -> None:
         ('host,rack\ngpu-001,"r\n1"\ngpu-002,r2\n', "a.csv:2: rack: 'r\\n1': expected one line"),
         (
             "host,rack,power_domain\ngpu-001,hall 2, row 7,pdu-a\n",
-            'a.csv:2: 4 values for 3 columns: what has a , in it stands in quotes, as "hall 2, row 7"',
+            'a.csv:2: 4 values for 3 columns: what has a , in it needs quotes,  as "hall 2, row 7"',
         ),
         ("host,rack\ngpu-001," + "r" * 129 + "\n", "a.csv:2: rack: "),
     ],
