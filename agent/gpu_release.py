@@ -45,7 +45,7 @@ SECOND_NS = 1_000_000_000
 #: XIDs after which every call may hang, and why, in words.
 HANGING_XIDS = {
     79: "XID 79: it fell off the bus",
-    119: "XID 119: its firmware (GSP) does not answer",
+    119: "XID 119: its firmware (GSP) does not respond",
     120: "XID 120: its firmware (GSP) failed",
 }
 LOST = "gpu.lost"
@@ -154,7 +154,7 @@ UNBIND_WAIT_MESSAGE = "non-zero usage count"
 
 
 def is_unbind(event: HealthEvent) -> bool:
-    """Say whether the event tells that the driver is being taken off its GPU, and may wait for us."""
+    """Say whether the event tells that the driver is being unbound from its GPU, and may wait for us."""
     if event.name == "gpu.driver_binding":
         return event.attributes.get("state") == "unbind"
     return event.name == "gpu.driver_message" and UNBIND_WAIT_MESSAGE in event.message
@@ -294,7 +294,7 @@ class ReleaseStateFile:
             new.replace(self._path)
         except OSError as error:
             message = (
-                f"{self._path}: {error.strerror}; after a restart the GPUs would be taken back"
+                f"{self._path}: {error.strerror}; after a restart the agent would reopen the GPUs"
             )
             log.warning("%s", message, extra={"cause": "released.file"})
 
@@ -364,7 +364,7 @@ EXTEND_NS = 10 * SECOND_NS
 EXCLUDED_STATES = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
 GPU = "gpu"  # their lane
 NO_GPUS: frozenset[str] = frozenset()
-UNBIND_REASON = "the driver is being taken off it"
+UNBIND_REASON = "the driver is being unbound from it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +523,7 @@ class GpuReleaser:
         self.avoided = None if avoids_all else frozenset(each for each in avoided if each)
         inventory.interrupt(self.avoided)
         if not inventory.is_within(before, self.avoided):  # after a repair it may be another GPU
-            self._publisher.request_inventory("GPUs that were left out may be asked again")
+            self._publisher.request_inventory("skipped GPUs may be called again")
 
     def _record(self, addresses: Iterable[str | None], state: str, reason: str) -> None:
         """Remember why, and tell it of each GPU."""
@@ -544,7 +544,7 @@ class GpuReleaser:
         """The samplers take back by themselves what is over."""
         released = self._samplers.released()
         if expired := [address for address in self._reasons if address not in released]:
-            self._record(expired, "resumed", "its time is over")
+            self._record(expired, "resumed", "its release expired")
 
     def _complete_pending(self, now_ns: int) -> None:
         """Answer who asked, once nothing is held, or when the time is over."""

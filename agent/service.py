@@ -58,7 +58,7 @@ class Notifier:
         """The same process will begin anew; READY ends it."""
         # MONOTONIC_USEC lets the manager tell this reload from one before it (systemd 253 and later).
         monotonic = _monotonic_microseconds()
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=beginning anew")
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=restarting")
 
     def reload_failed(self, reason: str) -> None:
         """A reload was asked for and is not made: the agent goes on as it was."""

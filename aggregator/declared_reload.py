@@ -20,7 +20,7 @@ from .fleet.fleet import Fleet
 from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 
 # ----------------------------------------------------------------------
-# Whether files rest, so that half a copy is not taken, and what becomes of those that never do.
+# Whether files rest, so that half a copy is not used,  and what becomes of those that never do.
 
 #: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
 UNSTABLE_POLLS = 12
@@ -261,10 +261,10 @@ class DeclaredReloader:
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.error = (
-                f"what is declared in {self._path} is not taken, {stays}: "
+                f"what is declared in {self._path} is not used,  {stays}: "
                 f"{'; '.join(self._problems[:PROBLEMS_SHOWN_MAX])}{rest}"
             )
-            clears = "the files are right"
+            clears = "the files are valid"
             self._fleet.add_finding(
                 Finding(AGGREGATOR_HOST, FINDING, "", self.error, now_ns, clears_when=clears)
             )
@@ -290,10 +290,7 @@ class DeclaredReloader:
 
 
 def _no_files_message(path: Path) -> str:
-    return (
-        f"{path}: no file there ends in {', '.join(ENDINGS)} any more: a mount that is away? "
-        "To declare nothing, leave an empty file there, as none.toml"
-    )
+    return f"{path}: no file there ends in {', '.join(ENDINGS)} any more. Is a mount missing? To declare nothing, leave an empty file there, such as none.toml"
 
 
 def _stamps(path: Path | None) -> Stamps:

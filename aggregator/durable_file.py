@@ -36,7 +36,7 @@ def os_error_message(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return "permission denied; run it as the aggregator's user, or as root"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "there is a file where a folder is expected"
+        return "a file exists where a folder is expected"
     return error.strerror or str(error)
 
 

@@ -233,11 +233,11 @@ class JudgeLoop:
         """Return what our clock says. Where it leapt, that says nothing about hosts."""
         jump = self.jump_detector.check()
         if jump.jump_ns:
-            self._apply_clock_jump("our clock was set forward by", jump.jump_ns, jump.now_ns)
+            self._apply_clock_jump("the clock was set forward by", jump.jump_ns, jump.now_ns)
             self.advisory_engine.apply_clock_jump(jump.jump_ns, jump.now_ns)
         if jump.suspended_ns:
             self._apply_clock_jump(
-                "this machine stood still for", jump.suspended_ns, jump.now_ns, suspended=True
+                "this machine was suspended for", jump.suspended_ns, jump.now_ns, suspended=True
             )
             self.advisory_engine.resume_after_suspend(jump.now_ns)
         return jump.now_ns

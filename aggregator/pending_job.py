@@ -256,4 +256,4 @@ def verdict(job: PendingJob, steps: Sequence[NodeFilter]) -> str:
         return f"Slurm: Priority: jobs before it in the queue come first; {steps[-1].left} nodes are left for the {job.nodes} that it needs"
     if short is None:
         return f"{steps[-1].left} nodes are left for the {job.nodes} that it needs (Slurm: {job.reason})"
-    return f"from {short.name!r} on too few are left: {short.left} of the {job.nodes} that it needs (Slurm: {job.reason})"
+    return f"from {short.name!r} on too few nodes are left: {short.left} of the {job.nodes} that it needs (Slurm: {job.reason})"

@@ -34,7 +34,7 @@ class Grant(NamedTuple):
 
     granted_ns: int = 0
     until_ns: int = 0
-    reason: str = "none was ever granted"
+    reason: str = "none has ever been granted"
 
     def seconds_left(self, now_ns: int) -> int:
         """Return the whole seconds left; 0 when it is over, or of a future that our clock left again."""
@@ -114,7 +114,7 @@ class Permits:
 
     def _evaluate_fleet(self, snapshot: Snapshot) -> str:
         if snapshot.degraded_reason:
-            return f"the fleet's picture is degraded: {snapshot.degraded_reason}"
+            return f"the fleet's state is degraded: {snapshot.degraded_reason}"
         columns = columns_of(snapshot)
         count = int((~columns.ended).sum())
         bad = int(((columns.state == HealthState.UNHEALTHY) & ~columns.ended).sum())
@@ -122,7 +122,8 @@ class Permits:
         if bad > most:
             return (
                 f"{bad} of {count} hosts are UNHEALTHY, which is more than "
-                f"{100 * self._share_max:g} %: a fault that many share is not each host's own"
+                f"{100 * self._share_max:g} %: a fault that many hosts share is not caused by each "
+                "host"
             )
         return ""
 
@@ -151,7 +152,7 @@ def _load(path: Path, boot_id: str) -> Grant:
             is_typed and grant.until_ns - grant.granted_ns <= GRANT_SECONDS_MAX * SECOND_NS
         )
         if fields["boot_id"] != boot_id:
-            return Grant(reason="none was granted since this machine booted")
+            return Grant(reason="none has been granted since this machine booted")
         if (
             is_within_limit
             and isinstance(grant.reason, str)

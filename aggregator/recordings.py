@@ -107,7 +107,7 @@ class RecordingExchange:
         try:
             self._add(pending, piece)
         except (InvalidArgument, ResourceExhausted) as error:
-            pending.error = f"what the host sent is refused: {error}"
+            pending.error = f"the host's data is rejected: {error}"
             _finish(pending)
             raise
 

@@ -184,7 +184,7 @@ class ClearCondition(NamedTuple):
         span = f"{self.seconds / 60:.0f} minutes"
         if self.seconds >= 7200.0:
             span = f"{self.seconds / 3600:.0f} hours"
-        return f"it does not come again for {span}"
+        return f"it does not recur for {span}"
 
 
 class EventKind(NamedTuple):

@@ -193,14 +193,11 @@ def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
     address, port, option = endpoint
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
-        remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
+        remedy = f"`ip address` lists the addresses of this machine. Name one with {option}ADDRESS:{port}"
     elif number == errno.EACCES:
-        remedy = f"Ports below 1024 are root's: name a higher one with {option}{address}:PORT"
+        remedy = f"Ports below 1024 need root. Name a higher one with {option}{address}:PORT"
     else:
-        remedy = (
-            f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
-            f"this one another port with {option}{address}:PORT"
-        )
+        remedy = f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it. Stop that program, or choose another port with {option}{address}:PORT"
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 
 

@@ -553,7 +553,7 @@ REPEAT_SECONDS = 1800.0
 
 
 class RankEvents:
-    """What was told of some hosts. A host that is silent tells what it missed once it is heard again."""
+    """What was told of some hosts. A host that is silent tells what it missed once it reports again."""
 
     def __init__(
         self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints

@@ -63,7 +63,7 @@ WELL = score("a", "HEALTHY")
             [XID, score("b", "DEGRADED", "REASON_PCIE"), WELL],
             "b (thermal) stands there for REASON_PCIE: ",
         ),
-        ([XID, HEAT, score("a", "SUSPECT")], "a: nothing was done to these"),
+        ([XID, HEAT, score("a", "SUSPECT")], "a: these have no fault"),
     ],
 )
 def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:

@@ -408,9 +408,7 @@ class AmdGpuSecond(AmdTables):
             self._check_lost()
         for row in self._counts.fallen():
             self._lifecycle.restart([self._gpus[row].key])
-            self._request_inventory(
-                f"GPU {self._gpus[row].key} was reset: its counters began again"
-            )
+            self._request_inventory(f"GPU {self._gpus[row].key} was reset: its counters restarted")
             self._put_epoch(row)
         self._session.ras.read(now_ns, 1)
         changes = self._session.ras.changes

@@ -239,7 +239,7 @@ class KfdProcesses(AmdCollector):
                 )
         is_over_limit = len(found) > ROWS_MAX
         self.access_error = (
-            f"{len(found)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+            f"{len(found)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
         )
         found = found[:ROWS_MAX]
         gpus = tuple(gpu.key for gpu in self._session.gpus)

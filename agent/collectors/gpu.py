@@ -377,7 +377,7 @@ class GpuSecond(NvmlCollector):
             self._turns_to_identity = IDENTITY_SECONDS
             self._check_identity()
         for row in self._counts.fallen():
-            self._request_inventory(f"GPU {self._keys[row]} was reset: its counters began anew")
+            self._request_inventory(f"GPU {self._keys[row]} was reset: its counters restarted")
             self._restart_counters([self._keys[row]])
         self._field_filter.update(self._clock.boottime_ns())
         if self._lifecycle.any_lost:
@@ -453,7 +453,7 @@ class GpuSecond(NvmlCollector):
         if version != self._last_kernel_state[0]:
             self._reopen(f"the kernel has driver {version or 'none'}", driver_loaded=True)
         if listed != self._last_kernel_state[1]:
-            self._reopen("the driver lists other GPUs than before", driver_loaded=False)
+            self._reopen("the driver lists different GPUs than before", driver_loaded=False)
 
     def _uuid(self, address: str) -> str:
         assert self._session.nvml is not None
@@ -511,9 +511,7 @@ class GpuTenSeconds(NvmlCollector):
                 self._publish_capped(address, self._keys[row])
 
     def _publish_capped(self, address: str, key: str) -> None:
-        message = (
-            f"GPU {key}: over {library.CALLS_PER_SECOND_MAX} calls a second, the rest is left out"
-        )
+        message = f"GPU {key}: over {library.CALLS_PER_SECOND_MAX} calls a second, further calls are left out"
         log.warning("%s", message, extra={"cause": "gpu.calls"})
         if self._publisher:
             self._publisher.publish(

@@ -72,7 +72,7 @@ class FieldValidator:
         if verified:
             self._confirmations, self._idle_samples = CONFIRMATIONS_MIN, IDLE_SAMPLES_MIN
         if contradicted:
-            self.contradiction = "it contradicted what it should be"
+            self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
         """Begin anew: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
@@ -109,9 +109,9 @@ class FieldValidator:
         grown, passed = value - self._first[1], time_ns - self._first[0]
         set_at_an_end = is_set or self._reason_was_set[1]
         if step < 0:
-            self.contradiction = "it fell, and nothing was reset"
+            self.contradiction = "it decreased without a reset"
         elif max(step - elapsed, grown - passed) > IMPOSSIBLE_LATE_NS:
-            self.contradiction = "it grew faster than time passes"
+            self.contradiction = "it grew faster than time"
         elif step == 0:
             self._idle_samples += not set_at_an_end
         elif set_at_an_end:
@@ -125,7 +125,7 @@ class FieldValidator:
         self._reasonless += 2 * step >= elapsed
         allowed = REASONLESS_STEPS_MAX + self._confirmations // CONFIRMATIONS_PER_REASONLESS
         if self._reasonless > allowed:
-            self.contradiction = "it grew again and again while its clock event reason was not set"
+            self.contradiction = "it grew repeatedly while its clock event reason was not set"
 
 
 class FieldValidators:

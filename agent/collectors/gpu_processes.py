@@ -155,7 +155,7 @@ class GpuProcesses(GpuPartsCollector):
             rows |= {process_key(gpu, process): process for process in processes}
         is_over_limit = len(rows) > ROWS_MAX
         self._overflow_message = (
-            f"{len(rows)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+            f"{len(rows)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
         )
         if is_over_limit:
             rows = dict(sorted(rows.items(), key=lambda item: item[1].pid)[:ROWS_MAX])
@@ -218,11 +218,11 @@ RECHECK_TURNS = 10
 #: An ended process that NVML goes on to list at so many looks holds what nobody will give back by itself.
 DEAD_OBSERVATIONS_MIN = 2
 
-FOREIGN = "its number is of another PID namespace than the agent's"
+FOREIGN = "its PID belongs to another PID namespace than the agent's"
 HIDDEN = "/proc does not show it"
-REUSED = "its number was dealt to another process while the GPU was still listed"
+REUSED = "its PID was reused while the GPU was still listed"
 GONE = "it ended before it was seen"
-NO_GROUP = "it is in no control group that tells"
+NO_GROUP = "its cgroup does not name an owner"
 
 Identity = tuple[int, int]  # PID and start in clock ticks
 Key = tuple[str, int, int | None, int | None]
@@ -445,7 +445,7 @@ def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
     if attributes["state"] == "ended":
         return f"{who} of {whose} no longer holds the GPU"
     if attributes["state"] == "dead":
-        return f"{who} of {whose} has ended ({attributes['dead']}), and the GPU is held still"
+        return f"{who} of {whose} has ended ({attributes['dead']}), but the GPU is still in use"
     return f"{who} of {whose} holds the GPU"
 
 
@@ -467,9 +467,7 @@ def owner_text(attributes: Mapping[str, str]) -> str:
         return f"container {attributes['container_id'][:12]}"
     if source == SYSTEMD:
         return f"unit {attributes.get('user_unit') or attributes['unit']}"
-    return "an owner that is not known" + (
-        f" ({attributes['unknown']})" if attributes.get("unknown") else ""
-    )
+    return "an unknown owner" + (f" ({attributes['unknown']})" if attributes.get("unknown") else "")
 
 
 # ----------------------------------------------------------------------
@@ -487,11 +485,12 @@ EVENT = "gpu.process"
 #: The kernel's own names end at 15 bytes, those of its threads at 63.
 NAME_CHARACTERS_MAX = 63
 _NAMESPACE_REMEDY = (
-    "the driver numbers processes as the host does and this agent does not: run it in the host's PID namespace "
+    "the driver reports PIDs of the host, but this agent runs in another PID namespace. Run it in "
+    "the host's "
     "(hostPID: true, --pid=host)"
 )
 _RELATIVE_REMEDY = (
-    "control groups are shown from within the agent's own: run it in the host's control group namespace "
+    "cgroups are shown relative to the agent's own. Run it in the host's cgroup namespace "
     "(--cgroupns=host)"
 )
 

@@ -151,7 +151,8 @@ class JobSteps(Collector):
         finally:
             os.close(folder.descriptor)
         self.access_error = (
-            f"{self._left_out} slots in /dev/{FOLDER} are left out: at most {SLOTS_MAX}, and {SLOTS_PER_USER_MAX} of one user, are read"
+            f"{self._left_out} slots in /dev/{FOLDER} are ignored: at most {SLOTS_MAX}, and "
+            f"{SLOTS_PER_USER_MAX} of one user, are read"
             if self._left_out
             else ""
         )

@@ -182,7 +182,7 @@ class Bonds(ExcludingCollector):
 # It enters the driver under the kernel's network lock, and from there firmware.
 
 #: An interface of a host that is a folder has no driver that could be asked.
-FOLDER_REASON = "the drivers of a host that is a folder cannot be asked"
+FOLDER_REASON = "a host that is a folder has no drivers to query"
 REFUSED = frozenset((errno.EPERM, errno.EACCES))
 
 

@@ -50,7 +50,7 @@ EVENT_TYPES = {
     0x1000: "poison, not fatal",
     0x2000: "poison, fatal",
     0x4000: "GPU unavailable",
-    0x8000: "recovery action asked for",
+    0x8000: "recovery action requested",
 }
 REGISTERED_TYPES = sum(EVENT_TYPES)
 
@@ -209,7 +209,7 @@ class NvmlEvents(Collector):
         state = "unbind" if event.type == UNBIND else "bind"
         key = self._keys.get(event.address, "")
         (self._session.unbind if event.type == UNBIND else self._session.bind)(event.address)
-        change = "is taken off, it is let go of" if state == "unbind" else "is put on"
+        change = "is unbound, and the GPU is released" if state == "unbind" else "is put on"
         publisher.request_inventory(f"the driver {change}: GPU {key or event.address}")
         publisher.publish(
             HealthEvent(

@@ -95,7 +95,7 @@ def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
 def _lost(fields: dict[str, Any]) -> str:
     counts = (
         ("lost_frames", "frames dropped"),
-        ("refused_frames", "frames refused by the aggregator"),
+        ("refused_frames", "frames rejected by the aggregator"),
         ("lost_events", "events dropped"),
         ("write_errors", "frames not written to disk"),
     )

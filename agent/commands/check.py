@@ -183,7 +183,7 @@ def _print_unknown(why: str, *, as_json: bool) -> None:
             )
         )
     else:
-        _print_line(f"gangline: {why}. Nothing is known of this host, exit 0")
+        _print_line(f"gangline: {why}. The state of this host is unknown, exit 0")
 
 
 def _print_json(status: dict[str, Any], blocking: list[dict[str, Any]], now_ns: int) -> None:

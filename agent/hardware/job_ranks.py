@@ -31,7 +31,7 @@ RETRY_NS = 60_000_000_000
 OUTPUT_BYTES_MAX = 1 << 20
 REMEDY = (
     "environments of other users' processes are not shown: AmbientCapabilities=CAP_SYS_PTRACE in the agent's "
-    "unit opens them, or read_ranks=false leaves them alone"
+    "unit opens them, or set read_ranks=false"
 )
 
 #: PID and start in clock ticks.
@@ -153,7 +153,7 @@ class RankReader:
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
                 child.kill()  # what it sits in may not let go of it: then it stays our only one
-                self.access_error = f"the helper for ranks (process {child.pid}) does not return"
+                self.access_error = f"the helper for ranks (process {child.pid}) does not respond"
             return []
         self._read_output(child)
         assert child.stdout is not None

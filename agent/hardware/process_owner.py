@@ -484,7 +484,7 @@ def _device(device_id: str) -> tuple[str, str]:
 
 def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
     """Return who holds which GPU, within *seconds_max* in all. Raises KubeletError, and OSError when nobody listens
-    there or we may not ask."""
+    there or we may not query."""
     os.stat(path)
     # With it comes h2, which no sampler is to carry where there is no kubelet.
     from ..transport.grpc_http2 import CallFailed, call

@@ -152,7 +152,11 @@ def _read_output(
                 else:
                     error_output = (error_output + part)[-STDERR_BYTES_MAX:]
             if len(output) > OUTPUT_BYTES_MAX:
-                return b"", error_output, f"the inventory said more than {OUTPUT_BYTES_MAX} bytes"
+                return (
+                    b"",
+                    error_output,
+                    f"the inventory printed more than {OUTPUT_BYTES_MAX} bytes",
+                )
     return output, error_output, ""
 
 

@@ -100,7 +100,7 @@ ARCHITECTURES = {
 }
 #: nvmlIntNvLinkDeviceType_t
 FAR_ENDS = {0: "GPU", 1: "CPU", 2: "switch"}
-#: Attributes of GPUs that were not asked: they do not answer, or we may not ask them.
+#: Attributes of GPUs that were not asked: they do not answer, or we may not query them.
 PROBLEM, HIDDEN = "problem", "hidden"
 _NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
 _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
@@ -172,7 +172,7 @@ def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Ite
 def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostDevice]:
     """Return the GPUs that the kernel's driver lists and NVML said nothing of."""
     return [
-        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not answer for this GPU")
+        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not respond for this GPU")
         for address in driver_gpus(roots.proc)
         if address not in known
     ]

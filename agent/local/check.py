@@ -192,19 +192,19 @@ def stale_reason(status: dict[str, Any], now_ns: int) -> str:
 def not_enforced_reason(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> str:
     """Return why *finding* is not enforced; "" if it is. All of it must be sure, and of now."""
     if finding["problem"] != "node":
-        return "it is a program's own fault"
+        return "it is caused by a program"
     if finding["severity"] != "fatal" or not finding["enforceable"]:
         return "a finding of this kind is never enforced"
     if finding["name"] not in status["enforcing"]:
-        return "report-only: enforcing is not turned on for it"
+        return "report-only: enforcing is not enabled for it"
     permit = status["permit"]
     if not permit:
         return "the aggregator gives no permit"
     left = permit["until_ns"] - now_ns
     if left <= 0:
-        return "the aggregator's permit has run out"
+        return "the aggregator's permit has expired"
     if left > PERMIT_SECONDS_MAX * SECOND_NS:
-        return "the permit is longer than any may be"
+        return "the permit is longer than the maximum"
     age = (now_ns - finding["confirmed_ns"]) / SECOND_NS
     if not -CLOCK_AHEAD_SECONDS_MAX <= age < FRESH_SECONDS:
         return (
@@ -253,7 +253,9 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
     verdict = agent["verdict"]
     if not agent["connected"]:
         why = f" ({agent['last_error']})" if agent["last_error"] else ""
-        lines.append(f"the aggregator is away, for {since}{why}: what it finds is not known here")
+        lines.append(
+            f"the aggregator is not reachable: {since}{why}: its findings are unknown here"
+        )
     elif verdict and now_ns - verdict["at_ns"] > FRESH_SECONDS * SECOND_NS:
         age = format_duration((now_ns - verdict["at_ns"]) / SECOND_NS)
         lines.append(

@@ -238,7 +238,7 @@ class EventFindings:
         message = f"{message}: {record.detail}" if record.detail else message
         unsure = record.ends[0] is ClearedBy.RESET and record.last_ns < self.watched_since_ns
         if unsure:
-            message += "; of before this agent watched, so that a reset may have ended it"
+            message += "; from before this agent started, so a reset may have ended it"
         return HostFinding(
             name=row.name if code is None else f"{row.policy}{code.code}",
             device=record.key[1],
@@ -293,7 +293,7 @@ def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int
     """Return what has ended *record*; "" while it stands."""
     ends, seconds = record.ends
     if ends is ClearedBy.TIME and now_ns - record.last_ns > seconds * SECOND_NS:
-        return f"it did not come again for {seconds / 60:.0f} minutes"
+        return f"it did not recur for {seconds / 60:.0f} minutes"
     if ends is ClearedBy.RESET and reset_ns(record.key[1]) >= record.last_ns:
         return "the GPU was reset"
     return ""
@@ -301,7 +301,7 @@ def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int
 
 def _clears_when(ends: ClearedBy, seconds: float) -> str:
     if ends is ClearedBy.TIME:
-        return f"it does not come again for {seconds / 60:.0f} minutes"
+        return f"it does not recur for {seconds / 60:.0f} minutes"
     return "the host boots" if ends is ClearedBy.REBOOT else "the GPU is reset, or the host boots"
 
 

@@ -163,7 +163,7 @@ class ServerSession(GrpcConnection[ServerCall]):
         request.is_whole = True
         length = int.from_bytes(request.received[1:PREFIX_BYTES], "big")
         if len(request.received) != PREFIX_BYTES + length:
-            self.refuse(number, "INTERNAL", "the call ended before its message was whole")
+            self.refuse(number, "INTERNAL", "the call ended before its message was complete")
             return
         message, request.received = bytes(request.received[PREFIX_BYTES:]), bytearray()
         self.calls += 1

@@ -384,10 +384,10 @@ class Exposition:
             "gangline_agent",
             "info",
             "",
-            "which agent this is",
+            "identity of this agent",
             [(format_labels(self._info_labels), "1")],
         )
-        help_text = "series that metrics_series_max left out, the least important first"
+        help_text = "series left out because of metrics_series_max, the least important first"
         yield Family(
             "gangline_metrics_left_out_series", "gauge", "", help_text, [("", str(left_out))]
         )

@@ -92,7 +92,7 @@ class PolicyFile:
             new.write_text(text, encoding="utf-8")
             new.replace(self._copy)
         except OSError as error:
-            self.note = f"{self._copy}: {error.strerror}: a restart will not know this policy"
+            self.note = f"{self._copy}: {error.strerror}: this policy will be lost at a restart"
 
 
 def _stamp(path: Path) -> Stamp:

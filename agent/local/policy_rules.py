@@ -227,7 +227,7 @@ class RuleState:
                 del self.matched[device]
                 if match.active:
                     yield ClearedFinding(
-                        self._finding(device, match), now_ns, "what was wrong is read no longer"
+                        self._finding(device, match), now_ns, "the fault can no longer be read"
                     )
         yield from self.expire(now_ns)
 
@@ -282,7 +282,7 @@ class RuleState:
             ):
                 del self.matched[device]
                 if match.active:
-                    reason = f"it was not read any more for {UNREAD_SECONDS_MAX / 60:.0f} minutes"
+                    reason = f"it has not been read for {UNREAD_SECONDS_MAX / 60:.0f} minutes"
                     cleared.append(ClearedFinding(self._finding(device, match), now_ns, reason))
         return cleared
 
@@ -360,9 +360,9 @@ def _gap_ns(signal: str) -> int:
 
 def _clears_when(row: PolicyRow) -> str:
     return (
-        f"it is read to be well for {row.leave_seconds:.0f} s"
+        f"it reads as healthy for {row.leave_seconds:.0f} s"
         if row.leave_seconds
-        else "it is read to be well"
+        else "it reads as healthy"
     )
 
 

@@ -196,7 +196,7 @@ class FlightRecorder:
             return True
         if now_ns - self._disk.began_ns < DISK_NS_MAX:
             return False
-        self._reject(request.id, "the host's disk does not answer")
+        self._reject(request.id, "the host's disk does not respond")
         return True
 
     def _begin_order(
@@ -205,7 +205,7 @@ class FlightRecorder:
         self._number += 1
         self._order = RecordingOrder(self._number, seconds, now_ns, request_id, reason)
         if not self._samplers.record(self._number, seconds):
-            self._fail(self._order, "this host has no GPU that is sampled now")
+            self._fail(self._order, "no GPU of this host is sampled now")
 
     def _finish_order(self, order: RecordingOrder, now_ns: int) -> None:
         """Take what the sampler recorded, or give up."""
@@ -225,7 +225,7 @@ class FlightRecorder:
         else:
             self._order = None
             if not self._disk.start(lambda: self._store(order, data, wall_offset_ns), now_ns):
-                self._lose("the disk does not answer")
+                self._lose("the disk does not respond")
 
     def _fail(self, order: RecordingOrder, message: str) -> None:
         self._order = None

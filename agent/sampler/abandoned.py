@@ -106,6 +106,6 @@ class AbandonedProcessFile:
             new.replace(self._path)
         except OSError as error:
             message = (
-                f"{self._path}: {error.strerror}; after a restart these would be entered again"
+                f"{self._path}: {error.strerror}; after a restart samplers would call these again"
             )
             log.warning("%s", message, extra={"cause": "left_behind.file"})

@@ -281,7 +281,7 @@ class Supervisor:
         ):
             return 0
         process = self._table.adopt(unit)
-        message = f"a process of an agent before this one has not returned from {call_state.call}"
+        message = f"a process of an earlier agent has not returned from {call_state.call}"
         self._quarantine.add(unit, QuarantineState.ABANDONED, call_state, now_ns, message).postpone(
             now_ns
         )
@@ -376,7 +376,9 @@ class Supervisor:
             unit = (process.group, device, "")
             if len(isolated) >= PROBES_MAX - 1 or self._quarantine.is_full(unit):
                 break
-            message = f"{device} is slow: {process.group} cut it short, for its neighbours' sake"
+            message = (
+                f"{device} is slow: {process.group} ended it early, because its neighbours waited"
+            )
             call_state = Seen(0, 0, "", device, "")
             self._quarantine.add(
                 unit, QuarantineState.SLOW, None, now_ns, message
@@ -598,7 +600,7 @@ class Supervisor:
         )
         if stall_reason or not is_group_collector or self._quarantine.is_full(unit):
             return self._replace(process, now_ns)
-        message = f"says nothing, in {call_state.collector}"
+        message = f"sends nothing, in {call_state.collector}"
         self._quarantine.add(
             unit, QuarantineState.LEFT_ALONE, call_state, now_ns, message
         ).postpone(now_ns)

@@ -374,7 +374,7 @@ class Segments:
             self.dropped_frames += segment.lost_frames + lost
             if segment.lost_frames:
                 self.notice.append(
-                    f"{segment.path.name}: {segment.lost_frames} damaged frames left out"
+                    f"{segment.path.name}: {segment.lost_frames} damaged frames skipped"
                 )
             if tail_bytes:
                 self.notice.append(

@@ -563,7 +563,7 @@ class AdvisoryLimits:
     #: each time that the trial fails, up to the maximum.
     breaker_seconds: float = 900.0
     breaker_seconds_max: float = 14_400.0
-    failures_max: int = 3  # advice that failed on end: then the breaker opens
+    failures_max: int = 3  # advice that failed in a row: then the breaker opens
     proposal_seconds: float = 3600.0  # a proposal that nobody answers expires
     lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
     hold_seconds: float = 7200.0  # what we set lasts so long; it is renewed while its cause stands

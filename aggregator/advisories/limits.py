@@ -45,7 +45,8 @@ def _mute_reason(editor: StateEditor, subject: str, first: Case) -> str:
         return ""
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     return (
-        f"the same was rejected, withdrawn, done or expired: not again before {until} "
+        "the same advisory was rejected, withdrawn, done or expired, and is not repeated before "
+        f"{until} "
         "(`gangline advise list --all` has it)"
     )
 
@@ -61,10 +62,10 @@ def _price_reason(first: Case) -> str:
 def change_reason(before: Action, now: Action, reason: str) -> str:
     """Return why an advisory that asked for *before*, and asks for *now*, is told again."""
     if gravity(now) > gravity(before):
-        return f"more is wrong with it: {reason}"
+        return f"it has got worse: {reason}"
     if gravity(now) < gravity(before):
-        return f"less is asked of it than before: {reason}"
-    return f"it is not as it was: {reason}"
+        return f"a lesser action is needed than before: {reason}"
+    return f"it has changed: {reason}"
 
 
 # ----------------------------------------------------------------------
@@ -110,7 +111,7 @@ def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "action": first.action, "then": first.then, "scope": first.scope, "basis": first.basis,
         "reason": first.reason,
-        "words": f"{first.words}; {others} more beside it" if others else first.words,
+        "words": f"{first.words}; and {others} more" if others else first.words,
         "devices": tuple(devices), "cases": tuple(sorted(case.key for case in cases)),
         "place": first.place, "job": first.job, "confidence": first.confidence,
         "count": sum(case.count for case in cases), "price": first.price,

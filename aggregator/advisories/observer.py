@@ -100,12 +100,11 @@ def silence_case(
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
     while_down = (
-        f", and it was silent when we came back at {_time_text(since_ns)}" if unseen else ""
+        f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
+        if unseen
+        else ""
     )
-    message = (
-        f"nothing was heard of it since {_time_text(host.last_received_ns)}{while_down}: look at its power, its network, its "
-        "agent; it may work all the same"
-    )
+    message = f"it has been silent since {_time_text(host.last_received_ns)}{while_down}: check its power, its network and its agent; it may still work"
     case = Case(
         key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
         scope=Scope.HOST, words=message, since_ns=since_ns, place=domains.place, job=work.job,
@@ -183,7 +182,7 @@ class Observer:
                 if _is_changed(machine_state, case):
                     yield CaseSeen(now_ns, case)
         for key in [key for key in machine_state.cases if key not in active_keys]:
-            yield CaseGone(now_ns, key, "judging does not find it any more")
+            yield CaseGone(now_ns, key, "judging no longer finds it")
         yield from _health_changes(machine_state, judgement.hosts, now_ns, active_keys)
 
     def _cases_of(

@@ -177,9 +177,9 @@ def price(
     act, act_detail = acting_cost(action, then, fault, work, assumptions)
     act_by, due_detail = 0, "within the horizon waiting never costs as much"
     if action in AFTER_JOB_ACTIONS and work.gang_gpus and not work.dead:
-        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the job that runs, which loses the same either way"
+        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the running job, which loses the same either way"
     elif act <= 0:
-        due_detail = "acting costs no GPU-hours, so the sooner the better"
+        due_detail = "acting costs no GPU-hours: act as soon as possible"
     elif wait > act:
         hours = assumptions.horizon_hours * act / wait
         act_by = now_ns + int(hours * HOUR_NS)
@@ -190,7 +190,7 @@ def price(
 
 #: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
 JOBS_SHOWN_MAX = 3
-INSPECTION_COST = "acting 0.0 GPU-hours: looking takes no host out of service."
+INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of service."
 
 
 def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_ASSUMPTIONS) -> Price:
@@ -247,7 +247,7 @@ def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[
     gpus = sum(one.gpus for one in hosts)
     share = sum(each) / max(gpus * assumptions.horizon_hours, 1e-9)
     detail = f"{gpus} GPUs x {assumptions.horizon_hours:g} h x {100 * share:.1f} % lost"
-    return sum(each), f"{len(hosts)} hosts of which no job is known: {detail}"
+    return sum(each), f"{len(hosts)} hosts without a known job: {detail}"
 
 
 class PolicyAction(NamedTuple):
@@ -287,11 +287,14 @@ ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("replace", Action.INSPECT),
     ("plan to replace", Action.INSPECT),
     ("update the driver", Action.INSPECT),
-    ("do what its text asks", None),  # `gpu.recovery_action_state` tells the same, and has its row
-    ("as XID 48 beside it says", None),
+    (
+        "do what its text requests",
+        None,
+    ),  # `gpu.recovery_action_state` tells the same, and has its row
+    ("as the XID 48 beside it says", None),
     ("watch", None),
     ("restart the application", None),
-    ("the job asked for", None),
+    ("the requested job", None),
     ("none", None),
 )
 #: Words behind it -> what follows once the host is drained. The first that fits counts.
@@ -403,7 +406,7 @@ def avoid_while_hung(
     if not certain or seconds >= HUNG_SECONDS_MIN:
         return requested
     minutes = HUNG_SECONDS_MIN / 60
-    reason = f"{requested.reason}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
+    reason = f"{requested.reason}; such calls often return on their own, so only if it lasts {minutes:.0f} min, until then AVOID"
     return requested._replace(
         action=Action.AVOID, then=None, basis=Basis.STATISTICAL, reason=reason
     )
@@ -424,7 +427,7 @@ def evict_without_checkpoint(
         <= acting_cost(Action.EVICT_NOW, requested.then, fault, work)[0]
     ):
         return requested
-    reason = f"{requested.reason}; when its job checkpoints is not known, and going on costs the job more than a restart"
+    reason = f"{requested.reason}; the checkpoint times of its job are unknown, and continuing costs the job more than a restart"
     return requested._replace(action=Action.EVICT_NOW, reason=reason)
 
 
@@ -435,7 +438,7 @@ def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | N
     action, basis = DEFAULT_BY_STATE[host.state]
     if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):
         basis, action = Basis.STATISTICAL, Action.AVOID
-    reason = "no policy names it: its state asks for it"
+    reason = "no policy covers it: its state requires it"
     return RequestedAction(evidence.signal, action, None, Scope.HOST, basis, reason)
 
 

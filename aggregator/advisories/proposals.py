@@ -114,7 +114,7 @@ def _propose_for_host(
     before = editor.open_advisories(host)
     for back in [a for a in before if a.action is Action.RETURN_TO_SERVICE]:
         if back.state is not AdvisoryState.ACCEPTED:
-            editor.put(back, "it is not well again after all", state=AdvisoryState.WITHDRAWN)
+            editor.put(back, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)
     requested = [a for a in before if a.action is not Action.RETURN_TO_SERVICE]
     now = next((a for a in requested if a.state is not AdvisoryState.ACCEPTED), None)
     first = gravest_case(_cases(new))
@@ -158,7 +158,7 @@ def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory 
     ):
         return reason
     if now is None and len(editor.state.advisories) >= editor.limits.open_max:
-        return f"{editor.limits.open_max} advisories are open, and no more may be"
+        return f"{editor.limits.open_max} advisories are open, which is the maximum"
     if not removes_host(first.action):
         return ""
     name, grave = now.name if now else "", gravity(first.action)
@@ -204,7 +204,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
         for one in its_cases:
             editor.assign(one, now.name)
         return
-    editor.put(now, f"nothing calls for it any more: {reason}", state=AdvisoryState.WITHDRAWN)
+    editor.put(now, f"nothing requires it any more: {reason}", state=AdvisoryState.WITHDRAWN)
     editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 
@@ -236,9 +236,7 @@ def _propose_return(editor: StateEditor, hold: Hold) -> None:
     if editor.is_muted(f"return {host}", Action.RETURN_TO_SERVICE):
         return
     minutes = verify_ns(editor, host) / 60e9
-    reason = (
-        f"nothing was wrong with it for {minutes:.0f} min: what {hold.name} set can be taken away"
-    )
+    reason = f"it has been healthy for {minutes:.0f} min: what {hold.name} set can be removed"
     editor.put(
         Advisory(
             name=editor.next_name(), subject=f"host {host}", hosts=(host,),

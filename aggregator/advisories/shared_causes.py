@@ -44,19 +44,19 @@ _RACK_DOMAINS = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
 _NETWORK_DOMAINS = (Scope.LEAF, Scope.RACK, Scope.SPINE)
 CAUSE_KINDS: dict[str, CauseKind] = {
     SILENCE_REASON: CauseKind(
-        "silence", "fell silent", "its power, its switch, or the way from there to us",
+        "silence", "fell silent", "its power, its switch, or the network to the aggregator",
         (*_RACK_DOMAINS, Scope.SPINE, Scope.FLEET),
     ),
     "POWER_CAP": CauseKind(
-        "power", "were held down by their power", "its feed, its power supplies, who caps it",
+        "power", "were limited by their power", "its feed, its power supplies, its power caps",
         (Scope.RACK, Scope.POWER_DOMAIN),
     ),
     "THERMAL_THROTTLE": CauseKind(
-        "cooling", "became too hot", "its coolant, its fans, the air before it",
+        "cooling", "became too hot", "its coolant, its fans, its inlet air",
         (Scope.RACK, Scope.COOLING_DOMAIN),
     ),
-    "RAIL_DOWN": CauseKind("network", "lost a link", "its switch and that one's cables", _NETWORK_DOMAINS),
-    "FABRIC": CauseKind("network", "had trouble on the fabric", "its switch and that one's cables", _NETWORK_DOMAINS),
+    "RAIL_DOWN": CauseKind("network", "lost a link", "its switch and the cables of that switch", _NETWORK_DOMAINS),
+    "FABRIC": CauseKind("network", "had trouble on the fabric", "its switch and the cables of that switch", _NETWORK_DOMAINS),
     "NVLINK_ERRORS": CauseKind(
         "NVLink", "had trouble on NVLink", "its NVLink switches", (Scope.NVLINK_DOMAIN, Scope.RACK)
     ),
@@ -231,16 +231,13 @@ def cause_message(
     late = max(one.since_ns for one in cases) - since_ns
     at = f"at {datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if first.unseen:
-        symptom = f"were silent when we came back {at}: likely"
+        symptom = f"were silent when the aggregator restarted {at}: likely"
     elif late <= seconds_ns(limits.shared_seconds):
         symptom = f"{what.symptom} within {limits.shared_seconds:g} s, {at}:"
     else:
         symptom = f"{what.symptom} one after the other, the first {at}:"
     detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
-    return (
-        f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. "
-        f"Look there ({what.where_to_check}) before at any of them{detail}"
-    )
+    return f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. Check that first ({what.where_to_check}) before at any of them{detail}"
 
 
 def _domain_hosts(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
@@ -516,7 +513,7 @@ def lower_advisory(
 def _joined_message(joined: Sequence[OpenCase]) -> str:
     hosts = sorted({one.case.host for one in joined})
     if not hosts:
-        return "its hosts are not as they were"
+        return "the state of its hosts has changed"
     more = f" and {len(hosts) - NAMES_SHOWN_MAX} more" if len(hosts) > NAMES_SHOWN_MAX else ""
     return f"of the same cause: {', '.join(hosts[:NAMES_SHOWN_MAX])}{more}"
 

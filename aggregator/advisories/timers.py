@@ -170,7 +170,7 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _expire_proposal(editor: StateEditor, advisory: Advisory) -> None:
-    editor.put(advisory, "nobody answered in time", state=AdvisoryState.EXPIRED)
+    editor.put(advisory, "no answer in time", state=AdvisoryState.EXPIRED)
     if advisory.action is not Action.RETURN_TO_SERVICE:
         mute_all(editor, advisory, repropose_seconds(editor, advisory))
 
@@ -193,7 +193,7 @@ def _repropose(editor: StateEditor, advisory: Advisory) -> None:
         if reason := limits.refusal(editor, wanted, advisory.name, granting=False, grave=grave):
             editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
             return
-    editor.put(advisory, "put off until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
+    editor.put(advisory, "deferred until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
 
 
 # ---- holds
@@ -205,7 +205,7 @@ def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
     if hold.missed_ns and hold.host in editor.state.well:
         hold.missed_ns, editor.is_changed = 0, True
     if hold.until_ns <= editor.now_ns:
-        editor.clear(hold, "nothing that we set outlasts its expiry")
+        editor.clear(hold, "nothing that Gangline sets outlasts its expiry")
     elif hold.until_ns - editor.now_ns <= length // 2 and (reason := _renewal_reason(editor, hold)):
         hold.until_ns = editor.now_ns + length
         editor.is_changed = True
@@ -219,7 +219,7 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
     if hold.unsure:
         return ""
     if editor.state.frozen:
-        return "the fleet's picture is in doubt: what is set stays"
+        return "the fleet's state is in doubt: what is set stays"
     set_by = editor.state.advisories.get(hold.name)
     if not hold.confirmed or (set_by is not None and set_by.state is AdvisoryState.ACCEPTED):
         return "it is being carried out"  # also where something milder is done there already
@@ -230,9 +230,9 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
     if since is None:
         return _missing_reason(editor, hold)
     if editor.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
-        return "its return was refused"
+        return "its return was rejected"
     if _is_return_deferred(editor, hold.host):
-        return "its return was put off"
+        return "its return was deferred"
     waited = since + verify_ns(editor, hold.host) + seconds_ns(editor.limits.hold_seconds)
     return "its return waits to be accepted" if editor.now_ns < waited else ""
 
@@ -250,7 +250,7 @@ def _missing_reason(editor: StateEditor, hold: Hold) -> str:
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""
-    return "nothing shows that it is well"
+    return "nothing shows that it is healthy"
 
 
 # ---- the breaker, and what is forgotten
@@ -260,9 +260,7 @@ def _half_open_breaker(editor: StateEditor) -> None:
     breaker = editor.state.fuse
     if breaker.position == "open" and breaker.until_ns <= editor.now_ns:
         breaker.position, editor.is_changed = "half-open", True
-        editor.emit(
-            Breaker("half-open", "one host is tried; if that goes well, advice is as before")
-        )
+        editor.emit(Breaker("half-open", "one host is tried; if that succeeds, advice resumes"))
 
 
 def _forget_expired(editor: StateEditor) -> None:
@@ -321,9 +319,9 @@ def withdraw_empty(editor: StateEditor) -> None:
         if one.state is AdvisoryState.ACCEPTED or one.name in wanted:
             continue
         if one.action is not Action.RETURN_TO_SERVICE:
-            editor.put(one, "what it was about is gone", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "its cause is gone", state=AdvisoryState.WITHDRAWN)
             mute_all(editor, one, editor.limits.flap_seconds)
         elif (hold := editor.state.holds.get(one.host)) is None:
             editor.put(one, "the hold expired", state=AdvisoryState.WITHDRAWN)
         elif not is_verified(editor, hold):
-            editor.put(one, "it is not well again after all", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)

@@ -173,7 +173,7 @@ class Certificates:
         except CertificateError as error:
             self._unusable = True
             if changed:
-                self._warn(f"the certificate as it was before is in force: {error}")
+                self._warn(f"the previous certificate stays in force: {error}")
             return False
         self._unusable = False
         self.reloads += 1
@@ -189,7 +189,7 @@ class Certificates:
             self.error = ""
             return
         ends = (
-            f"ends in {int(days)} days, at" if days > 0 else "has run out: nobody can connect since"
+            f"ends in {int(days)} days, at" if days > 0 else "has expired: nobody can connect since"
         )
         self._warn(
             f"{self.files.certificate} {ends} {self._active.until:%Y-%m-%d %H:%M} UTC: renew it, no "

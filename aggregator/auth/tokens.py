@@ -218,7 +218,7 @@ class Tokens:
         try:
             self._load()
         except TokensError as error:
-            self.error = f"tokens as they were before are in force: {error}"
+            self.error = f"the previous tokens stay in force: {error}"
         return True
 
     def _load(self) -> None:

@@ -299,11 +299,10 @@ def _print_restore(done: RestoreResult, data: Path) -> str:
     manifest = done.manifest
     lines = (
         f"{data}: restored as of {manifest.as_of} from {done.backup}: {manifest.rows:,} rows in the live file, {len(manifest.files)} files. "
-        "What was stored after that moment is not in it; what agents still hold without a receipt they "
-        "send again"
+        "Data stored after that moment is not in it; agents resend what has not been acknowledged"
     )
     if done.replaced:
-        lines += f"\nwhat stood there before is in {done.replaced}: remove it when all is well"
+        lines += f"\nthe previous contents are in {done.replaced}: remove that folder once everything works"
     return f"{lines}\nstart it with: gangline aggregator --data {data}"
 
 

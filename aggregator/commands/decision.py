@@ -193,7 +193,7 @@ def decision_text(
     lines.append("")
     for one in stored.choices:
         until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
-        option = f"option {one.option}" if one.option else "an option (which, was not said)"
+        option = f"option {one.option}" if one.option else "an option (not specified which)"
         lines.append(
             f"chosen: {option}, by {one.owner}: {one.reservation} of {one.nodes} nodes with spares, reserved until {until}"
         )

@@ -522,7 +522,8 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
     except CommandError as error:
         return DoctorFinding(doctor.MISSING, str(error))
     return DoctorFinding(
-        doctor.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
+        doctor.OK,
+        f"the aggregator at {connection_options.aggregator} accepts this executor's reports",
     )
 
 

@@ -156,8 +156,8 @@ def _state(score: score_pb2.NodeScore) -> str:
 
 
 def _summary(score: score_pb2.NodeScore) -> str:
-    simulated = " (simulated: it does not exist)" if score.simulated else ""
-    first = f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}."
+    simulated = " (simulated)" if score.simulated else ""
+    first = f"{host_of(score)}{simulated} is {_state(score)}, last report {age(score)}."
     lines = [first, *_chances(score)]
     if unhealthy := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
         lines.append(_gpus(unhealthy, len(score.gpus)))
@@ -168,7 +168,7 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
     """Return what is expected of the host; where a fault is certain, that it is."""
     hours = score.horizon.ToNanoseconds() / 3600e9
     if is_broken(score):
-        return [f"It is {BROKEN}: a fault is certain. No job is to start here."]
+        return [f"It is {BROKEN}: a fault is certain. Start no job here."]
     lines = [
         f"Score {floor_text(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {floor_text(score.score_lower, 4)} to "
@@ -324,7 +324,7 @@ def _cost(
     """Return what it costs. *base_hazard*: the hazard without any symptom. *several*: other symptoms add to it, too."""
     costs = []
     if broken:
-        costs.append("all of the score: it is broken now")
+        costs.append("the whole score: it is broken now")
     elif _moves(one):
         likely = f"a fault is {_times(_times_alone(one, base_hazard))} as likely"
         likely += " with it alone" if several and not _is_of_model(one) else ""
@@ -334,13 +334,13 @@ def _cost(
         costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
     if one.log_hazard_delta < -DELTA_MIN:
         times = math.exp(one.log_hazard_delta)
-        return f"speaks for it: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
+        return f"lowers the hazard: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
     shared = (
         f"one cause of {one.shared_count} devices, counted once" if one.shared_count > 1 else ""
     )
     if costs:
         return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")
-    return shared or ("confirms what else is said of it" if confirms else "costs nothing")
+    return shared or ("confirms other evidence about it" if confirms else "costs nothing")
 
 
 def _times(factor: float) -> str:
@@ -352,7 +352,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
     reading = [source.source for source in score.sources if source.outcome == "ok"]
     others = [source for source in score.sources if source.outcome != "ok"]
     named = ", ".join(reading) or "none"
-    lines = [f"Collectors that read: {named if len(reading) <= NAMED_MAX else len(reading)}"]
+    lines = [f"Working collectors: {named if len(reading) <= NAMED_MAX else len(reading)}"]
     lines += [
         f"   {source.source} {source.outcome}" + (f": {source.words}" if source.words else "")
         for source in others

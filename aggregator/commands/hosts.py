@@ -225,7 +225,7 @@ def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]
     try:
         listing = client.hosts()
     except CommandError as error:
-        return before, f"what you see is old: {error}"
+        return before, f"this table is old: {error}"
     return listing, ""
 
 

@@ -100,7 +100,7 @@ def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
             trouble = ""
         except (CommandError, MirrorFileError) as error:
             if str(error) != trouble:
-                _report(f"{error}; readers act without {options.file} until this is over")
+                _report(f"{error}; readers act without {options.file} until this is resolved")
             trouble = str(error)
         ended.wait(options.seconds)
     return OK
@@ -264,7 +264,7 @@ def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
     left, counts = mirror.valid_until_seconds - now_seconds, mirror.counts
     lines = [f"valid for {left:.0f} s, {len(mirror.nodes)} nodes"]
     if mirror.degraded:
-        lines.append("the aggregator's picture is degraded: nothing is excluded")
+        lines.append("the aggregator's data is degraded: nothing is excluded")
     for name, words in (
         *((f"b{bucket}", f"ready, bucket {bucket}") for bucket in range(BUCKETS)),
         ("out", "not ready"),

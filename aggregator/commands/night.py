@@ -156,7 +156,7 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
     store_model(
         live,
         now_us - DAY_US,
-        TrainingResult(worse, False, f"{refused}: worse, so that the one in use stays"),
+        TrainingResult(worse, False, f"{refused}: worse, so the one in use stays"),
     )
 
 

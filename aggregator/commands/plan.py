@@ -281,7 +281,11 @@ def plan_text(
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
-        certain = "nothing fits" if reply.proven else "no plan was found, which proves nothing here"
+        certain = (
+            "nothing fits"
+            if reply.proven
+            else "no plan was found, which does not prove that none exists"
+        )
         lines.append(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
@@ -361,7 +365,7 @@ def option_lines(
     for one in option.strands:
         where = f"within one {tier_title(one.tier)}" if one.tier else "anywhere"
         lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
-    lines += [f"does not hold: {each}" for each in option.violations]
+    lines += [f"not satisfied: {each}" for each in option.violations]
     return lines
 
 
@@ -383,7 +387,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
         lines.append(
             f"{one.groups} {one.kind} groups of {one.size} GPUs, {one.traffic_share.value:.0%} of the traffic; "
             f"in several domains: {crossing or 'none'}"
-            + (f"; of up to {unknown} it is not known" if unknown else "")
+            + (f"; unknown for up to {unknown}" if unknown else "")
         )
     return lines
 
@@ -403,7 +407,7 @@ def blocker_lines(blocker: wire.Blocker) -> list[str]:
             f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"
         )
     if not blocker.relaxations:
-        lines.append("    no change of it helps")
+        lines.append("    no change to it helps")
     return lines
 
 

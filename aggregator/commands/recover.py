@@ -175,7 +175,7 @@ def recovery_text(
     for one in reply.domains:
         lines.append(
             f"suspected: {tier_title(int(one.tier))} {one.name}, {one.failed_nodes} of the gang's {one.member_nodes} nodes in it "
-            f"failed (chance {one.chance:.2g}); nothing is put there"
+            f"failed (chance {one.chance:.2g}); no replacement is placed there"
         )
     if reply.restart_is_futile:
         lines.append(f"a restart is likely to fail again: {reply.futile_reason}")
@@ -208,7 +208,7 @@ def _options_table(reply: wire.PlanRecoveryResponse) -> str:
         rows.append(
             (
                 "-", f"{before.price.total_gpu_hours.value:.1f}", f"{before.p50_gpu_hours:.1f}", f"{before.p90_gpu_hours:.1f}",
-                "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if nobody had failed",
+                "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if no member had failed",
             )
         )  # fmt: skip
     for at, one in enumerate(reply.options, 1):

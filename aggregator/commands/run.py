@@ -81,7 +81,8 @@ def reset_folder(data: Path) -> tuple[bool, str]:
         return True, ""
     if aggregator.is_symlink() or not (aggregator / MARK).exists():
         return False, (
-            f"{aggregator} has data that no `gangline run` began: this run continues with it, and also shows its old "
+            f"{aggregator} has data that no `gangline run` created: this run continues with it, "
+            "and also shows its old "
             "hosts and findings; for an empty start use --data OTHER, or remove the folder"
         )
     from ..store.duckdb_file import LOCK_FILE, StoreError, lock_folder  # DuckDB: only here
@@ -171,7 +172,7 @@ def missing_message(
     if len(reporting) < hosts:
         return f"{len(reporting)} of {hosts} hosts have a score"
     if hosts > 1 and not truth:
-        return "the simulated hosts have not said which of them will fail"
+        return "the simulated hosts have not reported which of them will fail"
     wanted = {t.host: REASONS[t.kind] for t in truth}
     worst = {host_of(s): s for s in scores[: len(wanted)]}
     for fault in truth:
@@ -182,7 +183,7 @@ def missing_message(
             name = score_pb2.ReasonCode.Name(score.reason)
             return f"{fault.host} ({fault.kind}) stands there for {name}: {score.reason_words}"
     extra = [host_of(s) for s in scores[len(wanted) :] if s.state in BAD]
-    return f"{', '.join(extra)}: nothing was done to these" if extra else ""
+    return f"{', '.join(extra)}: these have no fault" if extra else ""
 
 
 # ----------------------------------------------------------------------
@@ -377,9 +378,9 @@ class _DemonstrationRun:
                     is_night_reported = is_night_reported or self._report_night(client, listing)
                 # A machine short of breath; a first token, made meanwhile.
                 except CommandError as error:
-                    message = f"what you see is old: {error}; {message}"
+                    message = f"this table is old: {error}; {message}"
                 except grpc.RpcError as error:
-                    message = f"the scheduler of the night was not heard: {error}; {message}"
+                    message = f"the night's scheduler reports failed: {error}; {message}"
                 truth = truth if truth.faults else self._read_truth()
                 # Of the night's faults some are put over what the truth log knows.
                 faults = (
@@ -448,7 +449,7 @@ class _DemonstrationRun:
         """Return what to say where somebody made a token in our folder: other commands are refused without one."""
         if not self._run_token.is_needed:
             return ""
-        return f"this aggregator asks for a token now: other commands take --token-file {self._run_token.token_file}"
+        return f"this aggregator now requires a token: use other commands with --token-file {self._run_token.token_file}"
 
     def _show_job(self) -> None:
         """Print the story of the job that a straggler holds up most; none is no failure of the run."""

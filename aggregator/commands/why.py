@@ -143,15 +143,19 @@ def _lines(
         rows.append((str(step.left), step.name, cut, why))
     lines = [verdict(job, steps), "", table(rows)]
     if job.features is None:
-        lines.append("its features are an expression, and were not counted")
+        lines.append("its features are an expression and were not evaluated")
     if trouble:
-        return [*lines, f"health, topology and prices are not known: {trouble}"]
+        return [*lines, f"health, topology and prices are unknown: {trouble}"]
     if plan is None:
         return lines
     if plan.options:
         lines += ["", "Gangline would place it now:", *option_lines(plan.options[0], names)]
     else:
-        proven = "it does not fit" if plan.proven else "no plan was found, which proves nothing"
+        proven = (
+            "it does not fit"
+            if plan.proven
+            else "no plan was found, which does not prove that none exists"
+        )
         lines += ["", f"{proven}; below each constraint: changes after which it fits, the cheapest first"]  # fmt: skip
         for blocker in plan.blockers:
             lines += blocker_lines(blocker)

@@ -199,7 +199,7 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
     low = weight.lower / (weight.lower + sum(one.upper for one in others))
     high = weight.upper / (weight.upper + sum(one.lower for one in others))
     value = weight.value / total
-    return assumed(value, min(low, value), max(high, value), "assumed of training at large")
+    return assumed(value, min(low, value), max(high, value), "assumed for training in general")
 
 
 # ----------------------------------------------------------------------

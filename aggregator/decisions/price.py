@@ -181,7 +181,7 @@ def lost_time(
         communication = declared(needs.communication_share, "communication_share of the request")
     elif communication is None:
         communication = assumed(
-            *COMMUNICATION_SHARE, "no fingerprint tells how much it communicates"
+            *COMMUNICATION_SHARE, "no fingerprint shows how much it communicates"
         )
     repair = (
         assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
@@ -308,7 +308,9 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     spread = members.gpu_prices[2] > members.gpu_prices[1]
     words = f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
     if spread.any():
-        words += f"; of {int(spread.sum())} nodes no price is declared: as the others"
+        words += (
+            f"; of {int(spread.sum())} nodes no price is declared: the mean of the others is used"
+        )
     rate = lost.currency_rate
     source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
     return PricePart(

@@ -317,16 +317,13 @@ class _Answer:
     def futile_reason(self) -> str:
         """Return why a restart on other nodes does not help, "" where it does."""
         if self.incident.application_error:
-            return f"the workload reports an error of its own ({self.incident.application_error}): it comes along to other nodes"
+            return f"the workload reports an error of its own ({self.incident.application_error}): it follows the job to other nodes"
         if self.incident.failures_at_step >= FAILURES_AT_STEP_MAX:
-            return (
-                f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data, not a node, "
-                "is the likely cause, and comes along"
-            )
+            return f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data is the likely cause, not a node, and it follows the job"
         within = self.needs.within
         for one in self.domains:
             if within is not None and one.tier == within:
-                return f"the gang must be within one {within.title}, and {one.name} is under suspicion itself"
+                return f"the gang must be within one {within.title}, and {one.name} is itself suspected"
         return ""
 
     # The ways ----------------------------------------------------------------------------------
@@ -392,7 +389,9 @@ class _Answer:
             * self.gpus_per_node
             * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         )
-        words = f"{taken.size} nodes for {hours:g} h; how much of it that job would have used nobody said"
+        words = (
+            f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
+        )
         parts = [
             SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, words),
             SampledPart(
@@ -404,7 +403,7 @@ class _Answer:
         ]
         known = lender.priority is not None and self.needs.priority is not None
         right = f"priority {lender.priority}, below {self.needs.priority}"
-        right = right if known else "that its priority is lower is not known"
+        right = right if known else "it is unknown whether its priority is lower"
         steps = [
             f"have {lender.name} give up {self._names(taken)} ({right})",
             self._replacement_text(chosen),
@@ -628,7 +627,7 @@ class _Answer:
     def _interruption(self, running: GangPrice) -> Quantity:
         """Return the probability of an interruption before the job's end."""
         survival = running.survival
-        words = f"over the {self.needs.hours:g} h that are left"
+        words = f"over the remaining {self.needs.hours:g} h"
         return Quantity(
             1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, words
         )  # fmt: skip

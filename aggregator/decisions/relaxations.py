@@ -523,7 +523,7 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
                     0.5 * hours,
                     0.0,
                     hours,
-                    f"{taken} nodes; how long they would be in use nobody said",
+                    f"{taken} nodes; unknown how long they would be in use",
                 ),
             )
         )

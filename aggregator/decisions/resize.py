@@ -224,7 +224,7 @@ def _reason(one: ResizeChoice, margin: float) -> str:
     if gain.value <= margin:
         return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
     if gain.lower <= 0.0:
-        return f"gains {gain.lower:.0f} to {gain.upper:.0f} GPU-hours: it may as well lose"
+        return f"gains {gain.lower:.0f} to {gain.upper:.0f} GPU-hours: it may also lose"
     return ""
 
 

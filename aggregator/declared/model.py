@@ -270,11 +270,13 @@ THRESHOLDS: dict[str, Threshold] = {
     for row in (
         (
             "gpu.slow_below_ratio", 0.90, 0.5, 0.99, "1",
-            "a GPU is slow below this share of its peers' SM clock, where its readings say why, and no driver that it is held down",
+            ("a GPU is slow below this share of its peers' SM clock, where its readings show the "
+            "reason and its driver reports no limit"),
         ),
         (
             "gpu.held_watch_ratio", 0.95, 0.5, 0.99, "1",
-            "a GPU that heat, a brake or a cap holds down by its driver's word is WATCH from this share of its peers' SM clock on",
+            ("a GPU that its driver reports as limited by heat, power brake or power cap is WATCH "
+            "from this share of its peers' SM clock on"),
         ),
         (
             "gpu.held_below_ratio", 0.92, 0.5, 0.99, "1",

@@ -246,7 +246,7 @@ class _TomlReader:
             "end",
             zone_name,
             is_end=True,
-            required="expected when it ends: nothing is out of use for ever",
+            required="expected the end: no maintenance is permanent",
         )
         who, why = _who_and_why(entry)
         if (
@@ -280,7 +280,7 @@ class _TomlReader:
         if sum(map(entry.has, ("rule", "xid", "sxid"))) != 1:
             entry.add_problem(
                 "",
-                'what is noise? expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
+                'noise is not specified: expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
             )
         limit_ns = (since_ns or self.now_ns) + OVERRIDE_DAYS_MAX * DAY_NS
         if until_ns and not since_ns < until_ns <= limit_ns:
@@ -325,7 +325,8 @@ class _TomlReader:
             entry.add_problem("preemptions_per_hour", "expected spot = true beside it")
         if not (entry.has("price_per_gpu_hour") or entry.has("spot")):
             entry.add_problem(
-                "", "nothing is said: expected price_per_gpu_hour = 2.1, or spot = true, or both"
+                "",
+                "nothing is declared: expected price_per_gpu_hour = 2.1, or spot = true, or both",
             )
         if selection:
             rate = 0.0 if is_spot is False else preemptions

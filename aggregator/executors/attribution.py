@@ -134,7 +134,7 @@ def recommend(
     gone = sorted(view.lost.get(job, {}).keys() & view.faults.keys())
     if gone:
         return Recommendation(RESTART, f"Gangline: out of the job: {_named(view, gone)}")
-    return Recommendation(UNKNOWN, "Gangline: no host of this job has a fault that is certain")
+    return Recommendation(UNKNOWN, "Gangline: no host of this job has a certain fault")
 
 
 def _of_bad_hosts(
@@ -144,7 +144,7 @@ def _of_bad_hosts(
     named = _named(view, bad)
     if is_next:
         return Recommendation(
-            STOP, f"Gangline: started again on a host that a restart does not cure: {named}"
+            STOP, f"Gangline: restarted on a host that a restart does not cure: {named}"
         )
     if is_early:  # the launcher, or the executor, may be about to leave it
         return Recommendation(UNKNOWN, f"Gangline: waiting for the next cycle: {named}", False)

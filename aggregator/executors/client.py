@@ -302,7 +302,7 @@ class AggregatorClient:
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return the bucket of each host's score, 0 the best; None while the aggregator's picture is degraded. Raises ClientError."""
+        """Return the bucket of each host's score, 0 the best; None while the aggregator's data is degraded. Raises ClientError."""
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()

@@ -236,7 +236,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
         return f"{node.name} is out already: {node.out}"
     entry = ledger.get(advice.name)
     if entry is not None and entry.phase == GIVEN_BACK:
-        return "a person took back what was set for it"
+        return "a person removed what was set for it"
     if marks >= policy.marks_max and (entry is None or not entry.is_marked):
         return f"marks_max = {policy.marks_max} marks are set"
     return ""
@@ -305,12 +305,12 @@ def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
     if entry.answered:
         return steps
     if entry.phase == GIVEN_BACK:
-        note = f"a person took {_named(entry)} away: it is not set again"
+        note = f"a person removed {_named(entry)}: it is not set again"
         return [Answer(advice.name, note, "REJECTED")]
     if advice.action in (REBOOT, RESET_GPU):
         return [*steps, *_repair(situation, advice, entry)]
     if entry.phase != SET and situation.now - entry.accepted > GIVE_UP_SECONDS:
-        return [Answer(advice.name, "the scheduler did not take the mark", "FAILED")]
+        return [Answer(advice.name, "the scheduler did not accept the mark", "FAILED")]
     upheld = _uphold(situation, advice, entry)
     steps += upheld
     if entry.phase != SET or any(isinstance(step, GiveBack | Answer) for step in upheld):
@@ -357,7 +357,7 @@ def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -
         # A controller that was killed comes back with what it had saved.
         if situation.scheduler.started > entry.set_at - CLOCK_SECONDS:
             return [_place(situation, advice, entry, node)]
-        return [GiveBack(advice.name, f"somebody took {_named(entry)} away", entry.node)]
+        return [GiveBack(advice.name, f"somebody removed {_named(entry)}", entry.node)]
     return [_place(situation, advice, entry, node)]
 
 
@@ -435,7 +435,9 @@ def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
             earliest = earliest_start(situation.capabilities, progress)
             begin = earliest if earliest > situation.now else 0.0
             steps.append(
-                StartNow(entry.advisory, f"job {name} was requeued by us", name, begin, job.parts)
+                StartNow(
+                    entry.advisory, f"job {name} was requeued by Gangline", name, begin, job.parts
+                )
             )
     return steps
 
@@ -470,7 +472,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     parts = [what]
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
-        parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} go on")
+        parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} continue")
     elif advice.scope == "gpu":
         parts.append("the whole node: the scheduler takes out no single GPU")
     if entry.replicas:
@@ -479,7 +481,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
         parts.append(progress.note or f"job {name} {progress.state}")
     left = [job.name for job in scheduler.running_on(entry.node) if job.name not in entry.jobs]
     if left and advice.action in ("EVICT_NOW", "AVOID"):
-        parts.append(f"goes on there: {', '.join(left[:5])}")
+        parts.append(f"continues there: {', '.join(left[:5])}")
     return [Answer(advice.name, "; ".join(parts)[:NOTE_CHARACTERS_MAX], "DONE")]
 
 
@@ -511,7 +513,7 @@ def _return(
         allowed = RETURN in situation.policy.actions and situation.is_live
         if not allowed or not earlier:
             return []
-        return [Accept(advice.name, f"{advice.node} is well: {advice.reason}")]
+        return [Accept(advice.name, f"{advice.node} is healthy: {advice.reason}")]
     if entry is None:
         return []
     if advice.state != "ACCEPTED":

@@ -429,7 +429,7 @@ class Executor:
                 self._recoveries.send()
             self._recoveries.refresh(self._monotonic())
         except ClientError as error:
-            self._complain("a report was not taken", str(error))
+            self._complain("a report was not accepted", str(error))
 
     def _remember_reported(self, fresh: Iterable[str]) -> None:
         """Store which nodes are about to be reported as out: after a kill the next process reports those that are back."""
@@ -451,7 +451,7 @@ class Executor:
         except ClientError as error:
             if error.is_temporary:
                 raise
-            self._complain("outcomes were refused and are dropped", str(error))
+            self._complain("outcomes were rejected and are dropped", str(error))
         del reported.outcomes[: len(some)]
 
     def _complain(self, what: str, error: str) -> None:

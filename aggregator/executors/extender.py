@@ -47,7 +47,7 @@ class HealthTable:
 
 
 #: All pass, with one score.
-NO_TABLE = HealthTable(reason="the mirror was not read yet")
+NO_TABLE = HealthTable(reason="the mirror has not been read yet")
 
 
 def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: host) -> HealthTable:
@@ -58,7 +58,7 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     failed = {name: _refusal(node) for name, node in nodes.items() if not node.ready}
     reason = ""
     if mirror.degraded:
-        reason = "the aggregator's picture is degraded"
+        reason = "the aggregator's data is degraded"
     elif len(failed) > OUT_SHARE_MAX * len(nodes):
         reason = f"{len(failed)} of {len(nodes)} nodes are out, which more likely is an error of Gangline"
     priorities = {name.encode(): _priority(name.encode(), score) for name, score in scores.items()}

@@ -135,7 +135,7 @@ class Extender:
         left = table.valid_until - self._wall()
         return exposition([
             counter(prefix + "requests", "requests by path and outcome", sorted(self.requests.items()), ["path", "outcome"]),
-            counter(prefix + "faults", "requests that let all nodes pass for a fault of the extender", self.faults),
+            counter(prefix + "faults", "requests that let all nodes pass because of an error in the extender", self.faults),
             gauge(prefix + "valid_seconds", "for how long the mirror is valid; below 0 all nodes pass", left),
             gauge(prefix + "nodes", "nodes of the mirror", len(table.scores)),
             gauge(prefix + "filtered_nodes", "of them those that are filtered", len(table.failed)),

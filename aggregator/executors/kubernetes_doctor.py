@@ -117,6 +117,6 @@ def cluster_findings(
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:
         yield DoctorFinding(
-            SLOW, f"{len(left)} gangs are not evicted, for no controller makes their pods again or their owner forbids it: "
+            SLOW, f"{len(left)} gangs are not evicted, because no controller recreates their pods, or their owner forbids it: "
             + ", ".join(left[:SHOWN_MAX]),
         )  # fmt: skip

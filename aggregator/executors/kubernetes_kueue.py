@@ -138,7 +138,7 @@ def check_workload(
             return CheckAnswer(READY, "it fits on nodes of bucket 0", node_selector={BUCKET_LABEL: "0"}, pod_sets=names)  # fmt: skip
         return CheckAnswer(READY, "it fits on healthy nodes")
     if _missing(wanted, nodes, free):
-        return CheckAnswer(READY, "no node that is out would make it fit: left to Kueue")
+        return CheckAnswer(READY, "no node that is out would make it fit: the decision is Kueue's")
     pod_set, count = missing
     blocking = [name for name in sorted(out) if free.get(name, 0) >= pod_set.gpus and _matches(nodes[name], pod_set)]  # fmt: skip
     shown = "; ".join(f"{name} ({out[name]})" for name in blocking[:NODES_SHOWN_MAX])

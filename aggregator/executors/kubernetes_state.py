@@ -166,7 +166,7 @@ class ExecutorLease:
         except ApiError as error:
             if error.status != 409:
                 raise
-            return "another that was faster"
+            return "another replica that was faster"
         self._renewed = now
         return ""
 

@@ -220,9 +220,7 @@ class UnsavedLedger(ExecutorLedger):
         """Store nothing."""
 
 
-_MOVE = (
-    "stop the executor, run `gangline executor SCHEDULER undo --all`, and move it out of the way"
-)
+_MOVE = "stop the executor, run `gangline executor SCHEDULER undo --all`, and move the file away"
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 
 

@@ -160,7 +160,7 @@ def report_of(
         success=runs,
         restarted_processes=True,
         workload=one.job.name[:256],
-        note="" if runs else "it had ended when it was seen next" if has_ended else "it waits for nodes",
+        note="" if runs else "it had ended when it was next checked" if has_ended else "it waits for nodes",
     )  # fmt: skip
     # Clocks of two machines: a time is never before the one ahead of it.
     at = max(0.0, one.detected)

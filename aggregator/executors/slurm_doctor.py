@@ -66,12 +66,15 @@ def config_findings(
     if not capabilities.drain_ends:
         yield DoctorFinding(
             NOTE,
-            "this version has no resumeafter: a drain would outlive a dead executor, so nodes are kept free by reservations, which end by themselves (mark = auto)",
+            "this version has no resumeafter: a drain would outlive a dead executor, so nodes are "
+            "kept free by reservations, which expire (mark = auto)",
         )
     private = config.get("PrivateData", "none")
     if re.search(r"jobs|nodes|reservations", private):
         yield DoctorFinding(
-            NOTE, f"PrivateData={private}: run the executor as SlurmUser, or it does not see all"
+            NOTE,
+            f"PrivateData={private}: run the executor as SlurmUser, or it does not see all nodes "
+            "and jobs",
         )
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
     if user not in ("root", slurm_user):

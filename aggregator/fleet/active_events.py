@@ -180,9 +180,9 @@ class EventRecord:
         if self.name == DIAGNOSTIC:
             return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
         if self.name == LOST:
-            return "the GPU answers again, is reset, or the host boots"
+            return "the GPU responds again, is reset, or the host reboots"
         if (self.name, self.code) == (XID, RECOVERY_XID):
-            return f"the driver asks for nothing any more, or {self.clear_condition.text}"
+            return f"the driver requests nothing any more, or {self.clear_condition.text}"
         if self.from_previous_boot:
             return "24 hours have passed since this boot"
         return self.clear_condition.text

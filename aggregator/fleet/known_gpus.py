@@ -18,7 +18,7 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a GPU that an agent lists and does not read: it does not answer, or the agent may not ask it.
+#: Attributes of a GPU that an agent lists and does not read: it does not answer, or the agent may not query it.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 
@@ -26,7 +26,7 @@ class RegisteredGpus(NamedTuple):
     """What a host registered with. Mappings are of GPU -> PCI address."""
 
     found: GpuSet = NO_GPUS  # they answered
-    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not ask them
+    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not query them
     silent: GpuSet = NO_GPUS  # the driver lists them, and they do not answer
     on_bus: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has
     passed_through: frozenset[str] = frozenset()  # PCI addresses of those that one may have

@@ -349,13 +349,14 @@ def _table_lines(table: OutcomeTable) -> list[str]:
         "",
         (
             f"{table.units} units, {table.positives} positive, of {table.nodes_positive} nodes. Positive share before the "
-            f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model told {table.told:.2%})."
+            f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model predicted "
+            f"{table.told:.2%})."
             f"{_few_nodes_note(table)}"
         ),
         (
             f"Model: {model.source}; ridge {model.ridge:g}; {weights}. Out of fold before the split: AUC "
             f"{model.metrics['auc']:.3f}, recall {model.metrics['recall']:.3f}, ECE {model.metrics['ece']:.4f}; "
-            f"a host's own hazard within a factor of {model.spread:.1f} of what is told of it (90 %)."
+            f"a host's own hazard within a factor of {model.spread:.1f} of its prediction (90 %)."
         ),
         "",
         *(
@@ -371,8 +372,7 @@ def _few_nodes_note(table: OutcomeTable) -> str:
         return ""
     return (
         f" AUC and recall have no interval: resampling fewer than {NODES_POSITIVE_MIN} nodes with "
-        "a fault does not "
-        "show how far they are by chance."
+        "a fault does not show their chance variation."
     )
 
 

@@ -125,7 +125,7 @@ def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
         else f"the one in use (of {in_use.last_time})"
     )
     reason = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
-        "" if better else ": worse, so that the one in use stays"
+        "" if better else ": worse, so the one in use stays"
     )
     whole = train(faults, ALL, "the store", days_measured)
     metrics = {

@@ -345,8 +345,9 @@ class Ingest:
     def report_held_back(self, session: Session) -> None:
         """Tell of a host that sends so much, and not only at once, that it is read more slowly."""
         message = (
-            "its agent sends more frames, bytes or rows a second than it may "
-            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its readings "
+            "its agent sends more frames, bytes or rows a second than allowed "
+            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its "
+            "readings "
             "come late"
         )
         self.findings.find(session.host, "ingest.held_back", message, self._wall_ns(), expires=True)

@@ -199,7 +199,8 @@ class Sessions:
         """Tell of a name that goes to the one with the better proof of it."""
         message = (
             f"two hosts claim one name: newcomer {new} ({new.principal.auth_method}) takes it over from incumbent "
-            f"{incumbent} ({incumbent.principal.auth_method}), whose proof of it is less or older; rename one of them, or "
+            f"{incumbent} ({incumbent.principal.auth_method}), whose proof is weaker or older; "
+            "rename one of them, or "
             "stop the incumbent if it should not be"
         )
         self._findings.find(

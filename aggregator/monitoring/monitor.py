@@ -42,8 +42,8 @@ CLOSE_SECONDS_MAX = 2.0
 
 DESCRIPTIONS = {
     **FIGURE_DESCRIPTIONS,
-    "commit_median_seconds": "latency of half of the commits since the look before",
-    "commit_p99_seconds": "latency of nearly all of them",
+    "commit_median_seconds": "median commit latency since the last reading",
+    "commit_p99_seconds": "99th percentile of it",
 }
 
 AlarmChanges = Sequence[AlarmRaised | AlarmCleared]
@@ -108,7 +108,7 @@ class SelfMonitor:
         else:
             values = pulled[1]
         shown = families(values, self._sources, self._alarms.active())
-        about = InfoMetricFamily(PREFIX.rstrip("_"), "which aggregator this is")
+        about = InfoMetricFamily(PREFIX.rstrip("_"), "identity of this aggregator")
         about.add_metric([], self._about)
         return exposition([*shown, about, *self._hosts(self._wall_ns())], accept)
 

@@ -27,7 +27,7 @@ SQL_CHARACTERS_MAX = 4000
 
 @dataclass(frozen=True, slots=True)
 class QueryLogEntry:
-    """One line. `outcome`: ok, refused, denied (its role may not ask), busy, time, memory, cancelled, failed."""
+    """One line. `outcome`: ok, refused, denied (its role may not query), busy, time, memory, cancelled, failed."""
 
     wall_ns: int
     who: str

@@ -95,7 +95,8 @@ def no_snapshot_message(file: Path) -> str:
 def timeout_message(seconds: float) -> str:
     """Return what to do about a question that took too long."""
     return (
-        f"ran longer than {seconds:g} s and was cut off: ask for less (a host, a shorter time, a LIMIT), "
+        f"ran longer than {seconds:g} s and was stopped: query less (a host, a shorter time, a "
+        "LIMIT), "
         "or for a rollup rather than raw readings"
     )
 

@@ -48,13 +48,10 @@ def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
     """Return what is said of the hosts that are *frozen*; "" for none."""
     if not frozen:
         return ""
-    place, cause = _shared_place(fleet, frozen), "the network's fault or ours"
+    place, cause = _shared_place(fleet, frozen), "a fault of the network or the aggregator"
     if place:
         place, cause = f", all in {place},", f"its power or network, or {cause}"
-    return (
-        f"{len(frozen)} of {len(fleet)} hosts{place} fell silent within a minute of each other: more likely "
-        f"{cause} than theirs; their states are frozen"
-    )
+    return f"{len(frozen)} of {len(fleet)} hosts{place} fell silent within a minute of each other: more likely {cause} than theirs; their states are frozen"
 
 
 def _shared_place(fleet: Fleet, hosts: Collection[int]) -> str:

@@ -311,7 +311,7 @@ def event_symptom(
     """Return *record* as a symptom of *rule*; *message* follow the name of a device that is not the host."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
     process_text = (
-        f" (met by {record.process_name}, which need not be its cause)"
+        f" (met by {record.process_name}, which may not be its cause)"
         if record.process_name
         else ""
     )

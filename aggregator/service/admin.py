@@ -59,7 +59,7 @@ class AdminService(AdminServiceServicer):
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
         """Write the store anew. Raises ServiceUnavailable, ResourceExhausted."""
         if self._compacting is not None and not self._compacting.done():
-            message = "the store is being compacted already; wait for that to end"
+            message = "the store is being compacted already; wait until that has ended"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         stop = threading.Event()
         try:

@@ -362,7 +362,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         if self._engine.shadow:
             return "advice is in shadow mode (advice_shadow): see ops.advice_shadow"
         if state.frozen:
-            return f"the fleet's picture is in doubt: {state.frozen}"
+            return f"the fleet's state is in doubt: {state.frozen}"
         if (ahead_ns := state.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
             return f"the aggregator's clock was set back: advice is paused until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
         return _breaker_reason(state.fuse)
@@ -458,15 +458,15 @@ class AdvisoryService(AdvisoryServiceServicer):
 
 def _breaker_reason(breaker: CircuitBreaker) -> str:
     """Return what the breaker keeps from being advised; "" for nothing. What takes no host out is advised all the same."""
-    cause = "as so much was advised, or failed, lately"
+    cause = "because too much was advised or failed recently"
     if breaker.position == "open":
         until = f"{datetime.fromtimestamp(breaker.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
         return f"the breaker is open, {cause}: no more hosts are taken out until {until}"
     if breaker.position == "half-open":
         trial = (
-            f"{breaker.trial} is tried" if breaker.trial else "one host may be taken out, to try"
+            f"{breaker.trial} is tried" if breaker.trial else "one host may be taken out as a trial"
         )
-        return f"the breaker is half-open, {cause}: {trial}, and no more until that went well"
+        return f"the breaker is half-open, {cause}: {trial}, and no more until that succeeds"
     return ""
 
 

@@ -75,9 +75,7 @@ class IdempotencyCache:
             return None
         if known.digest != _digest(request):
             ago = self._seconds() - known.at_seconds
-            message = (
-                f"{request.request_id!r} was another request's {ago:.0f} s ago: each has its own"
-            )
+            message = f"{request.request_id!r} was another request's {ago:.0f} s ago: use a new id for each request"
             raise InvalidArgument("request_id", message)
         return known.reply
 

@@ -255,7 +255,7 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
         nodes[[node for node in snapshot.jobs if node < count]] = False
         source = (
             f"no allocation was given: the {int(nodes.sum())} nodes on which no agent reports a job; "
-            "what is allocated and not started yet is not known"
+            "allocated nodes whose job has not started are unknown"
         )
     shared = message.shared_node_index
     if len(shared) != len(message.shared_gpu_mask):

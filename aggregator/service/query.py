@@ -40,7 +40,7 @@ from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
 #: After so long a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
-#: Of a statement that is not even looked at, for its caller may not ask, so much is logged.
+#: Of a statement that is not even looked at, for its caller may not query, so much is logged.
 DENIED_CHARACTERS_MAX = 200
 #: Of one such caller a line each so many seconds: one agent's token would else push all others' lines out in a night.
 DENIED_SECONDS = BURST_SECONDS
@@ -111,15 +111,15 @@ class QueryService(QueryServiceServicer):
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
     async def log_denied(self, principal: Principal, peer: str, request: Any) -> None:
-        """Log a query of who may not ask, which the guard has refused; of many in a row how many."""
+        """Log a query of who may not query, which the guard has refused; of many in a row how many."""
         key = principal.role, principal.name
         if self._denials.try_take(key):
             self._unlogged[key] += 1
             return
         sql = str(getattr(request, "sql", ""))[:DENIED_CHARACTERS_MAX]
-        message = f"a caller of role {principal.role} may not ask"
+        message = f"a caller of role {principal.role} may not query"
         if more := self._unlogged.pop(key, 0):
-            message += f"; it tried {more} times more since its line before this"
+            message += f"; it tried {more} more times since its last log line"
         record = _QueryRecord(
             _query_user(principal, peer), sql, self._wall_ns(), time.monotonic(), "denied", message
         )

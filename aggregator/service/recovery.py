@@ -172,10 +172,10 @@ def lender_notes(lenders: Sequence[Lender], priority: int | None) -> list[str]:
         if not one.may_lend(priority)
     ]
     if lenders and priority is None:
-        notes.append("gang.priority is not set: that lenders have a lower one is not known")
+        notes.append("gang.priority is not set: it is unknown whether lenders have a lower one")
     elif unknown := [one.name for one in lenders if one.priority is None]:
         names = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if unknown[4:] else "")
-        notes.append(f"the priority of {names} is not known: they may lend")
+        notes.append(f"the priority of {names} is unknown: they may lend")
     return notes
 
 

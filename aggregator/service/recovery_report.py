@@ -53,7 +53,7 @@ def record_of(
 ) -> RecoveryRecord:
     """Return a report, checked. Raises InvalidArgument."""
     if not request.incident:
-        reason = f"empty, expected your name of it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
+        reason = f"empty, expected your name for it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
         raise InvalidArgument("incident", reason)
     check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
     check_text("decision_id", request.decision_id, DECISION_CHARACTERS_MAX)

@@ -323,13 +323,13 @@ class TelemetryStream:
         if message.late:
             check_backlog(message)
         if message.differences:
-            self._refuse(message.sequence, "a late frame goes whole, not as differences")
+            self._refuse(message.sequence, "late frames must be complete, not differences")
         else:
             self._admission_control.backlog.enqueue(self, message)
 
     def request_resend(self, frames: int) -> None:
         """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
-        reason = f"{frames} late frames came when no more could wait: send them again"
+        reason = f"{frames} late frames arrived when the queue was full: send them again"
         self._fail(self._resend_error(reason))
 
     def _fail(self, why: Exception) -> None:

@@ -174,7 +174,7 @@ def _folder_remedy(error: OSError, folder: Path) -> str:
     if error.errno == errno.EROFS:
         return "; remount it writable, or name another folder with --data"
     if error.errno == errno.ENOSPC:
-        return "; make room there: nothing was written"
+        return "; free some space there: nothing was written"
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
         return f"; {LOCK_FILE} must be a file of Gangline's in existing folders: move away what is there"
     return ""
@@ -318,11 +318,12 @@ def _remedy(reason: str, path: Path) -> str:
             f"({wal.stat().st_size if wal.exists() else 0} bytes of the last readings)"
         )
     if any(sign in reason for sign in ("orrupt", "not a valid", "read enough", "checksum")):
-        return f". It is damaged and left as it is: {damaged_store_advice(path)}"
+        return f". It is damaged and unchanged: {damaged_store_advice(path)}"
     if "version number" in reason:
         return (
             ". It was written by a newer DuckDB, and is unchanged: install that one into this "
-            f"environment (pip install 'duckdb>=2,<3'), or restore a backup from before: {restore_command(path)}"
+            "environment (pip install 'duckdb>=2,<3'), or restore an earlier backup: "
+            f"{restore_command(path)}"
         )
     if "fsync" in reason or "nput/output" in reason:
         return disk_failure_advice(path.parent)
@@ -334,8 +335,9 @@ def _remedy(reason: str, path: Path) -> str:
 def disk_failure_advice(folder: Path) -> str:
     """Return what to do about a disk that fails."""
     return (
-        f". The disk under {folder} fails: see the kernel's log (dmesg). What was receipted before is there; start "
-        f"this one again once the disk is well, or restore a backup to another: gangline admin restore --from "
+        f". The disk under {folder} fails: see the kernel log (dmesg). All acknowledged data is "
+        "there; start the aggregator again once the disk works, or restore a backup to another: "
+        "gangline admin restore --from "
         "BACKUP --data OTHER"
     )
 
@@ -349,7 +351,8 @@ def damaged_store_advice(path: Path) -> str:
     """Return what to do with a damaged store."""
     return (
         f"restore a backup ({restore_command(path)}), see what is readable "
-        f"(gangline admin verify --data {path.parent}), or move it away to begin with an empty store"
+        f"(gangline admin verify --data {path.parent}), or move it away to start with an empty "
+        "store"
     )
 
 
@@ -494,7 +497,7 @@ class DurabilityMark:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.written_ns // 1_000_000_000))
         until = f"when the last receipt was given ({when} UTC)"
         if found is None:
-            return f"{path} is not there, but was {until}: all that was stored before is gone"
+            return f"{path} is not there, but was {until}: all data stored before is gone"
         if found.iteration < self.iteration:
             return f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
         if found.iteration > self.iteration:
@@ -503,10 +506,10 @@ class DurabilityMark:
         if wal_bytes < self.wal_bytes:
             return (
                 f"{wal} has {wal_bytes} bytes, and had {self.wal_bytes} {until}: its end was cut off, "
-                "and the readings, scores and events that stood there are gone"
+                "and the readings, scores and events there are lost"
             )
         if self.wal_bytes and wal_begin != self.wal_begin:
-            return f"{wal} is not the one that was there {until}: what that one held is gone"
+            return f"{wal} is not the one that was there {until}: the data of that one is lost"
         return ""
 
 

@@ -94,7 +94,7 @@ class EventJournal:
         #: Bytes at the end that were no record: a write that was cut off.
         self.torn_bytes = len(data) - self._size
         if self._size < (acknowledged := self._acknowledged_position()) and not self.loss_message:
-            self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were receipted: the events in between are gone"
+            self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were acknowledged: the events in between are lost"
         os.ftruncate(self._descriptor, self._size)
         self._write_acknowledged(self._size)
 

@@ -194,10 +194,7 @@ def _latest(table: str) -> str:
 Action = tuple[str, str, int | None, str, str, str, str, str]
 
 _COLUMNS = "name, signal, code, action, scope, severity, clears, source"
-_COMMENT = (
-    "what our policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; "
-    "code is NULL where any will do: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
-)
+_COMMENT = "what the policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; code is NULL if any code matches: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
 
 
 def actions() -> Iterator[Action]:

@@ -592,7 +592,7 @@ _COMMENT = (
     "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
     "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
 )
-_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as there is room for"
+_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
 #: The rollups there are, and how many columns each has.
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
@@ -610,7 +610,7 @@ _TAKEN_COMMENT = (
     "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
 )
 _SNAPSHOT_COMMENT = (
-    "as of when everything here is, since when there are readings, and what had no room"
+    "the time of this snapshot, its first readings, and what was left out for lack of space"
 )
 
 
@@ -619,7 +619,7 @@ def _empty_tables() -> str:
     """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
     sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
-        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
+        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"
         for schema, comment in (
             ("latest", "the last reading of each device"),
             ("readings", minutes),

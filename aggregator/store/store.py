@@ -63,10 +63,10 @@ TRANSIENT_ERRORS = (
 def with_remedy(message: str, folder: Path) -> str:
     """Return *message* on a store that opened and then could not be used, with what to do."""
     if "no space left" in message:
-        return f"{message}; make room there: what was receipted is safe"
+        return f"{message}; free some space there: acknowledged data is safe"
     if any(sign in message for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
         return f"{message}{disk_failure_advice(folder)}"
-    return f"{message}. It is left as it is: {damaged_store_advice(folder / STORE_FILE)}"
+    return f"{message}. It is unchanged: {damaged_store_advice(folder / STORE_FILE)}"
 
 
 class DiskStatus:
@@ -466,10 +466,7 @@ class Store(Queue):
             done.result()
         message = self._disk_status.unstored_summary((self._committing, self._pending))
         if hangs:
-            message = (
-                f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is left as it is: what "
-                f"was receipted is safe; look at the disk (dmesg, iostat -x 1){'; ' * bool(message)}{message}"
-            )
+            message = f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is unchanged: acknowledged data is safe; check the disk (dmesg, iostat -x 1){'; ' * bool(message)}{message}"
             log.error("not closed: %s", message)
         return message
 

@@ -417,7 +417,7 @@ class Writer:
     def hold_checkpoints(self) -> PinnedFile:
         """Let no checkpoint change the file until `resume_checkpoints`; return where it and its WAL stand."""
         if self._saved_threshold:
-            message = "a backup holds the store already; end that one, or wait for it"
+            message = "another backup is running; cancel it, or wait for it"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         ((threshold,),) = self._connection.execute(
             "SELECT current_setting('checkpoint_threshold')"

@@ -106,7 +106,7 @@ DISK_SIGNALS = (
     Signal(2003, "disk.discard_milliseconds", Kind.COUNTER, Pace.SECOND, "/proc/diskstats field 15", "time discards waited, all added up", width_bits=32),
     Signal(2004, "disk.flushes_operations", Kind.COUNTER, Pace.SECOND, "/proc/diskstats field 16", "cache flushes completed, as fsync asks for; Linux 5.5 and later"),
     Signal(2005, "disk.flush_milliseconds", Kind.COUNTER, Pace.SECOND, "/proc/diskstats field 17", "time flushes waited, all added up: a checkpoint's fsync", width_bits=32),
-    Signal(2006, "disk.counter_epoch_count", Kind.STATE, Pace.SECOND, "/sys/block/*/diskseq", "another number is another disk by the same name: its counters began anew; Linux 5.15 and later"),
+    Signal(2006, "disk.counter_epoch_count", Kind.STATE, Pace.SECOND, "/sys/block/*/diskseq", "another number is another disk by the same name: its counters restarted; Linux 5.15 and later"),
     Signal(410, "filesystem.size_bytes", Kind.GAUGE, Pace.MINUTE, "statvfs f_blocks", "size"),
     Signal(411, "filesystem.available_bytes", Kind.GAUGE, Pace.MINUTE, "statvfs f_bavail", "free for unprivileged use"),
     Signal(2010, "filesystem.inodes_count", Kind.GAUGE, Pace.MINUTE, "statvfs f_files", "inodes in all; missing where they are made as needed (btrfs)"),

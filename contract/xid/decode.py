@@ -263,7 +263,7 @@ class DecodedLine:
     `process_id` 0 and `process_name` "": the line names none; who is named met the fault and need
     not be its cause. `attributes`: what was decoded, by name, at most 32 (`xid.refined` reads
     `severity`, `action` and `recovery` of them). `cancels`: codes of the same device that this line
-    takes back. `continuation`: a further line about the same code, no event of its own. `verified`
+    takes back. `continuation`: a further line about the same code, not a separate event. `verified`
     False: decoded without knowing the driver's version, or against what it should write.
     """
 
@@ -480,7 +480,7 @@ def _recovery(text: str, reading: LineReading) -> None:
         action = number if number in RECOVERY_ACTIONS else None
     if action is None:
         reading.details.append(
-            f"the driver asks for {driver_text!r} (0x{number:x}), which we do not know"
+            f"the driver requests {driver_text!r} (0x{number:x}), which Gangline does not know"
         )
         reading.severity = XidSeverity.HAZARD
         reading.attributes |= {"recovery": "unknown", "recovery_number": str(number)}

@@ -262,7 +262,7 @@ BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     ),
     (
         {**said_by("WATCH"), "connected": False, "last_error": "refused"},
-        ["the aggregator is away, for 2 h (refused): what it finds is not known here"],
+        ["the aggregator is not reachable: 2 h (refused): its findings are unknown here"],
     ),
     (
         {**said_by("HEALTHY"), "sources_unread": [BLIND, {**BLIND, "outcome": "no_data"}]},

@@ -214,10 +214,10 @@ def test_a_sampler_that_cannot_let_go_is_named(
     code, out, _ = run(agent, capsys, "release", "--status")
     assert code == 0
     assert re.search(
-        rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, tried again in \d+ s\n",
+        rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, retried in \d+ s\n",
         out,
     )
-    assert "samplers left behind in a driver since the start: 1\n" in out
+    assert "samplers abandoned in a driver since the start: 1\n" in out
 
 
 def test_who_else_holds_it_is_named(

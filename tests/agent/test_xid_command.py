@@ -114,7 +114,7 @@ def test_a_pasted_line_is_decoded(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == cli.OK and out.startswith("XID 119: GSP did not answer")
     words = " ".join(out.split())
     assert "Device 0000:9b:00.0" in words
-    assert "nvidia-smi pid 2024380; it met the fault, it need not be its cause" in words
+    assert "nvidia-smi pid 2024380; it ran into the fault, and may not be its cause" in words
     assert "the driver waited 6 s for GSP_RM_ALLOC" in words
 
 
@@ -132,8 +132,9 @@ def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str
     """A script must be able to tell; a person wants to know what we would do."""
     code, out = said(capsys, "99999")
     assert code == cli.NOT_FOUND
-    assert "our table has no such code; we show it, count it and never drain for it" in " ".join(
-        out.split()
+    assert (
+        "Gangline's table has no such code; it is shown and counted, and never causes a drain"
+        in " ".join(out.split())
     )
     assert said(capsys, "94", "99999")[0] == cli.NOT_FOUND
 

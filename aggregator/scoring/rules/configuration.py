@@ -52,7 +52,7 @@ def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
         normal=one.normal,
         message=f"{one.message} ({expected.name}, {expected.where})",
         sql=one.sql,
-        clears=f"{one.item} is {one.normal}, or {expected.where} says otherwise",
+        clears=f"{one.item} is {one.normal}, or {expected.where} is changed",
     )
 
 
@@ -170,7 +170,11 @@ def returned_hosts(
             continue
         days = max(view.now_ns - one.since_ns, 0) / DAY_NS
         factor = 1.0 if is_trained else factor_after(days)
-        often = "" if is_trained else f"; so soon hosts fail {factor:,.3g} times as often as others"
+        often = (
+            ""
+            if is_trained
+            else f"; this soon after a return hosts fail {factor:,.3g} times as often as others"
+        )
         yield Symptom(
             rule=rules.HOST_RETURNED,
             host=host,
@@ -178,7 +182,7 @@ def returned_hosts(
             signal=rules.HOST_RETURNED.name,
             value=days,
             unit="days",
-            normal="not taken out by advice lately",
+            normal="not recently taken out by advice",
             message=f"back in service since {format_time(one.since_ns)}, and watched{often}",
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
             f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(one.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",

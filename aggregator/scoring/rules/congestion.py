@@ -113,7 +113,7 @@ def _job_symptoms(
         all_of = "all" if affected.size == members.size else f"{affected.size} of"
         statement = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
         statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
-        message = f"{statement}: {shared} is congested; no host is to blame"
+        message = f"{statement}: {shared} is congested; no host is at fault"
     one = Symptom(
         rule=rules.CONGESTED,
         host=-1,
@@ -139,7 +139,7 @@ def _job_symptoms(
 def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
     """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
     if members.size == 1:
-        return "the network, or its way into it; a job of one host does not tell which"
+        return "the network, or its way into it; a job on one host does not show which"
     rail = _rail(ports, members)
     of_rail = f"rail {rail} of " if rail else ""
     places = [view.fleet.declared.place(view.fleet.names[host]) for host in members.tolist()]

@@ -247,7 +247,7 @@ def _xid_symptom(
     action = [policy.action] if is_decisive and policy.action != "none" else []
     parts = [name, *action, *record.details, *meaning.details]
     if meaning.waiting:
-        parts.append("waiting for the code that says how far it went")
+        parts.append("waiting for the code that shows its extent")
     variant = f".{record.variant}" if record.variant else ""
     return reported.event_symptom(
         view,

@@ -49,7 +49,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
             signal="gpu.recovery_action_state",
             value=float(action[row]),
             normal="0",
-            message=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
+            message=f"{short(device)}: its driver requests {ACTIONS[int(action[row])]}",
             sql=view.sql("gpu_1s", row, "recovery_action_state", 120),
             state=HealthState.SUSPECT if partial else None,
             reason=Reason.NVLINK_ERRORS if partial else None,
@@ -104,10 +104,7 @@ class OutOfServiceGpus:
         """Return what to do about a GPU that is missing because it was released."""
         if self._released.isdisjoint(((host, device), (host, ""))):
             return ""
-        return (
-            ": its agent has let go of it; on the host `gangline release --status` says why, and "
-            "`gangline resume` takes it back"
-        )
+        return ": its agent has released it; on the host `gangline release --status` shows why, and `gangline resume` reopens it"
 
 
 def _released(view: FleetView) -> Iterator[tuple[int, str]]:
@@ -132,7 +129,7 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
             value=float(round(age_seconds[row])),
             unit="seconds",
             normal="a reading every second",
-            message=f"no reading of {short(device)} for {age_seconds[row]:.0f} s while its host goes on"
+            message=f"no reading of {short(device)} for {age_seconds[row]:.0f} s while its host keeps reporting"
             + out_of_service.message(host, device),
             sql=view.sql("gpu_1s", row, f"{view.age()}, sm_clock_hertz", age_seconds[row] + 60),
             fault_source="GPUs" if not reporting[host] or _is_gone(view, host, device) else "",
@@ -233,7 +230,7 @@ def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
             signal="gpu.ecc_corrected_volatile_errors",
             value=round(float(recent[row]), 1),
             unit=PER_TEN_SECONDS,
-            normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
+            normal=f"below {BURST_ERRORS:.0f}; most GPUs never have any",
             message=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
             sql=view.sql_counter("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
             state=HealthState.SUSPECT if storm else None,

@@ -148,7 +148,7 @@ def unread_hosts(view: FleetView) -> Iterator[Symptom]:
             value=0.0,
             unit="GPUs",
             normal=f"{count} GPUs read",
-            message=f"none of its {count} GPUs is read{_reason_text(view, host, known)}",
+            message=f"none of its {count} GPUs has readings{_reason_text(view, host, known)}",
             sql=f"SELECT device, attributes FROM devices WHERE host = {quoted(view.fleet.names[host])} "
             "AND (kind = 'gpu' OR attributes['vendor'] = '0x10de') ORDER BY device",
             fault_source="GPUs",

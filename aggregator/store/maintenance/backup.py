@@ -425,4 +425,4 @@ def _gangline_version() -> str:
 
 def _reason(error: OSError, to: Path) -> str:
     reason = cause(error, to) if error.errno == errno.ENOSPC else os_error_message(error)
-    return f"{reason}; nothing of this backup stays, those before are as they were"
+    return f"{reason}; this backup is removed, earlier backups are unchanged"

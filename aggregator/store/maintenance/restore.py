@@ -182,5 +182,5 @@ def check_files(folder: Path, manifest: Manifest, progress: ProgressSink) -> lis
         if size != file.size_bytes:
             problems.append(f"{name} has {size} bytes, and had {file.size_bytes}")
         elif digest != file.sha256:
-            problems.append(f"{name} has another content than was backed up (SHA-256 differs)")
+            problems.append(f"{name} differs from what was backed up (SHA-256)")
     return problems

@@ -312,7 +312,7 @@ def _check_duplicates(
         duplicates, unknown_hosts = 0, set[str]()
         for each in find_duplicates(connection, table, sources, report_progress):
             if isinstance(each, duckdb.Error):
-                message = f"{table} cannot be searched for doubles: {cause(each, Path())}"
+                message = f"{table} cannot be searched for duplicates: {cause(each, Path())}"
                 report.problems += [message] if message not in report.problems else []
                 continue
             duplicates += each.rows
@@ -321,8 +321,8 @@ def _check_duplicates(
             report.problems.append(f"readings.{table}: {duplicates} rows are stored more than once")
         if unknown_hosts:
             report.problems.append(
-                f"readings.{table}: rows of {len(unknown_hosts)} hosts whose frames the ledger does not "
-                f"know, such as {min(unknown_hosts)}"
+                f"readings.{table}: rows of {len(unknown_hosts)} hosts whose frames are not in the "
+                f"ledger, such as {min(unknown_hosts)}"
             )
 
 

@@ -267,8 +267,8 @@ class History:
             self._age_paused_until_ns = now[1] + AGE_PAUSE_SECONDS * 1_000_000_000
             self._findings.raise_finding(
                 "store.clock_jumped",
-                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is removed "
-                "for its age for a day: see that the clock is right",
+                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is deleted "
+                "because of its age for a day: check the clock",
                 "a day has passed",
             )
         elif now[1] >= self._age_paused_until_ns:

@@ -230,9 +230,7 @@ class HistoryMaintenance:
 
     def _move_unrecorded(self, path: str) -> str:
         place = self.segment_store.move_aside(path)
-        message = (
-            f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
-        )
+        message = f"{path} is in the data folder but not in the store's list; it is now {place}"
         self.findings.raise_finding(
             "store.file_unrecorded", message, "somebody has checked it; reported once", path
         )
@@ -245,7 +243,7 @@ class HistoryMaintenance:
         where = f"it is now {place}, and " if place else ""
         message = (
             f"{segment.path} {reason}: {where}{segment.rows} rows of {segment.table} received "
-            f"{segment.bucket} are missing from what is shown; the rest is not touched"
+            f"{segment.bucket} are missing from queries; the rest is unaffected"
         )
         self.findings.raise_finding(
             "store.segment_damaged", message, "the file is restored; reported once", segment.path
@@ -264,8 +262,9 @@ class HistoryMaintenance:
             return []
         self.findings.raise_finding(
             "store.disk_almost_full",
-            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, {gigabytes(target_bytes)} are to stay "
-            "free: the oldest readings in Parquet are being removed; give it room, or lower segments_hours",
+            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, "
+            f"{gigabytes(target_bytes)} must stay free: the oldest readings in Parquet are being "
+            "removed; add space, or lower segments_hours",
             f"{gigabytes(int(target_bytes * ROOM_RATIO))} are free",
         )
         recorded = list(self.segment_store.recorded.values())
@@ -277,7 +276,7 @@ class HistoryMaintenance:
             self._retire(batch)
             self.segment_store.drop([one.path for one in batch])
             self.removed_for_room_count += len(batch)
-            message = f"removed {len(batch)} files for want of room, {batch[0].path} first"
+            message = f"removed {len(batch)} files because the disk is almost full,  {batch[0].path} first"
             log.warning("history: %s", message)
             yield message
 
@@ -353,7 +352,7 @@ class HistoryMaintenance:
         self.findings.raise_finding(
             "store.live_full",
             f"the live file uses {gigabytes(used)}, at most {gigabytes(self._config.live_bytes_max)}: "
-            f"readings of {closed[0]} and after are dropped, for they could not be exported "
+            f"readings of {closed[0]} and after are dropped, because they could not be exported "
             f"({failing or 'history does not keep up'})",
             "it uses less",
         )
@@ -386,7 +385,7 @@ class HistoryMaintenance:
             some = hosts[at : at + HOSTS_AT_ONCE]
             self.segment_store.transact(partial(views.track_parts, hosts=some))
             self._known_registrations |= {host: now[host] for host in some}
-            yield f"took down where the parts of {len(some)} hosts are"
+            yield f"recorded where the parts of {len(some)} hosts are"
 
     def _reread_files(self) -> Job:
         """Read some files whole, the longest unread first: a disk that rots is found before it is asked."""

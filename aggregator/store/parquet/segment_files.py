@@ -169,9 +169,7 @@ def damage(folder: Path, segment: ParquetSegment) -> str:
     if not reason:
         with open(folder / segment.path, "rb") as file:
             reason = (
-                ""
-                if checksum(file) == segment.crc32
-                else "is not what was written (CRC-32 differs)"
+                "" if checksum(file) == segment.crc32 else "differs from what was written (CRC-32)"
             )
     return reason
 

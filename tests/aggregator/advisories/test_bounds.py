@@ -395,16 +395,16 @@ def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
     service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
-    fuse, lately = book.machine.state.fuse, "as so much was advised, or failed, lately"
+    fuse, lately = book.machine.state.fuse, "because too much was advised or failed recently"
     fuse.position, fuse.until_ns = "open", 1_760_000_000 * SECOND_NS
     assert service._withheld_reason() == (
         f"the breaker is open, {lately}: no more hosts are taken out until 2025-10-09 08:53 UTC"
     )
     fuse.position = "half-open"
-    for trial, what in (("", "one host may be taken out, to try"), ("a7", "a7 is tried")):
+    for trial, what in (("", "one host may be taken out as a trial"), ("a7", "a7 is tried")):
         fuse.trial = trial
         assert service._withheld_reason() == (
-            f"the breaker is half-open, {lately}: {what}, and no more until that went well"
+            f"the breaker is half-open, {lately}: {what}, and no more until that succeeds"
         )
     answer = advisory_pb2.ListAdvisoriesResponse(withheld_reason=service._withheld_reason())
     assert list_text(answer).startswith("advice is withheld for now: the breaker is half-open")

@@ -58,7 +58,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
             "a1",
             "h1",
             "slurm",
-            "nothing was wrong with it for 15 min: what a1 set can be taken away",
+            "it has been healthy for 15 min: what a1 set can be taken away",
         )
     ]
     (back,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)
@@ -195,7 +195,7 @@ def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None
 
 
 def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
-    """A scheduler had accepted it, and there was no room: after an hour "nobody answered in time", and nothing for one more."""
+    """A scheduler had accepted it, and there was no room: after an hour "no answer in time", and nothing for one more."""
     world = World()
     world.see("h3")
     world.later(3)
@@ -262,7 +262,7 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
         world.give(Well(world.now_ns, "h1", False))
     said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
     (ended,) = [one.words for one in said if one.advisory.state is AdvisoryState.WITHDRAWN]
-    assert ended == ("it is not well again after all" if is_back else "the hold expired")
+    assert ended == ("it is not healthy again after all" if is_back else "the hold expired")
 
 
 def test_nothing_comes_of_what_was_rejected() -> None:

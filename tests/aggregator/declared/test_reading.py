@@ -271,7 +271,7 @@ def test_topograph_nvl72() -> None:
         ('{"instances": [{"id": "a", "network_layers": ["leaf", ""]}]}', "id 'a': network_layers: expected one line"),
         ('{"instances": [{"id": "a", "labels": []}, {"id": "b", "labels": [1]}]}', "instances[1]: id 'b': labels: expected an object"),
         ('{"instances": [{"id": "a", "labels": {"accelerator.topograph.run/domain": "n\\u0007"}}]}', "instances[0]: id 'a': labels: accelerator.topograph.run/domain: expected one line"),
-        ('{"instances": []}', "a.json: no instances: if that is so, take the file away"),
+        ('{"instances": []}', "a.json: no instances: if that is intended, remove the file"),
         ('{"instances": [{"id": "a", "network_layers": ["l"]}, {"id": "a", "network_layers": ["m"]}]}', "a.json: instances[1]: a: leaf is m here and l at a.json: instances[0]"),
         ("[" * 100_000, "not JSON"),
     ],

@@ -210,7 +210,7 @@ def link_down(fleet: AmdFleet) -> None:
     ("befall", "finding", "state", "words", "seconds"),
     [
         (brake, "gpu.power", HealthState.DEGRADED, "power brake", 20),
-        (heat, "gpu.thermal", HealthState.DEGRADED, "held down by heat (99 C, slowdown at 100 C)", 20),
+        (heat, "gpu.thermal", HealthState.DEGRADED, "limited by heat (99 C, slowdown at 100 C)", 20),
         (hot_memory, "gpu.thermal", HealthState.DEGRADED, "memory at 98 C", 20),
         (narrow_link, "gpu.pcie_width", HealthState.DEGRADED, "8 of 16 PCIe lanes", 50),
         (replays, "gpu.pcie_replays", HealthState.WATCH, "PCIe packets sent again", 60),

@@ -93,7 +93,7 @@ def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
     assert evidence.device == gpu_of(world.hosts[0], 3)
     assert evidence.words == (
         "GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 25 s, since 2023-11-14 22:13:29 UTC, in read: drain the "
-        "host, look at its kernel log, reset the GPU; reboot the host if that hangs as well"
+        "host, check its kernel log, reset the GPU; reboot the host if that hangs as well"
     )
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=0, hung_seconds=0.0)
     world.hosts[0].set("collector_10s", "gpu_1s", outcome_state=0)
@@ -114,7 +114,7 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     assert (score.state, evidence.device) == (HealthState.UNHEALTHY, "host")
     assert evidence.words == (
         "the GPU driver as a whole has not answered for 4 s, since 2023-11-14 22:13:29 UTC, in read (0000:02:00.0, "
-        "0000:05:00.0 first): drain the host, look at its kernel log, reboot it"
+        "0000:05:00.0 first): drain the host, check its kernel log, reboot it"
     )
 
 

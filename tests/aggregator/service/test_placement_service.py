@@ -281,7 +281,7 @@ def test_what_a_request_may_not_be(
 
 
 def test_what_cannot_be_answered_yet() -> None:
-    """No snapshot, indexes of another epoch, a job that nobody knows: each has its own status."""
+    """No snapshot, indexes of another epoch, a job that nobody knows: use a new id for each request status."""
     snapshot, request = snapshot_of([Node("a")]), wire.PlanPlacementRequest(gang=gang(1))
     with pytest.raises(ServiceUnavailable):
         plan(None, request)
@@ -379,7 +379,7 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, out = run("--nodes", "4", "--spread", "1:power-domain", "--candidates", str(file))
     assert code == cli.FAILED and "at most 1 -> 2 nodes in one power domain: starts now" in out
     code, out = run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
-    assert code == cli.OK and "does not hold: the nodes are not within one leaf" in out
+    assert code == cli.OK and "not satisfied: the nodes are not within one leaf" in out
     code, out = run("--evaluate", "gpu-9")
     assert code == cli.FAILED and "'gpu-9': no host with this name has registered" in out
     code, out = run("--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain")
