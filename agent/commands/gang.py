@@ -95,7 +95,7 @@ class _Gang:
             names = ", ".join(f"{name} ({state})" for name, state in lost.items())
             if restarts >= self.restarts_max:
                 _report(
-                    f"lost {names}; {restarts} no restarts are left, the step's exit code is {code}"
+                    f"lost {names}; no restarts are left of {restarts}, the step's exit code is {code}"
                 )
                 return code
             restarts, lost_at = restarts + 1, ended_at

@@ -198,8 +198,8 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
     ("agent", "age", "words"),
     [
         ({}, 60, "the agent is down, or hangs"),
-        (None, 0, "of a version that does not say how it stands"),
-        ({"lost_frames": "many"}, 0, "of a version that does not say how it stands"),
+        (None, 0, "version is too old to report its state"),
+        ({"lost_frames": "many"}, 0, "version is too old to report its state"),
     ],
 )
 def test_where_no_agent_runs(

@@ -65,7 +65,7 @@ def test_it_is_published_once_it_has_proved_itself() -> None:
 
 
 CONTRADICTIONS = {
-    "fell": ([5, 4], [0, 0]),
+    "decreased": ([5, 4], [0, 0]),
     "faster": ([0, 3 * SECOND], [FLAG, FLAG]),
     "reason": (
         [n * SECOND for n in range(2 + REASONLESS_STEPS_MAX)],

@@ -164,7 +164,7 @@ def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 0
     assert re.fullmatch(r"released: all GPUs until \S+ \(asked by process \d+\)\n", out)
     code, _, err = run(agent, capsys, "resume", A)
-    assert code == 1 and "resume without names takes them back" in err
+    assert code == 1 and "resume without names reopens them" in err
     assert run(agent, capsys, "resume") == (0, "resumed: all GPUs\n", "")
 
 

@@ -63,13 +63,13 @@ def test_a_code_whose_line_decides_says_so(capsys: pytest.CaptureFixture[str]) -
     }
     for code, line in lines.items():
         _, out = said(capsys, code)
-        assert "ive the whole line" in " ".join(out.split())
+        assert "ass the whole line" in " ".join(out.split())
         _, out = said(capsys, line)
-        assert "ive the whole line" not in " ".join(out.split())
+        assert "ass the whole line" not in " ".join(out.split())
     _, out = said(capsys, "154")
     assert "means nothing" not in out and "reboot: fatal" in " ".join(out.split())
     _, out = said(capsys, "94")
-    assert "ive the whole line" not in " ".join(out.split())
+    assert "ass the whole line" not in " ".join(out.split())
 
 
 def test_a_code_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ def test_the_line_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hazard: jobs may run" in said(capsys, "149")[1]
     code, out = said(capsys, NETIR, "--driver", "580.65.06")
     assert code == cli.OK and "fatal: no job may start" in out and "Unverified" not in out
-    assert "say which driver wrote it" in said(capsys, NETIR)[1]
+    assert "name the driver that wrote it" in said(capsys, NETIR)[1]
     assert "driver 570.86 should write" in said(capsys, NETIR, "--driver", "570.86")[1]
     assert "the line says Fatal, link 30" in said(capsys, SWITCH)[1]
 
