@@ -130,7 +130,7 @@ def _first() -> None:
     try:
         _slot = _Slot()
         _write = _slot.write
-    except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+    except Exception:  # noqa: BLE001 - whatever it is, the job continues
         _slot, _write = None, _nothing
     _write()
 
@@ -192,7 +192,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _is_next(optimizer: int) -> bool:
-    """Say whether this optimizer, which is not counted, is from now on."""
+    """Return whether this optimizer, which is not counted, is from now on."""
     global _counted, _others, _others_since
     steps = _slot.steps() if _slot is not None else 0.0
     _others = _others + 1 if steps == _others_since else 1

@@ -202,7 +202,7 @@ def rendezvous() -> Callable[[Any], Any]:
             return str(self._inner.get_run_id())
 
         def shutdown(self) -> bool:
-            # To close the rendezvous would end the job of the others, who go on.
+            # To close the rendezvous would end the job of the others, who continue.
             return True if self._is_barred else bool(self._inner.shutdown())
 
     def create(parameters: Any) -> Any:

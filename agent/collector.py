@@ -31,7 +31,7 @@ class CallTimeout(Exception):
 
 
 class RestartRequired(Exception):
-    """This process can go on no more, and another can: it has a library loaded that nothing unloads.
+    """This process can continue no more, and another can: it has a library loaded that nothing unloads.
 
     `run_collector` lets it through. A sampler ends on it, and another takes its lane over.
     """
@@ -79,7 +79,7 @@ class Collector:
 
     @property
     def can_exclude(self) -> bool:
-        """Say whether it can leave some of its devices alone and go on with the others: whether it overrides `exclude`."""
+        """Return whether it can leave some of its devices alone and continue with the others: whether it overrides `exclude`."""
         return type(self).exclude is not Collector.exclude
 
     def slow_devices(self) -> frozenset[str]:
@@ -101,7 +101,7 @@ class Collector:
 
     @property
     def has_idle_work(self) -> bool:
-        """Say whether it overrides `idle`."""
+        """Return whether it overrides `idle`."""
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
@@ -206,5 +206,5 @@ class ExcludingCollector(Collector):
         self._excluded = devices
 
     def is_excluded(self, device: str) -> bool:
-        """Say whether no call on *device* may be made."""
+        """Return whether no call on *device* may be made."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded

@@ -146,7 +146,7 @@ def label_error(label: str) -> str:
 
 
 def _is_accepted_label(label: str) -> bool:
-    """Say whether an aggregator takes the whole of it."""
+    """Return whether an aggregator takes the whole of it."""
     name, _, value = label.partition("=")
     names = value.split() if name == _RAILS else [value]
     fit = (len(one) <= topology.NAME_CHARACTERS_MAX for one in names)

@@ -28,7 +28,7 @@ from .transport.client import Client
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
 OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
-#: A device that comes and goes has the inventory read anew no more often than this.
+#: A device that comes and goes has the inventory reread no more often than this.
 INVENTORY_NS_MIN = 10 * SECOND_NS
 #: The schedule's names for a frame's end, when all of its second are asked how it stands, and for the agent's own signals.
 FRAME_TICK, SELF_TICK = "", "agent"

@@ -48,7 +48,7 @@ class _SentTable:
         self.keyframe = keyframe
 
     def same_keys(self, block: Block) -> bool:
-        """Say whether the block's rows and columns are those of before: mostly they are the same objects."""
+        """Return whether the block's rows and columns are those of before: mostly they are the same objects."""
         same = self.devices is block.devices and self.signal_ids is block.signal_ids
         return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
 
@@ -77,7 +77,7 @@ class FrameBuilder:
         """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
         a table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
         table left out counts as not sent. The frame is deflated only if it is long: mostly it is sent
-        as differences, and has its receipt before it would be written.
+        as differences, and is acknowledged before it would be written.
         """
         stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
         keyframe = boottime_ns // KEYFRAME_NS

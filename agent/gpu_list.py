@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 class GpuInventory(NamedTuple):
     """The GPUs that an inventory found to answer (UUID -> PCI address), and the addresses of those of which it says
-    nothing: they are left alone, may not be asked, or belong to a virtual machine."""
+    nothing: they are skipped, may not be asked, or belong to a virtual machine."""
 
     found: Mapping[str, str]
     unqueried: frozenset[str] = frozenset()

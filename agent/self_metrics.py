@@ -88,7 +88,7 @@ class SelfMetrics:
         urgent: Callable[[], object] = lambda: None,
     ) -> None:
         """*counts* returns the value of every signal of `agent_10s`, always in the same order. ValueError for less.
-        *urgent*: of these, what is told at once when it has changed."""
+        *urgent*: of these, what is reported at once when it has changed."""
         names = counts().keys()
         missing = {signal.name for signal in TABLES["agent_10s"]} ^ names
         if missing:

@@ -125,7 +125,7 @@ class CalibrationLog:
     # Reports -----------------------------------------------------------------------------------
 
     def is_known(self, incident: str) -> bool:
-        """Say whether a recovery was reported before."""
+        """Return whether a recovery was reported before."""
         return incident in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
@@ -156,7 +156,7 @@ class CalibrationLog:
 
     async def persisted(self) -> None:
         """Return once all recoveries are on disk. Raises ServiceUnavailable: they count once they are written."""
-        # Who waits may hang up: what is being written goes on, or it would be written twice.
+        # Who waits may hang up: what is being written continues, or it would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)
         task.add_done_callback(self._flush_done)

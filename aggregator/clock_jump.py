@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: Less makes nobody silent, and may be what passes between two looks at two clocks on a busy machine.
+#: Less makes nobody silent, and may be what passes between two checks at two clocks on a busy machine.
 JUMP_NS_MIN = 5_000_000_000
 #: Clocks that are read further apart than this are not compared: we were stopped between them.
 READ_SPREAD_NS_MAX = 1_000_000_000
@@ -35,7 +35,7 @@ class ClockJumpDetector:
         steady_ns: Callable[[], int],
         boottime_ns: Callable[[], int] | None = None,
     ) -> None:
-        """*steady_ns*: a clock that goes on evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
+        """*steady_ns*: a clock that continues evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
         is suspended, as CLOCK_BOOTTIME; None: it never is."""
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
         self._boottime_ns = boottime_ns or steady_ns

@@ -54,7 +54,7 @@ def check_metrics(text: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only this machine reaches *address*, which may be in brackets."""
+    """Return whether only this machine reaches *address*, which may be in brackets."""
     if address == "localhost":
         return True
     try:

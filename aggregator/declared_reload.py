@@ -27,7 +27,7 @@ UNSTABLE_POLLS = 12
 
 
 class FileStability:
-    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each look."""
+    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each check."""
 
     def __init__(self) -> None:
         self._stamps: object = None
@@ -46,7 +46,7 @@ class FileStability:
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* hold what they held at the look before, else words on one that does not; None: ask at the next."""
+        """Return "" if *files* hold what they held at the previous check, else words on one that does not; None: ask at the next."""
         before, self._digests = (
             self._digests,
             {one.name: hashlib.sha256(one.data).digest() for one in files},
@@ -68,7 +68,7 @@ POLL_SECONDS = 5
 PLACES_SECONDS = 30
 #: What is wrong with the files, as a finding of the aggregator itself.
 FINDING = "aggregator.declared"
-#: Problems that are told of in it; `gangline declared check` tells all.
+#: Problems that are reported in it; `gangline declared check` tells all.
 PROBLEMS_SHOWN_MAX = 3
 #: Versions that wait for the disk; the oldest go first.
 UNWRITTEN_MAX = 8

@@ -19,7 +19,7 @@ def sync_folder(folder: Path) -> None:
 
 
 # ----------------------------------------------------------------------
-# Copying files whole: with their checksum, durable, and seen while it goes on.
+# Copying files whole: with their checksum, durable, and seen while it continues.
 
 CHUNK_BYTES = 4 << 20
 

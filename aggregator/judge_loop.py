@@ -329,7 +329,7 @@ def restore_from_store(
 def _restore_findings(fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int) -> None:
     """Take over what was found of hosts that are known still. Judging ends what it finds itself, other findings expire."""
     for one in store.open_findings:
-        # An alarm is found anew, if it is so.
+        # An alarm is found again, if it is so.
         is_alarm = one.host == AGGREGATOR_HOST and one.name.startswith(ALARMS)
         if is_alarm or (one.host not in fleet.index and one.host != AGGREGATOR_HOST):
             store.submit_findings([replace(one, cleared_ns=now_ns, clears_when=NOT_REEVALUATED)])

@@ -95,7 +95,7 @@ def checksum_of(content: bytes) -> str:
 
 
 def is_node_name(name: str) -> bool:
-    """Say whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
+    """Return whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
     return _NAME.fullmatch(name) is not None
 
 

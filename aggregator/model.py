@@ -219,7 +219,7 @@ class Snapshot:
     alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
 
     def is_listed(self, host: HostScore) -> bool:
-        """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
+        """Return whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
         silent_seconds = (self.computed_ns - host.last_received_ns) / 1e9
         ended = host.last_received_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
         return not (host.simulated and ended)

@@ -20,7 +20,7 @@ from .scoring.results import columns_of
 
 #: A grant ends by itself; whoever wants it longer looks at the fleet again.
 GRANT_SECONDS_MAX = 7 * 86_400
-#: Hosts hold it for so long after the last word of ours.
+#: Hosts hold it for this long after the last word of ours.
 LEASE_SECONDS = 60
 REASON_CHARACTERS_MAX = 200
 FILE_NAME, FILE_BYTES_MAX = "permit.json", 4096

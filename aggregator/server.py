@@ -238,7 +238,7 @@ class Aggregator:
             self._jump_detector = ClockJumpDetector(wall_ns, time.monotonic_ns, _boottime_ns)
         else:
             self._jump_detector = ClockJumpDetector(wall_ns, steady_ns or wall_ns)
-        # Node indexes begin anew with each process, so that its epoch is the moment of its start.
+        # Node indexes start over with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.snapshot_holder = SnapshotHolder()
         self.port = self.token_port = 0
@@ -477,7 +477,7 @@ class Aggregator:
     # While it runs -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Begin what goes on by itself, and say that we serve."""
+        """Begin what continues by itself, and say that we serve."""
         self._lag.start()
         if self._log_exporter is not None:
             self._log_exporter.start()

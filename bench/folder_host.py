@@ -58,7 +58,7 @@ def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
 def files_of(roots: Roots, pace: str) -> set[str]:
     """Return the files that the collectors of a pace read in each turn through kept descriptors, or would.
 
-    Those that are opened anew each time (unit files, processes) are not among them: the agent reads more. To be
+    Those that are reopened each time (unit files, processes) are not among them: the agent reads more. To be
     called while this process keeps no other collector's descriptors: they are how it finds out.
     """
     gc.collect()  # the descriptors of a call before

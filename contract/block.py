@@ -86,6 +86,6 @@ class Block:
 
 
 def is_float(signal_id: int) -> bool:
-    """Say whether the signal's cells are doubles. An unknown signal's are not (its dictionary says)."""
+    """Return whether the signal's cells are doubles. An unknown signal's are not (its dictionary says)."""
     signal = BY_ID.get(signal_id)
     return signal is not None and signal.kind is Kind.GAUGE

@@ -15,7 +15,7 @@ PASSTHROUGH_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub",
 
 
 def is_uuid(key: str) -> bool:
-    """Say whether *key* names a GPU for good: not the PCI address of one that never said who it is."""
+    """Return whether *key* names a GPU for good: not the PCI address of one that never said who it is."""
     return key.startswith("GPU-")
 
 

@@ -130,7 +130,7 @@ class PolicyRow:
         return tuple(name for each in conditions for name in each.signals)
 
     def matches_device(self, device: str) -> bool:
-        """Say whether the row is about *device*."""
+        """Return whether the row is about *device*."""
         wanted = self.device
         return (
             not wanted or device == wanted or (wanted[-1] == "*" and device.startswith(wanted[:-1]))
@@ -147,11 +147,11 @@ class Policy:
     off: frozenset[str] = field(default_factory=frozenset[str])
 
     def applies_to(self, host: str) -> bool:
-        """Say whether *host* is among the share that takes it: the same hosts first each time."""
+        """Return whether *host* is among the share that takes it: the same hosts first each time."""
         return self.rollout_share >= 1.0 or _rollout_position(host) < self.rollout_share
 
     def is_enforceable(self, name: str) -> bool:
-        """Say whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
+        """Return whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
         coded = CODE_NAME.fullmatch(name)
         wanted = coded[1] if coded else name
         row = next((row for row in self.rows if row.name == wanted), None)

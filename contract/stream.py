@@ -30,7 +30,7 @@ A table:
         the steps, zigzag, one after another without gaps
 
 What a receiver holds of one stream is bounded by CONTEXT_BYTES_MAX, which it says in RegisterNode's answer;
-a sender remembers no more, and sends the tables that do not fit defined anew each time. It remembers a table
+a sender remembers no more, and sends the tables that do not fit defined again each time. It remembers a table
 from its second coming on: a stream begins with all tables, and those of each second are to find room before
 those of each minute. Frames with tables that are not remembered are mostly names: that is what they are
 deflated for.

@@ -167,7 +167,7 @@ def hangup_message(files: TlsFiles) -> str:
 
 
 def speaks_tls(host: str, port: int, seconds_max: float) -> bool:
-    """Say whether TLS is spoken there, by whomever."""
+    """Return whether TLS is spoken there, by whomever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(PROTOCOLS)

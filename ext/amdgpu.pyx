@@ -564,7 +564,7 @@ cdef void _close(TableFile *file) noexcept:
 
 
 cdef void _forget(TableFile *file) noexcept:
-    """Free the plan; the next one begins to count anew, and goes on with the times held so far nowhere."""
+    """Free the plan; the next one begins to count again, and continues with the times held so far nowhere."""
     free(file.mark_offset)
     free(file.mark_bytes)
     free(file.marks)

@@ -26,7 +26,7 @@ cdef enum:
     COLUMNS_MAX = 512
     TABLE_NAME_BYTES_MAX = 64
     DEVICE_BYTES_MAX = 96
-    #: What is known of one stream's tables: more of it is read anew each time. A host with eight GPUs has 40 tables.
+    #: What is known of one stream's tables: more of it is reread each time. A host with eight GPUs has 40 tables.
     KEPT_BYTES_MAX = 12 << 10
     #: Tables in different columns that are kept, of all agents, in about so many bytes: dozens of versions of agents.
     #: More would be an attack.

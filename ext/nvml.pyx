@@ -82,7 +82,7 @@ ALL_BITS = 2**64 - 1
 
 CALLS_PER_SECOND_MAX, CALLS_AT_ONCE_MAX = ACCOUNT_CALLS_PER_SECOND_MAX, ACCOUNT_CALLS_AT_ONCE_MAX
 
-# Shared with the processes that are forked from now on: what one has counted, the next one goes on with.
+# Shared with the processes that are forked from now on: what one has counted, the next one continues with.
 _ACCOUNTS = mmap.mmap(-1, ACCOUNTS_MAX * sizeof(Account))
 cdef unsigned char[::1] _accounts_memory = _ACCOUNTS
 cdef Account *ACCOUNTS = <Account *>&_accounts_memory[0]
@@ -648,7 +648,7 @@ cdef class Rows:
             self._remember(list(addresses))
 
     cdef _remember(self, list addresses):
-        """Go on where the process before, or this one before it opened NVML anew, has been."""
+        """Go on where the process before, or this one before it opened NVML again, has been."""
         cdef int row, i
         if self.columns > ACCOUNT_COUNTS_MAX or len(addresses) != self.rows:
             raise ValueError(f"{self.columns} counts of {self.rows} rows, at most {ACCOUNT_COUNTS_MAX} are remembered")

@@ -122,7 +122,7 @@ cdef class Gpm:
                 gpm_read(&self.state, row, account_boottime_ns() + ahead_ns)
 
     def close(self):
-        """Free the samples. Before the library is let go of."""
+        """Free the samples. Before the library is released."""
         cdef int row
         if not self.nvml.initialised:
             return  # it took the samples with it

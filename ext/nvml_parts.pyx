@@ -30,7 +30,7 @@ PROCESSES_MAX = ENTRIES_MAX
 cdef enum:
     #: Fields that are asked for in one call.
     FIELDS_PER_CALL_MAX = 512
-    #: A field that a row does not have is asked for again after so many passes: a link may have come up.
+    #: A field that a row does not have is asked for again after this many passes: a link may have come up.
     ASK_AGAIN_PASSES = 30
     UUID_BYTES = 96
 #: Larger sizes of memory are not believed; nor are larger counts: they are error codes below zero.
@@ -121,7 +121,7 @@ cdef class Parts:
         return <nvmlDevice_t><size_t>self.handles[address]
 
     cdef bint _may(self, str address, const void *slot) except -1:
-        """Say whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
+        """Return whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
         to be left out."""
         if (<void **>slot)[0] == NULL:
             return False
@@ -134,7 +134,7 @@ cdef class Parts:
         return True
 
     cdef bint _answered(self, nvmlReturn_t code) except -1:
-        """Say whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
+        """Return whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
         place_leave(HERE[0])
         if code == NVML_SUCCESS:
             return True
@@ -560,7 +560,7 @@ cdef class FieldPass:
         return 0
 
     cdef bint _may(self, str address):
-        """Say whether the next call may be made; one that is to be left out is an error of its GPU."""
+        """Return whether the next call may be made; one that is to be left out is an error of its GPU."""
         try:
             return self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues)
         except NvmlError as error:

@@ -85,7 +85,7 @@ cdef bint _center(float *values, const float *known, int n) noexcept nogil:
 
 
 cdef bint _is_dense(const float *known, int n) noexcept nogil:
-    """Say whether most samples are there: one that comes every second time has its say where two are averaged."""
+    """Return whether most samples are there: one that comes every second time has its say where two are averaged."""
     cdef int i
     cdef float some = 0
     for i in range(n):

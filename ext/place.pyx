@@ -63,7 +63,7 @@ def call(unsigned char[::1] memory not None):
 
 
 def called():
-    """Say whether somebody has called this process since it was last asked."""
+    """Return whether somebody has called this process since it was last asked."""
     return bool(place_is_called(_here) and place_hear(_here))
 
 

@@ -202,7 +202,7 @@ class JobForecaster:
         self._watch += 1
 
     def _follow_pause(self, shares: Sequence[float]) -> bool:
-        """Say whether the gang pauses, and note where pauses begin and end."""
+        """Return whether the gang pauses, and note where pauses begin and end."""
         compute = shares[COMPUTE]
         if not self._pause_shares:
             if compute >= PAUSE_SHARE * self._usual or shares[IDLE] > 0.5:

@@ -19,7 +19,7 @@ from .stragglers import Flags, Floats, Indexes
 RATE_TOLERANCE = 0.025
 #: Windows on end in which the same hosts agreed before they count as a gang, and in which a gang may be torn before it is none.
 AGREE_WINDOWS_MIN, TORN_WINDOWS_MAX = 6, 6
-#: So much of a gang's hosts are the same hosts.
+#: This much of a gang's hosts are the same hosts.
 SAME_SHARE_MIN = 0.8
 #: A gang has so many hosts; of two, nothing says which is the odd one.
 HOSTS_MIN = 3

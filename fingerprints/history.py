@@ -52,7 +52,7 @@ def pace_of(fingerprint: Fingerprint) -> float:
 
 
 def is_comparable(one: Fingerprint, other: Fingerprint) -> bool:
-    """Say whether the paces of two runs of a workload may be compared: as many GPUs, of the same model."""
+    """Return whether the paces of two runs of a workload may be compared: as many GPUs, of the same model."""
     return one.gpus == other.gpus and one.gpu_model == other.gpu_model
 
 

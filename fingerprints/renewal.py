@@ -255,13 +255,13 @@ class RenewalPaths:
         self.begins: Floats = np.cumsum(np.maximum(steps, 0.0), axis=1)
         lengths = self._lengths(count)
         self.ends: Floats = self.begins + lengths
-        #: Until when the event that lasts now goes on.
+        #: Until when the event that lasts now continues.
         self.lasts_seconds: Floats = np.zeros(PATHS)
         if is_on and last is not None:
             age = now - last.begin
             usual = lengths[:, 0]
             over = usual[usual > age]
-            # One that lasts longer than any before goes on for as long as it has, in the mean.
+            # One that lasts longer than any before continues for as long as it has, in the mean.
             self.lasts_seconds = (
                 np.quantile(over, _MIDDLES) - age if over.size >= 4 else max(age, 1.0) * _EXPONENTIAL
             )  # fmt: skip

@@ -154,7 +154,7 @@ class RunIndex:
         return number
 
     def has(self, run: int) -> bool:
-        """Say whether *run* has not made room yet."""
+        """Return whether *run* has not made room yet."""
         return self._count - self._runs_max <= run < self._count
 
     def replace(self, run: int, fingerprint: Fingerprint, user: str = "") -> None:

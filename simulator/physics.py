@@ -328,7 +328,7 @@ class SimulatedCounters:
             setattr(self, name, np.zeros(self.shape))
 
     def clear(self, hosts: Flags) -> None:
-        """Begin anew on *hosts*, which have booted."""
+        """Begin again on *hosts*, which have booted."""
         for name in COUNTERS:
             getattr(self, name)[hosts] = 0.0
 

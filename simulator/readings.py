@@ -548,7 +548,7 @@ def _event_id(host: str, cause: int, code: int) -> str:
 
 PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
-#: What runs is told again this often (agent/collectors/change_events.py): else it counts as over after an hour.
+#: What runs is reported again this often (agent/collectors/change_events.py): else it counts as over after an hour.
 REPEAT_SECONDS = 1800.0
 
 

@@ -63,7 +63,7 @@ class WorldSchedule:
         return len(ends), ends[-1] if ends else 0.0
 
     def is_away(self, host: int, now: float) -> bool:
-        """Say whether a host is switched off or in repair."""
+        """Return whether a host is switched off or in repair."""
         return any(a.begin <= now < a.end for a in self.downtimes_by_host.get(host, []))
 
 

@@ -40,7 +40,7 @@ _UNAVAILABLE = (
 
 
 def is_zero_when_healthy(signal: Signal) -> bool:
-    """Say whether *signal* counts trouble that a simulated host has the counter for."""
+    """Return whether *signal* counts trouble that a simulated host has the counter for."""
     if signal.kind is not Kind.COUNTER or not (signal.on_change or signal.unit == "errors"):
         return False
     is_unavailable = any(fnmatchcase(signal.name, pattern) for pattern in _UNAVAILABLE)
@@ -135,7 +135,7 @@ class Tables:
             table.valid_revision += 1
 
     def has(self, signal: str) -> bool:
-        """Say whether a signal is of a table that there is."""
+        """Return whether a signal is of a table that there is."""
         return signal in self._columns
 
     def read(self, signal: str) -> Floats:

@@ -230,7 +230,7 @@ class MetricsTables:
         return f"GPU {self._gpus[number].address}: {text}"
 
     def is_failed(self, number: int) -> bool:
-        """Say whether the kernel refused the last read."""
+        """Return whether the kernel refused the last read."""
         return self._files.state(number) == FAILED
 
     def data(self, number: int) -> bytes:
@@ -259,11 +259,11 @@ class AmdCollector(Collector):
         self._blocks: tuple[Block, ...] = ()
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is told at once."""
+        """Take the publisher: what becomes of a GPU is reported at once."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Let go of all files; the next turn opens them again."""
+        """Release all files; the next turn opens them again."""
         self._generation, self._blocks = -1, ()
 
     def exclude(self, devices: frozenset[str]) -> None:

@@ -222,7 +222,7 @@ class KfdProcesses(AmdCollector):
             raise NoData(
                 "KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded"
             )
-        if holdings is not self._last:  # the same object as long as nobody looked anew
+        if holdings is not self._last:  # the same object as long as nobody looked again
             self._last = holdings
             self._fill()
         self._listing.put(self.name, self._process_list)

@@ -88,7 +88,7 @@ class RasCounts:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Ask those GPUs whose counts are due, at most so many. One that sleeps is not woken: its counts stand."""
+        """Ask those GPUs whose counts are due, at most this many. One that sleeps is not woken: its counts stand."""
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -184,7 +184,7 @@ class AmdGpuSession:
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Look who holds the GPUs: anew when a process came or went, and now and then. None: KFD is not there."""
+        """Look who holds the GPUs: again when a process came or went, and now and then. None: KFD is not there."""
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None

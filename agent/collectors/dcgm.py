@@ -34,7 +34,7 @@ RETRY_SECONDS = 10
 HEALTH_SECONDS = 10
 #: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
 RECHECK_SECONDS = 60
-#: An incident that stands is told again this often: the aggregator forgets one that is not.
+#: An incident that stands is reported again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
 #: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
 SHOWN_SECONDS = 3
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 def is_installed(roots: Roots) -> bool:
-    """Say whether a client library is there to be loaded. Loads none: only the lane does."""
+    """Return whether a client library is there to be loaded. Loads none: only the lane does."""
     if roots.dcgm_library:
         return True
     if not roots.is_this_machine:

@@ -102,7 +102,7 @@ class EngineParts:
         self._watched: dict[int, bool] = {}  # kind of entity -> whether its fields have values
 
     def begin(self, virtualization: Iterable[FieldValue]) -> None:
-        """Start anew: the connection is new. *virtualization*: field 500 of each GPU."""
+        """Start again: the connection is new. *virtualization*: field 500 of each GPU."""
         self._vgpu_hosts = [each.entity for each in virtualization if each.value == HOST_VGPU]
         self._list_ns, self._watched = 0, {}
 

@@ -67,7 +67,7 @@ class NvmlCollector(Collector):
         self._addresses: list[str] = []
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is told at once."""
+        """Take the publisher: what becomes of a GPU is reported at once."""
         self._publisher = publisher
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class NvmlCollector(Collector):
         """Look at what a turn has read, before it is handed over."""
 
     def _on_driver_lost(self, error: NvmlError) -> None:
-        """The driver is gone or another: NVML is opened anew."""
+        """The driver is gone or another: NVML is reopened."""
         self._session.reopen(driver_loaded=True)
         raise collector_error(error, self._roots)
 
@@ -158,7 +158,7 @@ class NvmlCollector(Collector):
         return session.hidden
 
     def _shows_whole_gpu(self, row: int) -> bool:
-        """Say whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
+        """Return whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
         names = ("gpu.memory_used_bytes", "gpu.memory_total_bytes", "gpu.ecc_mode_state")
         return any(self._cells.number(name, row) is not None for name in names)
 
@@ -167,7 +167,7 @@ class NvmlCollector(Collector):
 # What has become of the GPUs: lost and back, moved, gone, reset, another driver. Pure: sightings
 # in, words out.
 #
-# A GPU is known by its key, its UUID where it has one. Whenever its counters began anew its epoch
+# A GPU is known by its key, its UUID where it has one. Whenever its counters started over its epoch
 # rises, so that nobody subtracts over the gap.
 
 
@@ -224,13 +224,13 @@ class GpuLifecycle:
                 yield f"GPU {key} is gone from {address}"
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         for key in list(keys):
             self.epochs[key] = self.epochs.get(key, 0) + 1
             self._restarted.add(key)
 
     def take_restarted(self, key: str) -> bool:
-        """Say, once, that the counters of a GPU began anew."""
+        """Say, once, that the counters of a GPU started over."""
         if key not in self._restarted:
             return False
         self._restarted.remove(key)
@@ -271,7 +271,7 @@ class GpuLifecycle:
 
 #: Who is where is looked at this often; a GPU that comes back, at once.
 IDENTITY_SECONDS = 60
-#: Of these none falls while a GPU and its driver go on. The energy is a gauge: of doubles.
+#: Of these none falls while a GPU and its driver continue. The energy is a gauge: of doubles.
 NEVER_FALL = {
     "gpu.energy_joules": 0,
     "gpu.violation_power_nanoseconds": library.ALL_BITS,
@@ -285,7 +285,7 @@ class GpuSecond(NvmlCollector):
     """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
 
     Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory
-    whenever GPUs or the driver are not what they were; a GPU whose counters began anew has another epoch.
+    whenever GPUs or the driver are not what they were; a GPU whose counters started over has another epoch.
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
@@ -364,7 +364,7 @@ class GpuSecond(NvmlCollector):
         rows, column_of = len(self._keys), self._cells.column_of
         self._states = Rows(rows, [(*column_of("gpu.lost_state"), library.ALL_BITS)])
         never_fall = [(*column_of(name), mask) for name, mask in NEVER_FALL.items()]
-        self._counts = Rows(rows, never_fall, self._addresses)  # goes on where it was
+        self._counts = Rows(rows, never_fall, self._addresses)  # continues where it was
         self._field_filter = FieldFilter(self._validators, self._keys, self._addresses, self._cells)
 
     def _after_sweep(self) -> None:
@@ -398,12 +398,12 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _restart_counters(self, keys: Sequence[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         self._lifecycle.restart(keys)
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Begin the proofs of those whose counters began anew again, and tell their epochs: to those who come after
+        """Begin the proofs of those whose counters started over again, and tell their epochs: to those who come after
         this process too."""
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)

@@ -43,7 +43,7 @@ PERIOD_NS = 100_000_000
 GPM_EVERY = 2
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
-#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for anew;
+#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
 #: as long as that does not help, ever more rarely.
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
@@ -349,7 +349,7 @@ class GpuFast(Collector):
             self._created_ns = session.clock.boottime_ns()
 
     def _is_stuck(self, samples: Samples) -> bool:
-        """Say whether to ask for the handles anew: as they are, they have been of no use for long enough."""
+        """Return whether to ask for the handles again: as they are, they have been of no use for long enough."""
         now_ns, healthy_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
         if healthy_ns > self._created_ns:
             self._stuck_wait_ns = STUCK_NS

@@ -16,7 +16,7 @@ from ...ext import nvml as library
 from ...ext.nvml import ALL_BITS, Rows
 from .block_writer import Cells
 
-#: So many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
+#: This many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
 CONFIRMATIONS_MIN = 3
 #: So often it must have rested while its reason was not set: or it might count something that always is.
 IDLE_SAMPLES_MIN = 1
@@ -75,7 +75,7 @@ class FieldValidator:
             self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
-        """Begin anew: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
+        """Begin again: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._last_sample: tuple[int | None, int | None] | None = None
@@ -142,7 +142,7 @@ class FieldValidators:
         self._reported: set[tuple[str, str]] = set()
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         for key in keys:
             for reading in self._flags:
                 self._validator(key, reading).restart()

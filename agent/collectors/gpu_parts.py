@@ -17,7 +17,7 @@ from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
 
 Answer = TypeVar("Answer")
 
-#: That there is no part of its kind, which it knows already, a collector says in every so many turns.
+#: That there is no part of its kind, which it knows already, a collector says in every few turns.
 NO_DATA_TURNS = 10
 
 
@@ -63,7 +63,7 @@ class GpuPartsCollector(Collector, ABC):
             raise
 
     def skip(self) -> bool:
-        """While it waits to look again for what is not there, say so in one turn of ten. NVML opened anew ends that."""
+        """While it waits to look again for what is not there, say so in one turn of ten. NVML reopened ends that."""
         has_nothing = self._parts is None and isinstance(self._last_error, NoData)
         if not has_nothing or not self._turns_to_wait or self._turns_to_wait % NO_DATA_TURNS == 1:
             return False

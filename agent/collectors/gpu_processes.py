@@ -103,7 +103,7 @@ def process_listing_of(roots: Roots) -> ProcessListing:
 #: Of a host, in all; those with the higher numbers are left out, which `access_error` says.
 ROWS_MAX = 8192
 
-#: As long as the lists are the same, no process came or went: when each began is looked at anew this often, should a
+#: As long as the lists are the same, no process came or went: when each began is looked at again this often, should a
 #: PID have been given to another within a second.
 UNCHANGED_TURNS_MAX = 9
 
@@ -135,7 +135,7 @@ class GpuProcesses(GpuPartsCollector):
         self._unchanged_turns_left -= 1
         if self._unchanged_turns_left < 0 or self._block is None or not is_same:
             self._unchanged_turns_left = (
-                0  # should this fail, the block is not what was said: it is filled anew
+                0  # should this fail, the block is not what was said: it is filled again
             )
             self._block = self._fill(self._query(self._lists.of))
             self._unchanged_turns_left = UNCHANGED_TURNS_MAX
@@ -213,9 +213,9 @@ def process_key(gpu: str, process: Process) -> str:
 # have held at two looks: else a process that ended between the list and the look would lend its GPU
 # to whoever was dealt its number.
 
-#: Processes that were known at the last look are looked at again after so many turns of an unchanged list.
+#: Processes that were known at the last look are looked at again after this many turns of an unchanged list.
 RECHECK_TURNS = 10
-#: An ended process that NVML goes on to list at so many looks holds what nobody will give back by itself.
+#: An ended process that NVML continues to list at so many looks holds what nobody will give back by itself.
 DEAD_OBSERVATIONS_MIN = 2
 
 FOREIGN = "its PID belongs to another PID namespace than the agent's"
@@ -352,7 +352,7 @@ class ProcessTracker:
         return bool(removed or added or others)
 
     def _was_replaced(self, tracked: TrackedProcess) -> bool:
-        """Say whether another has its number now: while the GPU did not answer that is no riddle."""
+        """Return whether another has its number now: while the GPU did not answer that is no riddle."""
         now = self._read_state(tracked.gpu_process.pid)
         return tracked.identity is not None and now.start_ticks not in (0, tracked.identity[1])
 

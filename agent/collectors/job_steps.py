@@ -36,9 +36,9 @@ FOLDER = Path("shm/gangline")
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
 #: Names of the folder that are seen in a turn, and of what is no live slot so many are removed.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
-#: The folder is listed again after so many turns, also when nothing in it changed.
+#: The folder is listed again after this many turns, also when nothing in it changed.
 LISTING_TURNS = 10
-#: What has not become a slot after so many turns is removed.
+#: What has not become a slot after this many turns is removed.
 DEAD_TURNS = 30
 #: Step times are of the steps of so many seconds, and of the last one at least.
 WINDOW_NS = 10_000_000_000

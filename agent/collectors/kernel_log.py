@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
-#: Records taken between two looks at the clock: what is due is told also in the midst of a storm.
+#: Records taken between two checks at the clock: what is due is told also in the midst of a storm.
 RECORDS_PER_GROUP = 256
 #: A storm's groups are so far apart, and at least as long as the one before took: half a core at the most.
 STORM_REST_SECONDS = 0.003

@@ -38,7 +38,7 @@ from .block_writer import put
 
 #: More interfaces than this are not watched; sysfs still counts their changes.
 INTERFACES_MAX = 1024
-#: So many events of an interface are told at once, and then one in each span of this length; the others
+#: This many events of an interface are reported at once, and then one in each span of this length; the others
 #: are counted in it.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
@@ -224,7 +224,7 @@ def _history_attributes(interface: _Interface, now_ns: int) -> dict[str, str]:
 
 #: How long the thread waits for a message before it looks after what it withheld.
 WAIT_SECONDS = 1.0
-#: So many messages are read before it does, however many there are.
+#: This many messages are read before it does, however many there are.
 MESSAGES_MAX = 1024
 #: All links are asked for no more often than this, however many messages are lost.
 DUMP_NS_MIN = 1_000_000_000

@@ -72,7 +72,7 @@ def net_1s(
     """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
     a driver may hold as long as its firmware does not answer; the statistics may be the driver's to add up.
 
-    An interface that comes or goes is listed anew in the next turn. One that was replaced under its
+    An interface that comes or goes is listed again in the next turn. One that was replaced under its
     name is told by its ifindex, in the same block as its first counters.
     """
     return CounterFileCollector(
@@ -195,7 +195,7 @@ class Interface:
 
 
 class EthtoolInterfaces:
-    """The interfaces that are asked, listed anew in each turn."""
+    """The interfaces that are asked, listed again in each turn."""
 
     def __init__(self, roots: Roots, list_interfaces: InterfaceLister) -> None:
         self._sys, self._list_interfaces = roots.sys, list_interfaces
@@ -211,7 +211,7 @@ class EthtoolInterfaces:
         return self._listing.value
 
     def is_asleep(self, interface: Interface) -> bool:
-        """Say whether its device is suspended: the kernel would wake it for any question of ethtool."""
+        """Return whether its device is suspended: the kernel would wake it for any question of ethtool."""
         return is_asleep(self._sys / "class/net" / interface.name / "device")
 
     def _list(self) -> list[Interface]:

@@ -131,7 +131,7 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _fail(self, error: Exception, now_ns: int) -> None:
-        """Make the sets anew after a while: soon at first, then ever more rarely."""
+        """Make the sets again after a while: soon at first, then ever more rarely."""
         # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
         lasted = now_ns - self._registered_ns > RETRY_SECONDS * SECOND_NS and self._events
         self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, RETRY_SECONDS)
@@ -202,7 +202,7 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
-        """Let go of the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
+        """Release the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
         if event.type not in (UNBIND, BIND):
             return
         self.received += 1

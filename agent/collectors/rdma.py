@@ -169,7 +169,7 @@ _POPULATIONS = ("active_", "watermark_")
 
 
 def is_counter(name: str) -> bool:
-    """Say whether a file of counters/ or hw_counters/ is one that counts."""
+    """Return whether a file of counters/ or hw_counters/ is one that counts."""
     return name not in _SETTINGS and not name.startswith(_POPULATIONS)
 
 

@@ -81,7 +81,7 @@ class CodeQuery:
 
     @property
     def known(self) -> bool:
-        """Say whether the table has a row of this code."""
+        """Return whether the table has a row of this code."""
         return self.code in _table(self.table)
 
 

@@ -288,7 +288,7 @@ def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
 
 
 def is_off_bus(folder: str) -> bool:
-    """Say whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
+    """Return whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
     try:
         with open(f"{folder}/config", "rb", buffering=0) as file:
             return file.read(4) == b"\xff" * 4

@@ -167,5 +167,5 @@ class Roots:
 
     @property
     def is_this_machine(self) -> bool:
-        """Say whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
+        """Return whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
         return self.sys == Path("/sys") and self.proc == Path("/proc")

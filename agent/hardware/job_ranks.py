@@ -20,7 +20,7 @@ from ..clock import Clock
 CHILD = Path(__file__).with_name("job_ranks_child.py")
 #: Isolated: no folder of a user's, no site packages, no variable is looked at. 20 ms.
 COMMAND = (sys.executable, "-I", "-S", "-X", "utf8", str(CHILD))
-#: A child asks after so many processes; more wait for the next one.
+#: A child asks after this many processes; more wait for the next one.
 BATCH_MAX = 64
 WAITING_MAX = 4096
 #: A child that has not ended by then is killed. It ends itself a little earlier.
@@ -152,7 +152,7 @@ class RankReader:
         """Take leave of a child that has ended, or is late."""
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
-                child.kill()  # what it sits in may not let go of it: then it stays our only one
+                child.kill()  # what it sits in may not release it: then it stays our only one
                 self.access_error = f"the helper for ranks (process {child.pid}) does not respond"
             return []
         self._read_output(child)

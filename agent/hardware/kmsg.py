@@ -91,7 +91,7 @@ class KmsgSource(Protocol):
         """Return one record, b"" at the end, which the kernel's log has not.
 
         Raises BlockingIOError when none is there now, BrokenPipeError (EPIPE) when the next one was
-        overwritten: reading goes on with the oldest there is; OSError with EINVAL when a record was
+        overwritten: reading continues with the oldest there is; OSError with EINVAL when a record was
         longer than the buffer and is skipped. Any other OSError is the end.
         """
         ...
@@ -155,12 +155,12 @@ def open_log(path: Path) -> KmsgSource:
 
 
 def is_overrun(error: OSError) -> bool:
-    """Say whether records were overwritten before they were read."""
+    """Return whether records were overwritten before they were read."""
     return error.errno == errno.EPIPE
 
 
 def is_too_long(error: OSError) -> bool:
-    """Say whether one record was longer than the buffer, and is skipped."""
+    """Return whether one record was longer than the buffer, and is skipped."""
     return error.errno == errno.EINVAL
 
 

@@ -290,7 +290,7 @@ def parse_namespace_pid(status: bytes) -> int | None:
 
 
 def parse_ended(stat: bytes) -> bool:
-    """Say whether a `stat` file is of a process that has ended as a whole. One whose first thread has ended and
+    """Return whether a `stat` file is of a process that has ended as a whole. One whose first thread has ended and
     others have not is a zombie by its state, and runs."""
     tokens = stat.rpartition(b")")[2].split()
     return len(tokens) > _THREADS and tokens[0] in (b"Z", b"X") and tokens[_THREADS] in (b"0", b"1")
@@ -337,12 +337,12 @@ def read_process(proc: Path, pid: int) -> ProcessSnapshot:
 
 
 def shows_all(proc: Path) -> bool:
-    """Say whether /proc shows the processes of all users: the first of all always is there."""
+    """Return whether /proc shows the processes of all users: the first of all always is there."""
     return read_process_state(proc, 1).state in (ProcessState.RUNNING, ProcessState.ZOMBIE)
 
 
 def in_host_pid_namespace(proc: Path) -> bool:
-    """Say whether this reader counts processes as the host does. In a container of its own it does not, and a number
+    """Return whether this reader counts processes as the host does. In a container of its own it does not, and a number
     that a driver names may be another process's there. True where it is not told: a /proc that is a folder."""
     try:
         return os.readlink(proc / "self/ns/pid") == HOST_PID_NAMESPACE

@@ -125,7 +125,7 @@ def _read(path: str) -> bytes:
 
 
 def has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
-    """Say whether one of the first *links_max* descriptors of the process whose folder this is leads to
+    """Return whether one of the first *links_max* descriptors of the process whose folder this is leads to
     *prefix* and a digit (`/dev/nvidia` -> `/dev/nvidia0`); None when it has no descriptor (any more).
 
     Raises PermissionError when they are not shown.

@@ -217,7 +217,7 @@ def sensor_folder(controller: Path) -> Path | None:
 
 
 def is_awake(controller: Path) -> bool:
-    """Say whether an admin command may be sent: the controller is live and its device not suspended.
+    """Return whether an admin command may be sent: the controller is live and its device not suspended.
 
     One that resets would hold the caller, and a suspended one would be woken.
     """

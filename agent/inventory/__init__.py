@@ -29,7 +29,7 @@ VALUE_CHARACTERS_MAX = 1024
 STDERR_BYTES_MAX = 2048
 #: PCI addresses of GPUs that are not to be touched; None: all, and their driver.
 ExcludedGpus = frozenset[str] | None
-#: A killed child that has not ended after this long sits in a driver, and is left behind.
+#: A killed child that has not ended after this long sits in a driver, and is abandoned.
 EXIT_SECONDS_MAX = 1.0
 
 #: Children that would not die. While one lives no other is started: it would only join it.
@@ -59,7 +59,7 @@ class Inventory:
 
 
 def is_within(required: ExcludedGpus, left_out: ExcludedGpus) -> bool:
-    """Say whether who leaves *left_out* out touches none of *required*."""
+    """Return whether who leaves *left_out* out touches none of *required*."""
     return left_out is None or (required is not None and required <= left_out)
 
 

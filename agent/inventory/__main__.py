@@ -123,4 +123,4 @@ class _SectionThread(threading.Thread):
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    os._exit(code)  # a thread left behind in a driver must not hold up the end
+    os._exit(code)  # a thread abandoned in a driver must not hold up the end

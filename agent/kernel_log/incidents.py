@@ -36,12 +36,12 @@ SECOND_NS = 1_000_000_000
 QUIET_NS = 60 * SECOND_NS
 #: Within this, one code explains another (`wait_seconds` of `xid.toml`).
 RELATED_NS = 5 * SECOND_NS
-#: When an incident that goes on is told again, from the time it was told before. The last stays.
+#: When an incident that continues is reported again, from the time it was told before. The last stays.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 #: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
 #: top is folded: first the scopes of one device and code into one, then all of one event name.
 OPEN_MAX = 256
-#: So many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
+#: This many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
 OPEN_OF_NAME_MIN = 32
 #: No more than this are ever open: the names are some twenty, and a fatal XID is never folded with others.
 ALL_OPEN_MAX = 4 * OPEN_MAX
@@ -113,7 +113,7 @@ class IncidentTracker:
         return iter(self._open.values())
 
     def add(self, line: LogLine, now_ns: int) -> list[HealthEvent]:
-        """Return what must be told at once: the end of the incident before, and a new one."""
+        """Return what must be reported at once: the end of the incident before, and a new one."""
         if line.parsed.part is LinePart.DETAIL or self._is_body_of_last(line.parsed):
             self._add_detail(line)
             return []
@@ -138,7 +138,7 @@ class IncidentTracker:
         return events
 
     def is_open(self, parsed: ParsedLine) -> bool:
-        """Say whether what *parsed* tells goes on already."""
+        """Return whether what *parsed* tells continues already."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
     def _key(self, parsed: ParsedLine) -> Key:
@@ -156,7 +156,7 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Let what goes on beside a new incident be told with its next line, or its last if just come."""
+        """Let what continues beside a new incident be told with its next line, or its last if just come."""
         for each in self._open.values():
             if each.key[:2] == key[:2] and key[1] != "host":
                 each.is_urgent = True
@@ -194,7 +194,7 @@ class IncidentTracker:
         self._names[incident.key[0]] += 1
 
     def _is_body_of_last(self, parsed: ParsedLine) -> bool:
-        """Say whether the line only tells more of the occurrence whose head was just counted.
+        """Return whether the line only tells more of the occurrence whose head was just counted.
 
         Its scope may be missing (only the head of an out-of-memory kill names the cgroup), but never
         does what is uncorrected hide behind a head that announced something corrected.
@@ -218,7 +218,7 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what is to be told now: incidents that went on, and the ends of those that ended.
+        """Return what is to be told now: incidents that continued, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """
@@ -277,7 +277,7 @@ def _expedite(incident: OpenIncident) -> None:
 
 
 def _is_fatal(parsed: ParsedLine) -> bool:
-    """Say whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
+    """Return whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
     return parsed.name == "gpu.xid" and lookup(parsed.code).severity is XidSeverity.FATAL
 
 

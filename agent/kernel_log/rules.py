@@ -728,7 +728,7 @@ _BY_SUBSTRING: tuple[tuple[str, tuple[LineRule, ...]], ...] = tuple(
 )
 
 
-#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and goes on
+#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and continues
 #: with a file's: a user chooses both, and with them made a line that passed for a driver's.
 _OF_A_PROCESS = re.compile(
     r".{1,15}(?:\[\d{1,10}\]:? | \(\d{1,10}\)[: ]| invoked oom-killer: |: page allocation |: vmalloc )",
@@ -766,7 +766,7 @@ class AdapterFilter:
         self._failed: set[str] = set()
 
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
-        """Say whether the line becomes an event. Never raises.
+        """Return whether the line becomes an event. Never raises.
 
         Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
         unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.

@@ -108,7 +108,7 @@ RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}Ge
 DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
 #: Of a diagnostic's report.
 DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
-#: In place of a PCI address, where all GPUs were let go of together.
+#: In place of a PCI address, where all GPUs were released together.
 ALL_GPUS = "all"
 
 Request = TypeVar("Request", bound=Message)
@@ -362,7 +362,7 @@ def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult])
     """Return the row of the server's table. *run_check* is called for each question, in the server's thread.
 
     What it raises is not the host's fault: the answer is healthy, with the words in `error`. The same answer as
-    the time before is not made into bytes anew.
+    the time before is not made into bytes again.
     """
     cached: tuple[HealthCheckResult, bytes] | None = None
 
@@ -431,7 +431,7 @@ def sockets(option: Path | None) -> tuple[Path, ...]:
 
 
 def release_file(option: Path | None) -> ReleaseStateFile | None:
-    """Return where an agent that does not answer now (it begins, or was killed) will look what is let go of; None
+    """Return where an agent that does not answer now (it begins, or was killed) will look what is released; None
     where there is no run folder, and so none that begins, or we may not write there."""
     for path in sockets(option):
         if os.access(path.parent, os.W_OK | os.X_OK):

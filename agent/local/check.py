@@ -18,7 +18,7 @@ FINDINGS_MAX = 64
 NAMES_MAX = 256
 TEXT_CHARACTERS_MAX = 300
 SECOND_NS = 1_000_000_000
-#: A finding, and the document itself, count as of now for so long.
+#: A finding, and the document itself, count as of now for this long.
 FRESH_SECONDS = 30
 #: Clocks of two processes on one host agree to this.
 CLOCK_AHEAD_SECONDS_MAX = 2
@@ -72,7 +72,7 @@ def _decode_json(document: str) -> object:
     except (
         StopIteration,
         SystemError,
-    ):  # the latter for want of the error that only `json` brings with it
+    ):  # the latter for lack of the error that only `json` brings with it
         raise ValueError("no JSON") from None
     if document[end:].strip():
         raise ValueError("more than one document")

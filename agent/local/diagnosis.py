@@ -393,7 +393,7 @@ def check_selinux(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def in_container(host: DiagnosedHost) -> bool:
-    """Say whether this is a pod or another container."""
+    """Return whether this is a pod or another container."""
     marks = (host.config.run_root / ".containerenv", host.config.run_root.parent / ".dockerenv")
     return bool(host.environment("KUBERNETES_SERVICE_HOST")) or any(map(os.path.exists, marks))
 

@@ -200,7 +200,7 @@ class EventFindings:
                 yield other.code_row, other.incidents.values()
 
     def _cancel(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is told once more later."""
+        """End what was said until then, also where it is reported once more later."""
         event_key = name, device, code
         until_ns = max(until_ns, self.cancelled_ns.pop(event_key, until_ns))
         self.cancelled_ns[event_key] = until_ns
@@ -390,7 +390,7 @@ class HostFindings:
         )
 
     def evaluate(self, tables: Mapping[str, TableSnapshot], now_ns: int) -> bool:
-        """Take events and readings of now. Return whether there is anything to be told anew."""
+        """Take events and readings of now. Return whether there is anything to be reported again."""
         event_findings = self.event_findings
         if not event_findings.watched_since_ns:
             event_findings.watched_since_ns = max(1, now_ns - WATCHED_BEFORE_NS)
@@ -423,7 +423,7 @@ class HostFindings:
             self._refresh_triggers({self.reset_detector.table})
 
     def _due(self, tables: Mapping[str, TableSnapshot]) -> list[RuleTrigger]:
-        """Return whom the tables that were read anew may concern."""
+        """Return whom the tables that were reread may concern."""
         due: list[RuleTrigger] = []
         for table in self.table_triggers:
             readings = tables.get(table.name)

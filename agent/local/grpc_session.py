@@ -101,7 +101,7 @@ class ServerSession(GrpcConnection[ServerCall]):
         return len(self._requests) + len(self._queues)
 
     def is_waiting(self, number: int) -> bool:
-        """Say whether a call has begun, has no whole answer yet, and was not given up by its client."""
+        """Return whether a call has begun, has no whole answer yet, and was not given up by its client."""
         return number in self._requests or number in self._queues
 
     def go_away(self) -> None:
@@ -221,7 +221,7 @@ class DeferredResponse:
     """An answer that another thread gives, once: with `respond` or `refuse`. Both return at once and never raise."""
 
     def __init__(self) -> None:
-        #: Nobody waits any more: the client hung up, or its time is over.
+        #: Nobody waits any more: the client closed the connection, or its time is over.
         self.is_cancelled = False
         #: The answer, or why there is none; None until then.
         self.result: bytes | CallRefused | None = None

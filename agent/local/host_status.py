@@ -138,7 +138,7 @@ class StatusFile:
         self._new = path.with_name(f".{path.name}.new")
 
     def write(self, content: bytes) -> bool:
-        """Replace the file. Not synced: after a boot nobody wants it. Say whether it was written."""
+        """Replace the file. Not synced: after a boot nobody wants it. Return whether it was written."""
         try:
             self._replace(content)
         except OSError as error:
@@ -179,7 +179,7 @@ class StatusFile:
 # Whether library and driver are of different versions: an update under way, and no GPU lost.
 
 STATE = BY_NAME["gpu.driver_updating_state"]
-#: An older reading says nothing of now: the GPUs were let go of, say.
+#: An older reading says nothing of now: the GPUs were released, say.
 FRESH_NS = 10_000_000_000
 
 
@@ -585,7 +585,7 @@ class HostStatus:
         return result
 
 
-#: So long an answer holds that nothing but a new document can change.
+#: This long an answer holds that nothing but a new document can change.
 _NO_EXPIRY_NS = 1 << 62
 
 

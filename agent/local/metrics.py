@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # counters, gauges; at last what has a row for each link, core or PCIe function, of which one host
 # has hundreds, and what comes and goes with jobs.
 #
-# Not shown: epochs of counters. Who scrapes sees for himself that a counter began anew.
+# Not shown: epochs of counters. Who scrapes sees for himself that a counter started over.
 
 #: What a GPU host fails by, then what makes it slow, then what else is asked for first.
 METRIC_PRIORITY = (
@@ -344,7 +344,7 @@ class Exposition:
         return [*families, *self._dcgm.families(tables)] if self._dcgm else families
 
     def _remember_valid(self, readings: TableSnapshot) -> None:
-        """Add to what was ever valid. Another set of devices begins anew."""
+        """Add to what was ever valid. Another set of devices starts over."""
         known = self._valid_cells.get(readings.table)
         shape = (readings.devices, readings.signal_ids)
         if known is None or (known.devices, known.signal_ids) != shape:
@@ -463,7 +463,7 @@ def serve(
 
 
 class ExpositionCache:
-    """The exposition in either form, made anew when the last one is a second old. For one thread."""
+    """The exposition in either form, recreated when the last one is a second old. For one thread."""
 
     def __init__(self, exposition: Exposition, monotonic: Callable[[], float]) -> None:
         self._exposition = exposition

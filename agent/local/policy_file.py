@@ -46,7 +46,7 @@ class PolicyFile:
     def poll(self, dry_run: Callable[[Policy], object]) -> bool:
         """Take the file if it changed, is whole and is good. True: `policy` is another now.
 
-        Whole: as it was at the look before. Half a file can be a good one, of fewer or milder conditions.
+        Whole: as it was at the previous check. Half a file can be a good one, of fewer or milder conditions.
 
         *dry_run* is given the policy before it is taken, and raises whatever is wrong with it.
         """

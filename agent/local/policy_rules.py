@@ -32,7 +32,7 @@ class RuleTrigger(Protocol):
     def table(self) -> str: ...
     @property
     def trigger_signals(self) -> tuple[str, ...]:
-        """Signals of the table: while these read as before, looking at them anew would find nothing."""
+        """Signals of the table: while these read as before, looking at them again would find nothing."""
         ...
 
     @property
@@ -126,7 +126,7 @@ class HostFinding:
 
     @property
     def change_key(self) -> tuple[object, ...]:
-        """What makes it worth telling anew: all but the time that it was last confirmed at."""
+        """What makes it worth telling again: all but the time that it was last confirmed at."""
         return self.name, self.device, self.severity, self.message, self.action, self.count
 
 
@@ -140,7 +140,7 @@ class ClearedFinding:
 
 
 SECOND_NS = 1_000_000_000
-#: So many periods without a reading, and what was read last says nothing of now.
+#: This many periods without a reading, and what was read last says nothing of now.
 PERIODS_MAX = 3
 #: A finding whose device is not read any more is over after so long: nobody can say that it stands.
 UNREAD_SECONDS_MAX = 600.0
@@ -266,7 +266,7 @@ class RuleState:
         match.active |= read_ns - match.since_ns >= self.row.for_seconds * SECOND_NS
 
     def _note_recovery(self, match: MatchedDevice, read_ns: int) -> bool:
-        """Say whether it is over: at once for what never stood, else when it was well for long enough."""
+        """Return whether it is over: at once for what never stood, else when it was well for long enough."""
         match.recovered_ns = match.recovered_ns or read_ns
         return (
             not match.active or read_ns - match.recovered_ns >= self.row.leave_seconds * SECOND_NS
@@ -334,13 +334,13 @@ class ReadingLookup:
         return dict(readings.values(BY_NAME[signal].signal_id))
 
     def _is_met(self, condition: Condition, device: str) -> bool:
-        """Say whether *condition* is known to hold."""
+        """Return whether *condition* is known to hold."""
         left = self.value(condition.signal, device)
         right = self.value(condition.other, device) if condition.other else None
         return left is not None and condition.holds(left, right)
 
     def rule_out(self, conditions: Iterable[Condition]) -> bool:
-        """Say whether one of *conditions* holds for no device at all."""
+        """Return whether one of *conditions* holds for no device at all."""
         return any(
             not each.other
             and not any(each.holds(value, None) for value in self._column(each.signal).values())
@@ -377,9 +377,9 @@ GPUS_MAX = 256
 
 
 class GpuResetDetector:
-    """A GPU was reset when its counters began anew (`counter_epoch_count` rose) or its energy fell.
+    """A GPU was reset when its counters started over (`counter_epoch_count` rose) or its energy fell.
 
-    The epoch goes on from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
+    The epoch continues from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
     energy is kept over a restart of the agent. Times are boot time.
     """
 

@@ -46,7 +46,7 @@ class LocalServerLimits:
     #: Of these, only for root and the agent's own user.
     connections_reserved: int = 16
     connections_per_user_max: int = 16
-    #: A connection without a call for so long is ended; gRPC's clients open another when they need one.
+    #: A connection without a call for this long is ended; gRPC's clients open another when they need one.
     idle_seconds_max: float = 300.0
     #: One that has not brought a whole call by then is ended.
     first_call_seconds_max: float = 10.0
@@ -57,7 +57,7 @@ class LocalServerLimits:
 def has_room(
     peer: Peer, peers: Sequence[Peer], limits: LocalServerLimits, privileged_users: Container[int]
 ) -> bool:
-    """Say whether *peer* may come in beside *peers*, who are connected."""
+    """Return whether *peer* may come in beside *peers*, who are connected."""
     if peer.user_id in privileged_users:
         return len(peers) < limits.connections_max
     others = [each for each in peers if each.user_id not in privileged_users]
@@ -110,12 +110,12 @@ class ClientConnection:
         return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
     def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
-        """Say whether its patience is used up."""
+        """Return whether its patience is used up."""
         return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
 # ----------------------------------------------------------------------
-# The socket in the file system: made whole, a dead agent's replaced, a live one's left alone.
+# The socket in the file system: made whole, a dead agent's replaced, a live one's skipped.
 
 #: Of sockaddr_un.sun_path, without the zero at its end.
 PATH_BYTES_MAX = 107
@@ -412,7 +412,7 @@ class LocalServer:
         return self._budget.available_at(peer.user_id, now)
 
     def _register(self, connection: ClientConnection) -> None:
-        """Wait for what can go on; a client that does not read is not read either."""
+        """Wait for what can continue; a client that does not read is not read either."""
         if connection not in self._connections:
             return
         poll_events = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ

@@ -53,7 +53,7 @@ def format_abandoned(boot_id: bytes, processes: Iterable[AbandonedProcess]) -> b
 
 
 def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
-    """Return who was left behind; nobody of another boot. Raises ValueError for what is no such file."""
+    """Return who was abandoned; nobody of another boot. Raises ValueError for what is no such file."""
     try:
         document = json.loads(content)
         if document["boot_id"] != boot_id.hex():
@@ -80,7 +80,7 @@ def _parse_entry(
 
 
 class AbandonedProcessFile:
-    """The file in *folder*. Neither method raises: without it an agent that begins anew finds out by itself."""
+    """The file in *folder*. Neither method raises: without it an agent that starts over finds out by itself."""
 
     def __init__(self, folder: Path, boot_id: bytes) -> None:
         self._path, self._boot_id = folder / FILE_NAME, boot_id

@@ -252,7 +252,7 @@ def _fork() -> int:
 
 
 def _close_descriptors(retained: set[int]) -> None:
-    """Let go of every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
+    """Release every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
 
     Their numbers stay taken, by /dev/null, for the objects of the daemon's that bear them are copied too.
     """

@@ -83,7 +83,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Let go of everything and end."""
+    """Release everything and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,7 @@ Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 # Who samples what: the lane of the GPUs' driver, that of DCGM's host engine, and that of everything else which enters one.
 
 GPU, HOST, DCGM = "gpu", "host", "dcgm"
-#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were left behind.
+#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were abandoned.
 #: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
 PROCESSES_MAX = 16
 #: Kinds of collectors that call NVML or read AMD's GPUs, or stand on what those of the same process have found.

@@ -223,21 +223,21 @@ class Reconciler:
 #: These open a device or a driver, which takes seconds where nobody keeps it open (no persistence mode).
 OPENING_CALLS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleBy", "nvmlDeviceGetCount")
 OPENING_DEADLINE_NS = 5 * SECOND_NS
-#: Of a call that lasts for so long already, it is looked again when its deadline ends.
+#: Of a call that lasts for this long already, it is looked again when its deadline ends.
 CALL_AGE_NS_MIN = SECOND_NS // 5
 #: But no sooner than after this: so often is it looked whether one that waits for a CPU has come out of its call.
 CHECK_NS = SECOND_NS // 10
-#: Who is in no call and says nothing for so long is stuck in itself, or stopped; in its first round it may open much.
+#: Who is in no call and says nothing for this long is stuck in itself, or stopped; in its first round it may open much.
 SILENT_NS, SILENT_FIRST_NS = 3 * SECOND_NS, 15 * SECOND_NS
 #: Who waits for a CPU is waited for; past this, as on a host whose /proc tells nonsense, the device is to blame after all.
 STARVED_NS_MAX = 10 * SECOND_NS
 #: An order to end is followed by a kill.
 END_DEADLINE_NS = SECOND_NS
-#: A daemon that itself stood still for so long (a suspended host, a stopped process) has seen nobody hang.
+#: A daemon that itself stood still for this long (a suspended host, a stopped process) has seen nobody hang.
 SUSPENDED_NS_MIN = 3 * SECOND_NS // 2
 #: A solo round that takes no longer is well. The first one opens the device, and is not judged.
 HEALTHY_SECONDS_MAX = 0.25
-#: So many of one that was slow.
+#: This many of one that was slow.
 HEALTHY_BATCHES = 3
 #: A lane that is late is looked at; in the same device at so many looks within this long, that one is slow.
 LATE_CHECKS_MIN, LATE_NS = 4, 10 * SECOND_NS
@@ -365,7 +365,7 @@ class Supervisor:
         self, process: SamplerProcess, slow_devices: frozenset[str], now_ns: int
     ) -> list[Action]:
         """Sample these by themselves, as long as there is room for a trial beside them. Their lane has cut them short,
-        and so it goes on with those for which there is none."""
+        and so it continues with those for which there is none."""
         actions: list[Action] = []
         for device in sorted(slow_devices - self._quarantine.excluded_devices(process.group)):
             isolated = [
@@ -431,7 +431,7 @@ class Supervisor:
     # ---- what is asked
 
     def release(self, now_ns: int, devices: frozenset[str] | None, seconds: float) -> list[Action]:
-        """Let go of these GPUs, or of all, until they are taken back or that long has passed."""
+        """Release these GPUs, or of all, until they are taken back or that long has passed."""
         until_ns = now_ns + int(seconds * 1e9)
         for device in [None] if devices is None else sorted(devices)[:UNITS_MAX]:
             self._quarantine.released[device] = until_ns
@@ -449,7 +449,7 @@ class Supervisor:
         return dict(self._quarantine.released)
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Say whether a process lives that may have a handle of these GPUs; None: of any, or of their driver."""
+        """Return whether a process lives that may have a handle of these GPUs; None: of any, or of their driver."""
         wanted = (None,) if devices is None else devices
         return any(p.may_hold_any(wanted) for p in self._table.processes.values())
 

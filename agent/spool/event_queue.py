@@ -111,7 +111,7 @@ class EventQueue:
 
         Never raises. An event without an id is given one; a higher revision of one that waits takes
         its place, any other of the same id is left out; when too many wait, the oldest of those that
-        are told again go, then the oldest of all, counted in `dropped_events`.
+        are reported again go, then the oldest of all, counted in `dropped_events`.
         """
         stored = HealthEvent()
         stored.CopyFrom(event)
@@ -193,7 +193,7 @@ class EventQueue:
         return bool(self._lines)
 
     def pending(self, count_max: int) -> list[HealthEvent]:
-        """Return the oldest events without a receipt, at most *count_max*; last those that are told again."""
+        """Return the oldest events without a receipt, at most *count_max*; last those that are reported again."""
         with self._lock:
             others = (event_id for event_id in self._lines if event_id not in self._repeated)
             chosen = list(islice(chain(others, self._repeated), count_max))
@@ -206,7 +206,7 @@ class EventQueue:
     def acknowledge(self, event_ids: Iterable[str]) -> None:
         """Forget events that the aggregator has on disk, as `pending` gave them. Never raises.
 
-        A revision that came since then goes on waiting.
+        A revision that came since then continues waiting.
         """
         with self._lock:
             self._forget(event_ids)
@@ -240,7 +240,7 @@ class EventQueue:
             return len(self._lines)
 
     def close(self) -> None:
-        """Let go of the folder; what waits stays for the next `open`."""
+        """Release the folder; what waits stays for the next `open`."""
         with self._lock:
             self._close_file()
             if self._lock_descriptor >= 0:

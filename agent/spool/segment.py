@@ -32,9 +32,9 @@ _DIGITS = 20
 FIRST_SEQUENCE_MAX = 1 << 63
 _RECORD = struct.Struct("<IIQ")
 RECORD_OVERHEAD_BYTES = _RECORD.size
-#: So much of a damaged file is searched for records; a file of ours is no longer.
+#: This much of a damaged file is searched for records; a file of ours is no longer.
 SALVAGE_BYTES_MAX = 4 * FRAME_BYTES_MAX
-#: So much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
+#: This much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
 _CHECKSUM_BYTES_MAX = 64 << 20
 
 
@@ -97,7 +97,7 @@ class SpoolSegment:
     def __init__(self, first: int) -> None:
         self.first = first
         self.ends: array[int] = array("Q")
-        self.forgotten = bytearray()  # one byte a frame: 1 once it has its receipt
+        self.forgotten = bytearray()  # one byte a frame: 1 once it is acknowledged
         self.size_bytes = 0
         self.waiting_frames = 0
         self.waiting_bytes = 0
@@ -148,7 +148,7 @@ class SpoolSegment:
         return [(sequence, self._frames[sequence - self.first]) for sequence in sequences]
 
     def close(self) -> None:
-        """Let go of what is open; what is on disk stays."""
+        """Release what is open; what is on disk stays."""
 
     def remove(self) -> None:
         """Be gone. Never raises: a file that cannot be removed now is found at the next start."""
@@ -180,7 +180,7 @@ class FileSegment(SpoolSegment):
     def scan(cls, folder: Path, first: int) -> tuple[FileSegment, int]:
         """Find the records; return the segment and how many bytes at its end are none.
 
-        Lengths and sequences give the positions. Where they stop making sense, the search goes on at the
+        Lengths and sequences give the positions. Where they stop making sense, the search continues at the
         next record whose sequence and checksum are right; the sequences in between are in `lost_frames`.
         The checksum of every other record is checked when it is read, but for the last: its length may be
         damaged and reach over records that follow. Whatever the bytes are, this ends and raises nothing
@@ -521,7 +521,7 @@ class Segments:
         return [(each.first, each.next - 1) for each in self._segments if each.ends]
 
     def has_waiting(self, sequence: int) -> bool:
-        """Say whether this frame is here and waits for its receipt."""
+        """Return whether this frame is here and waits for its receipt."""
         return any(sequence in each.waiting(sequence - 1) for each in self._segments)
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ class Spool:
         self.notice = "; ".join(filter(None, [self.notice, *disk.notice, reason]))
 
     def _new_run_reason(self, stored: RunRecord | None, owner: str) -> str:
-        """Return why the frames found here cannot be gone on with; empty if they can."""
+        """Return why the frames found here cannot be continued; empty if they can."""
         disk = self._tiers.disk
         if stored is None:
             return f"{META_NAME} is missing or damaged" if disk else ""
@@ -177,7 +177,7 @@ class Spool:
         return "" if disk.next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
 
     def _begin_run(self, owner: str, reason: str) -> str:
-        """Number anew under a new run id; what is left of another run could never be sent. Return what to say."""
+        """Number again under a new run id; what is left of another run could never be sent. Return what to say."""
         left_frames = self._tiers.disk.waiting_frames
         self._tiers.disk.drop_all()
         self.run_id = os.urandom(RUN_ID_BYTES)
@@ -324,7 +324,7 @@ class Spool:
             return sum(tier.waiting_bytes for tier in self._tiers)
 
     def close(self) -> None:
-        """Let go of the folder; what waits stays on the disk for the next `open`."""
+        """Release the folder; what waits stays on the disk for the next `open`."""
         with self._lock:
             if self._lock_descriptor >= 0:
                 self._tiers.flush_to_disk(self._next)

@@ -310,9 +310,7 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     if hold is not None and hold.name == advisory.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
         if advisory.action is not Action.AVOID:
-            hold.job = (
-                ""  # it went on without this host, or is over; the rack and the fleet still miss it
-            )
+            hold.job = ""  # it continued without this host, or is over; the rack and the fleet still miss it
     editor.state.fuse.failures = 0
     if trial:
         editor.close_breaker(f"{advisory.name} went well")
@@ -386,7 +384,7 @@ def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
 
 
 def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
-    """Propose nothing as grave of what *advisory* was about for so long; nor of the hosts of a cause."""
+    """Propose nothing as grave of what *advisory* was about for this long; nor of the hosts of a cause."""
     editor.mute(advisory.subject, advisory.action, seconds)
     if not advisory.host:
         mute_members(editor, advisory, seconds)
@@ -399,12 +397,12 @@ def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
 # By the same word ends what advice that has ended holds out, which would else stand for as long as
 # its fault does.
 
-#: Hosts that are told of at once; one of whom two tell is two.
+#: Hosts that are reported at once; one of whom two tell is two.
 HOSTS_MAX = 50_000
 
 
 def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
-    """Say whether so many may be told of, too."""
+    """Return whether so many may be told of, too."""
     declared_out = state.absent
     new = {
         (one.host, event.by)
@@ -438,7 +436,7 @@ def declare_out(editor: StateEditor, event: TakenOut) -> None:
 def declare_in_service(editor: StateEditor, event: PutBack) -> None:
     """Count them as in service again, but for what others took out.
 
-    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out goes on.
+    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out continues.
     """
     for host in event.hosts:
         if event.by in editor.state.absent.get(host, ()):

@@ -52,20 +52,20 @@ from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
 # ----------------------------------------------------------------------
-# Who watches advice: what changed, in order, each with a token from which a broken watch goes on.
+# Who watches advice: what changed, in order, each with a token from which a broken watch continues.
 
 #: Changes that are remembered; whoever comes back for older ones gets all that is open instead.
 CHANGES_MAX = 10_000
 #: Watchers at once.
 WATCHERS_MAX = 256
-#: A watcher that nothing is told for so long gets a bookmark.
+#: A watcher that nothing is told for this long gets a bookmark.
 BOOKMARK_SECONDS = 15.0
 
 
 class AdvisoryChange(NamedTuple):
     """One advisory as it became; `number` is the token. `advisory` None: a bookmark.
 
-    `number` None: it is one of all that is open, and nobody can go on from it: the rest of them would be missing.
+    `number` None: it is one of all that is open, and nobody can continue from it: the rest of them would be missing.
     """
 
     number: int | None
@@ -266,9 +266,9 @@ class AdvisoryEngine:
         return instructions
 
     async def flush(self) -> None:
-        """Write what waits, then tell of it. Raises what the store raises; what waits then goes on waiting.
+        """Write what waits, then tell of it. Raises what the store raises; what waits then continues waiting.
 
-        Who asks may be cancelled (a caller hangs up); what is being written goes on, or it would be written twice.
+        Who asks may be cancelled (a caller closes the connection); what is being written continues, or it would be written twice.
         """
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)
@@ -305,7 +305,7 @@ class AdvisoryEngine:
         self._publish_shifted(batch)
 
     def snapshot_state(self) -> None:
-        """Have the memory written whole: at the end, so that a start by another version, or with other limits, goes on
+        """Have the memory written whole: at the end, so that a start by another version, or with other limits, continues
         from what was decided, not from what it would have decided of the same events."""
         self._batch.snapshot, self._is_snapshot_due = self._state_snapshot(), False
 
@@ -522,7 +522,7 @@ def _answer_error(one: Refused) -> ServiceError:
 # Advice beside judging: the book is given each judgement, and writes and tells in a task of its
 # own.
 
-#: At the end what is being written is waited for so long; what is not written by then is worked out anew.
+#: At the end what is being written is waited for this long; what is not written by then is worked out again.
 CLOSE_SECONDS = 2.0
 
 

@@ -60,7 +60,7 @@ def _price_reason(first: Case) -> str:
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:
-    """Return why an advisory that asked for *before*, and asks for *now*, is told again."""
+    """Return why an advisory that asked for *before*, and asks for *now*, is reported again."""
     if gravity(now) > gravity(before):
         return f"it has got worse: {reason}"
     if gravity(now) < gravity(before):
@@ -78,7 +78,7 @@ PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:
-    """Say whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
+    """Return whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
     compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in compared)

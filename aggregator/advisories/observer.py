@@ -56,7 +56,7 @@ def silence_key(host: str) -> str:
 
 
 def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Judgement) -> bool:
-    """Say whether the silence of *host*, which is STALE, calls for a look.
+    """Return whether the silence of *host*, which is STALE, calls for a look.
 
     Not where somebody has it out anyway, nor before agents had time to find us again after a restart of ours.
     """
@@ -76,7 +76,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
-    """Say whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
+    """Return whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
     return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 
@@ -308,7 +308,7 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
 
 
 def _is_same_case(before: Case, now: Case) -> bool:
-    """Say whether *now* is what *before* was, but for later readings: then it is not priced anew."""
+    """Return whether *now* is what *before* was, but for later readings: then it is not priced again."""
     compared = (
         "then",
         "scope",

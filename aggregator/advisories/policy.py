@@ -359,11 +359,11 @@ ACTIONABLE_STATES = (
 FORECASTS = ("hazard.", HOST_RETURNED.name)
 #: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
 HUNG_SIGNAL = "probe.hung_seconds"
-#: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
+#: What is told of calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
 HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
-#: So long a host is only avoided for such a call.
+#: This long a host is only avoided for such a call.
 HUNG_SECONDS_MIN = 900.0
 
 
@@ -401,7 +401,7 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
 def avoid_while_hung(
     requested: RequestedAction, evidence: Evidence, seconds: float
 ) -> RequestedAction:
-    """Return *requested*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    """Return *requested*, which has stood for this long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
     certain = requested.basis is Basis.DETERMINISTIC and evidence.signal in HUNG_CALL_SIGNALS
     if not certain or seconds >= HUNG_SECONDS_MIN:
         return requested
@@ -415,7 +415,7 @@ def avoid_while_hung(
 def evict_without_checkpoint(
     requested: RequestedAction, fault: Fault, work: Workload
 ) -> RequestedAction:
-    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by going on than
+    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by continuing than
     by a restart, to evict it: nothing says that such a job ends, and "after the job" would have no end either."""
     certain = (
         requested.basis is Basis.DETERMINISTIC and requested.action is Action.DRAIN_AT_CHECKPOINT

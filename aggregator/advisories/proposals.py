@@ -92,7 +92,7 @@ def _propose_for_hosts(
 
 
 def _is_due(editor: StateEditor, one: OpenCase, gathering_keys: Container[str]) -> bool:
-    """Say whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
+    """Return whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
     if one.case.reason == SILENCE_REASON:
         return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
     return one.case.key not in gathering_keys
@@ -179,7 +179,7 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
 
 
 def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
-    """Tell *now* as its cases are by now. What is graver is asked for anew: nobody has put it off, or let it wait."""
+    """Tell *now* as its cases are by now. What is graver is asked for again: nobody has put it off, or let it wait."""
     fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = editor.after(editor.limits.proposal_seconds)
@@ -212,7 +212,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
 
 
 def is_verified(editor: StateEditor, hold: Hold) -> bool:
-    """Say whether the host of *hold* was well for long enough; longer after each relapse."""
+    """Return whether the host of *hold* was well for long enough; longer after each relapse."""
     since = editor.state.well.get(hold.host)
     has_open_case = any(one.case.host == hold.host for one in editor.state.cases.values())
     return (

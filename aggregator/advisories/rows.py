@@ -56,7 +56,7 @@ def parse_event(kind: str, body: str) -> Event:
 Connection = duckdb.DuckDBPyConnection
 #: After so many stored events the memory is stored whole, so that a restart replays no more than these.
 EVENTS_PER_SNAPSHOT = 1000
-#: So many are kept even so: who wants to know why can replay them.
+#: This many are kept even so: who wants to know why can replay them.
 EVENTS_RETAINED_MAX = 100_000
 
 
@@ -70,11 +70,11 @@ class AdvisoryBatch:
     )
     snapshot: tuple[int, int, str] | None = None
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    #: Gangs that were told of, by workload; None: it has ended.
+    #: Gangs that were reported, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
     hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    #: Advisories whose times moved, by our clock or an outage: watchers are told once this is written.
+    #: Advisories whose times moved, by our clock or an outage: watchers are reported once this is written.
     moved: set[str] = field(default_factory=set[str])
     #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
     host_mentions: int = 0
@@ -95,11 +95,11 @@ class AdvisoryBatch:
 
     @property
     def hosts(self) -> int:
-        """How often hosts are named in it. A gang that is told again takes the place of itself."""
+        """How often hosts are named in it. A gang that is reported again takes the place of itself."""
         return self.host_mentions + sum(len(one.hosts) for one in self.gangs.values() if one)
 
     def collect_declared_out(self, state: MachineState) -> None:
-        """Take from *state* who is out by others' word, if that is to be written anew."""
+        """Take from *state* who is out by others' word, if that is to be rewritten."""
         if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
             self.declared_out = [
                 (host, by, one)
@@ -461,7 +461,7 @@ def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> Expe
 
 
 def outcome_names(connection: Connection, count: int) -> list[str]:
-    """Return the ids of the newest *count* outcomes, oldest first, so that one that is told again is taken once."""
+    """Return the ids of the newest *count* outcomes, oldest first, so that one that is reported again is taken once."""
     rows = connection.execute(
         "SELECT outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?", [count]
     ).fetchall()

@@ -203,7 +203,7 @@ def _at_once(members: list[OpenCase], span_ns: int) -> list[OpenCase]:
 def belongs_to_cause(
     open_case: OpenCase, subject: str, since_ns: int, limits: AdvisoryLimits
 ) -> bool:
-    """Say whether *open_case* is one more of the cause *subject* that began then: with it, or after it."""
+    """Return whether *open_case* is one more of the cause *subject* that began then: with it, or after it."""
     case = open_case.case
     after_ns = case.since_ns - since_ns
     if not -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds):
@@ -259,7 +259,7 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
-    """Let nothing be said for so long of the cases in *cause*; of its hosts that are well again, for a moment."""
+    """Let nothing be said for this long of the cases in *cause*; of its hosts that are well again, for a moment."""
     well = set(cause.hosts)
     for one in editor.state.cases.values():
         if one.advisory == cause.name:
@@ -272,7 +272,7 @@ def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
 
 
 def is_muted(editor: StateEditor, subject: str) -> bool:
-    """Say whether nothing is to be said of the cause *subject* now."""
+    """Return whether nothing is to be said of the cause *subject* now."""
     return editor.is_muted(subject, Action.INSPECT)
 
 
@@ -339,7 +339,7 @@ def _begin_times(editor: StateEditor, were_muted: Sequence[OpenCase]) -> dict[st
 
 
 def _follows(editor: StateEditor, case: Case, begin_times: dict[str, list[int]]) -> bool:
-    """Say whether *case* began with one of those that *begin_times*, or so soon after it that it would have joined their cause."""
+    """Return whether *case* began with one of those that *begin_times*, or so soon after it that it would have joined their cause."""
     earliest_ns = case.since_ns - seconds_ns(editor.limits.shared_join_seconds)
     latest_ns = case.since_ns + seconds_ns(editor.limits.shared_seconds)
     for domain in domains_of(case.place, case.reason):
@@ -393,7 +393,7 @@ def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set
 
 
 def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
-    """Put what follows into the advisory of its cause, and tell that anew."""
+    """Put what follows into the advisory of its cause, and tell that again."""
     for known in [a for a in editor.state.advisories.values() if not a.host]:
         since_ns = known.since_ns or known.proposed_ns
         joined = [
@@ -440,7 +440,7 @@ def _candidates(editor: StateEditor) -> list[OpenCase]:
 
 
 def _in_hand(editor: StateEditor) -> list[OpenCase]:
-    """Return the faults of hosts' own devices that an executor acts on: they tell of a cause, and go on by themselves."""
+    """Return the faults of hosts' own devices that an executor acts on: they tell of a cause, and continue by themselves."""
     advisories, holds = editor.state.advisories, editor.state.holds
     return [
         one
@@ -496,7 +496,7 @@ def lower_advisory(
     """Let a host's own advisory ask for what the cases that are *remaining* in it call for.
 
     False: that was answered before (rejected, say), or costs more than waiting, and is not asked for in another's name:
-    they are without one. What is graver by now is asked for anew, as `propose` does: until then it asks for what it did.
+    they are without one. What is graver by now is asked for again, as `propose` does: until then it asks for what it did.
     """
     cases = [one.case for one in remaining]
     if gravity(gravest_case(cases).action) > gravity(host_advisory.action):
@@ -521,7 +521,7 @@ def _joined_message(joined: Sequence[OpenCase]) -> str:
 def update_cause(
     editor: StateEditor, cause: Advisory, reason: str, joined: Sequence[str] = ()
 ) -> None:
-    """Tell *cause* anew as its cases are by now, with the hosts that *joined*."""
+    """Tell *cause* again as its cases are by now, with the hosts that *joined*."""
     cases = [one.case for one in editor.state.cases.values() if one.advisory == cause.name]
     hosts = tuple(sorted({*cause.hosts, *joined}))
     since_ns = cause.since_ns or cause.proposed_ns

@@ -47,7 +47,7 @@ from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfre
 class AdvisoryStateMachine:
     """`step` each event, and a Tick behind them: only then is anything proposed.
 
-    Its `state` can be stored and handed to another, which goes on from there."""
+    Its `state` can be stored and handed to another, which continues from there."""
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self._editor = StateEditor(limits, state)

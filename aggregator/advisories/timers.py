@@ -238,7 +238,7 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
 
 
 def _is_return_deferred(editor: StateEditor, host: str) -> bool:
-    """Say whether somebody would have *host* return later."""
+    """Return whether somebody would have *host* return later."""
     return any(
         advisory.action is Action.RETURN_TO_SERVICE and advisory.state is AdvisoryState.DEFERRED
         for advisory in editor.open_advisories(host)
@@ -313,7 +313,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
 
 
 def withdraw_empty(editor: StateEditor) -> None:
-    """Withdraw what nothing calls for any more. What is being carried out goes on: its host is verified first."""
+    """Withdraw what nothing calls for any more. What is being carried out continues: its host is verified first."""
     wanted = {one.advisory for one in editor.state.cases.values()}
     for one in list(editor.state.advisories.values()):
         if one.state is AdvisoryState.ACCEPTED or one.name in wanted:

@@ -48,7 +48,7 @@ class ScheduledGangs:
         return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
 
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
-        """Say whether *gangs* may be told of, too."""
+        """Return whether *gangs* may be told of, too."""
         new = {one.workload: one for one in gangs}
         replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
         hosts = self._hosts - sum(len(one.hosts) for one in replaced)

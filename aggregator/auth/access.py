@@ -259,7 +259,7 @@ class AccessControl:
             seconds=seconds,
         )
         self.running_calls = RunningCalls()
-        #: Calls refused for want of a login, of the right role, or of room.
+        #: Calls refused for lack of a login, of the right role, or of room.
         self.refused_count = 0
         self._refusals = KeyedTokenBuckets(REFUSALS_PER_SECOND_MAX, steady)
         self._agents = KeyedTokenBuckets(config.agent_calls_per_minute_max / 60, steady)

@@ -129,7 +129,7 @@ class Authenticator:
 
 @lru_cache(4096)
 def is_local_peer(peer: str) -> bool:
-    """Say whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
+    """Return whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
     kind, _, rest = peer.partition(":")
     if kind == "unix":
         return True

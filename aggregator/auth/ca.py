@@ -46,7 +46,7 @@ def certificate_paths(folder: Path, name: str) -> CertificatePaths:
 
 
 def check_days(days: int) -> None:
-    """Raise AuthorityError unless a certificate may hold for so long."""
+    """Raise AuthorityError unless a certificate may hold for this long."""
     if not 1 <= days <= LEAF_DAYS_MAX:
         raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
 

@@ -160,7 +160,7 @@ class Certificates:
     def refresh(self) -> bool:
         """Take over the files if they are others now; return whether they were. Never raises.
 
-        What cannot be used changes nothing but `error`, and is tried again at each look: who may read it, and
+        What cannot be used changes nothing but `error`, and is tried again at each check: who may read it, and
         whether it holds yet, change without the files.
         """
         stamp = self._stamp()

@@ -210,8 +210,8 @@ class Tokens:
     def refresh(self) -> bool:
         """Read the file again if it is another one; return whether it was. Never raises.
 
-        One that cannot be used changes nothing, and is tried again at each look: a revocation is in it, and it may
-        have been for want of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
+        One that cannot be used changes nothing, and is tried again at each check: a revocation is in it, and it may
+        have been for lack of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
         """
         if not self.error and self._stamp() == self._last_stamp:
             return False

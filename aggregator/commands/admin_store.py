@@ -450,7 +450,7 @@ def _backup(folder: Path, progress: ProgressBar) -> tuple[str, VerifyReport]:
 
 
 def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
-    """Copy the file (that goes on being written to), let go of the store, and read the copy."""
+    """Copy the file (that continues being written to), release the store, and read the copy."""
     data: Path = options.data
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))

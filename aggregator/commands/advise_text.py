@@ -25,7 +25,7 @@ from .terminal import cut, table, width_of
 # `back` of a host that one did not take out himself gives up what advice that has ended holds it
 # out by.
 
-#: So long somebody may say that a host is out, without saying it again.
+#: This long somebody may say that a host is out, without saying it again.
 HOURS_MAX = 168.0
 #: Of the hosts that are back, how many are looked at again.
 RECHECKED_MAX = 20

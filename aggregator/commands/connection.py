@@ -124,7 +124,7 @@ class ConnectionOptions:
 
 
 def _expiry_message(certificate: str) -> str:
-    """Return in words that ours does not hold now, "" if it does: the other side hangs up without telling."""
+    """Return in words that ours does not hold now, "" if it does: the other side closes the connection without telling."""
     from ..auth.certificates import CertificateError, check_dates
 
     try:
@@ -328,7 +328,7 @@ OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FO
 
 #: Longer than this nobody waits at a prompt.
 DEADLINE_SECONDS = 5.0
-#: What answers nothing to a connect for so long is not there.
+#: What answers nothing to a connect for this long is not there.
 PROBE_SECONDS = 1.0
 PAGE_SIZE = 1000
 #: A page of 1,000 nodes in full view, with room.
@@ -516,7 +516,7 @@ def _is_known(host: str) -> bool:
 
 
 def accepts_connections(address: str) -> bool:
-    """Say whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
+    """Return whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):

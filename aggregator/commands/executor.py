@@ -213,7 +213,7 @@ class KubernetesSite(SchedulerSite):
         )  # fmt: skip
 
     def undo_companions(self) -> list[str]:
-        """Let what waits for the companions go on."""
+        """Let what waits for the companions continue."""
         if not self._settings.kueue:
             return []
         with closing(self._kueue()) as controller:

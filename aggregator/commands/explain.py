@@ -188,7 +188,7 @@ def _whole(device: str) -> str:
 
 
 def _has_other_reason(score: score_pb2.NodeScore) -> bool:
-    """Say whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
+    """Return whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
     return bool(score.reason_words) and score.reason_words not in [
         e.words for e in score.contributions
     ]
@@ -301,7 +301,7 @@ def _is_of_model(one: score_pb2.Contribution) -> bool:
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
-    """Say whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
+    """Return whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
     if _is_of_model(one) or not one.hazard_delta:
         return one.log_hazard_delta > DELTA_MIN
     return one.hazard_delta > 0.0

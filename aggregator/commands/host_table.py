@@ -150,7 +150,7 @@ def row(score: score_pb2.NodeScore) -> dict[str, str]:
 
 
 def is_broken(score: score_pb2.NodeScore) -> bool:
-    """Say whether a fault of the host is certain: then a number of expected faults says nothing."""
+    """Return whether a fault of the host is certain: then a number of expected faults says nothing."""
     return score.state == score_pb2.UNHEALTHY
 
 

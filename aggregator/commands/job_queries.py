@@ -20,7 +20,7 @@ STEPS_MAX = 180
 STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 #: GPU-seconds of which all readings are read; of more, the rollups.
 RAW_GPU_SECONDS_MAX = 500_000.0
-#: Raw readings in Parquet are kept for so long unless set otherwise.
+#: Raw readings in Parquet are kept for this long unless set otherwise.
 RAW_SECONDS_MAX = 72 * 3600.0
 
 LIST_QUERY = """
@@ -202,7 +202,7 @@ ORDER BY time"""
         return step if self._is_raw() else max(step, 60)
 
     def _is_raw(self) -> bool:
-        """Say whether to read all readings: they are there, and few."""
+        """Return whether to read all readings: they are there, and few."""
         age_seconds = self.now.timestamp() - self.time_range.begin
         is_small = self.gpus_count * self.span_seconds <= RAW_GPU_SECONDS_MAX
         return is_small and age_seconds < RAW_SECONDS_MAX

@@ -60,7 +60,7 @@ REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to go on, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
+    """Print the ways to continue, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:
@@ -168,7 +168,7 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryR
 def recovery_text(
     reply: wire.PlanRecoveryResponse, names: Sequence[str], *, shown: int = 1, explain: bool = False
 ) -> str:
-    """Return the ways to go on as a table, then that of number *shown* in full."""
+    """Return the ways to continue as a table, then that of number *shown* in full."""
     failed = [names[at] for at in reply.failed_node_index]
     lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
     lines += [f"{len(failed)} failed: {' '.join(fold_names(failed))}"] if failed else []

@@ -18,7 +18,7 @@ from ..query.messages import AnswerSummary, Question
 from .connection import CommandError, add_login, guarded, parse_address, read_connection_options
 from .sql_backends import QuerySession, RemoteBackend, SnapshotBackend
 
-#: An older snapshot is said to be old: an aggregator that runs writes it anew for the question.
+#: An older snapshot is said to be old: an aggregator that runs writes it again for the question.
 OLD_SECONDS = 60
 #: Rows that a table shows unless `--rows` says otherwise.
 TABLE_ROWS = 1000

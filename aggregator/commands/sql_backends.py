@@ -116,7 +116,7 @@ class RemoteBackend:
 
 
 async def _refresh_snapshot(folder: Path, moment_us: int) -> float:
-    """Have the aggregator that runs here write its file anew where it is older than *moment_us* or its period.
+    """Have the aggregator that runs here write its file again where it is older than *moment_us* or its period.
 
     Returns in how many seconds a newer one is to be expected.
     """

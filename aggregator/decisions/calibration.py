@@ -64,7 +64,7 @@ MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 _Z = 1.6449
 #: Workloads whose throughputs are remembered, and sizes of each; of more, those that were reported last.
 WORKLOADS_MAX, WORKLOAD_SIZES_MAX = 1000, 64
-#: Crossing takes at most so many times longer; a cost beyond it is a mistake in the unit of a report.
+#: Crossing takes at most this many times longer; a cost beyond it is a mistake in the unit of a report.
 CROSSING_COST_MAX = 10.0
 #: Steps of the regression: each is exact but for the curvature of ln(1 + x).
 _STEPS = 12

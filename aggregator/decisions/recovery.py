@@ -67,8 +67,8 @@ from .sampled_hours import (
     topology_lost,
 )
 
-#: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
-#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out anew.
+#: Minutes with 90 % intervals (assumed): processes that are already there are told to continue; a spare that has the program
+#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out again.
 IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
 FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
     (4.0, 1.0, 20.0),
@@ -85,7 +85,7 @@ RESTART_ACT_MINUTES = (
 )
 #: Work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) where it goes on as it is (assumed), and where the job failed there before.
+#: P(the same node fails again soon) where it continues as it is (assumed), and where the job failed there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
 #: A way that stops healthy processes comes first only where it loses less by more than this share of GPUs x hours.
 STOP_SHARE_MIN = 0.01
@@ -129,7 +129,7 @@ class Lender:
     priority: int | None = None  #: None: nobody said
 
     def may_lend(self, priority: int | None) -> bool:
-        """Say whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
+        """Return whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
         return self.priority is None or priority is None or self.priority < priority
 
 
@@ -161,7 +161,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOption:
-    """One way to go on. `nodes` in rank order afterwards, `places` of them are new."""
+    """One way to continue. `nodes` in rank order afterwards, `places` of them are new."""
 
     kind: RecoveryKind
     nodes: Indexes
@@ -183,7 +183,7 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """What the gang would lose to the job's end if nobody had failed: what the ways to go on cost more than is the failure's price."""
+    """What the gang would lose to the job's end if nobody had failed: what the ways to continue cost more than is the failure's price."""
 
     parts: tuple[PricePart, ...]
     total: Quantity
@@ -195,7 +195,7 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to go on, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
+    """Ways to continue, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
@@ -217,7 +217,7 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to go on after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
+    """Return the ways to continue after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))
@@ -329,7 +329,7 @@ class _Answer:
     # The ways ----------------------------------------------------------------------------------
 
     def _in_process(self) -> RecoveryOption | None:
-        """The same nodes go on: their processes failed, not they."""
+        """The same nodes continue: their processes failed, not they."""
         failed = self.failed
         if (
             not (self.incident.goes_on_in_process and failed.size)
@@ -477,7 +477,7 @@ class _Answer:
         )  # fmt: skip
 
     def _elsewhere(self) -> RecoveryOption | None:
-        """The whole gang anew, wherever it is best."""
+        """The whole gang again, wherever it is best."""
         nodes = self.candidates.nodes | self.standbys
         nodes[self.healthy] = True
         nodes &= self.fit
@@ -560,7 +560,7 @@ class _Answer:
         )
 
     def _has_replicas(self) -> bool:
-        """Whether each failed rank's state is in the memory of a node that goes on."""
+        """Whether each failed rank's state is in the memory of a node that continues."""
         replicas = self.incident.checkpoint.replicas
         if replicas.size != self.incident.current.size:
             return False

@@ -103,7 +103,7 @@ class BlockedRequest:
         return Candidates(nodes, gpus, self.candidates.source)
 
     def fits(self, changed: ChangedRequest) -> bool:
-        """Say whether a plan is found."""
+        """Return whether a plan is found."""
         table, candidates = self.table_for(changed), self.candidates_for(changed)
         fit = planner.usable(table, candidates, changed.needs)
         pool = planner.eligible(table, fit, changed.needs)
@@ -158,7 +158,7 @@ class BlockedRequest:
         return found
 
     def is_protected(self, job: str) -> bool:
-        """Say whether *job* is known to count at least as much as the gang."""
+        """Return whether *job* is known to count at least as much as the gang."""
         priority, own = self.candidates.priorities.get(job), self.needs.priority
         return priority is not None and own is not None and priority >= own
 

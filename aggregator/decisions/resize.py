@@ -52,7 +52,7 @@ class ResizeChoice:
     choice: PlacementChoice
     joined: Indexes
     left: Indexes
-    wait_hours: float  #: until the checkpoint from which it goes on
+    wait_hours: float  #: until the checkpoint from which it continues
     stop: Quantity  #: hours that the gang stands
     gain: Quantity
     reason: str = ""
@@ -245,7 +245,7 @@ def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
 
 
 def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:
-    """Return the hours until the checkpoint from which it goes on."""
+    """Return the hours until the checkpoint from which it continues."""
     if times.writes_on_demand:
         return 0.0
     interval = duration_hours(

@@ -126,7 +126,7 @@ class ScalingCurve:
         """Return value, lower and upper end at each size."""
         inside = np.clip(at, self.nodes[0], self.nodes[-1])
         line = np.exp(np.interp(np.log(inside), np.log(self.nodes), np.log(self.throughput)))
-        # Beyond the sizes seen the forms go on from between the last of them and the fit.
+        # Beyond the sizes seen the forms continue from between the last of them and the fit.
         weight = self.line_weight
         middle = line**weight * _throughput(self.fits[0], inside) ** (1.0 - weight)
         forms = np.stack(

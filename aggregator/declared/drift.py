@@ -164,7 +164,7 @@ def _unlisted_versions(
 
 @lru_cache(maxsize=4_096)
 def _is_listed(text: str, allowed: tuple[str, ...]) -> bool:
-    """Say whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
+    """Return whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
     return any(matches_pattern(text, one) for one in allowed)
 
 

@@ -29,7 +29,7 @@ from .fields import (
 from .model import NOWHERE, PLACE_FIELDS, Declared, HostPlacement, PlaceSource, merge_places
 from .toml_file import Content, parse_toml
 
-#: What is read, by the end of its name; what has another is left alone, but for what was likely meant.
+#: What is read, by the end of its name; what has another is skipped, but for what was likely meant.
 ENDINGS = (".toml", ".csv", ".json")
 _YAML = (".yaml", ".yml")
 _YAML_MESSAGE = "YAML is not supported: declare it as TOML, or use Topograph's graph as JSON (the response of its graph engine)"
@@ -210,7 +210,7 @@ def _file_places(
             for name in differing:
                 problems.add(where, partial(_conflict_message, host, name, place, other))
             if differing:
-                break  # else it is told once for each of the sixteen
+                break  # else it is reported once for each of the sixteen
         sources.append(PlaceSource(source, str(where), place))
     if len(found) > HOSTS_MAX:
         problems.add(

@@ -24,7 +24,7 @@ from .model import (
 
 #: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
-#: Versions that are told of.
+#: Versions that are reported.
 VERSIONS_RETAINED = 1000
 
 _WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"

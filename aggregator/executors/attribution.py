@@ -18,13 +18,13 @@ from .model import DONE, OPEN_STATES, Advice, SchedulerState
 STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
 #: Bases of advice that are certain. Nothing statistical, and nothing that hosts share.
 CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
-#: Actions that no job on the host can outlive: what asks for less lets the job go on there.
+#: Actions that no job on the host can outlive: what asks for less lets the job continue there.
 INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: Logs that launchers announced are remembered up to so many, the oldest forgotten first.
 LOGS_MAX = 10_000
 LOG_PATH_CHARACTERS_MAX = 4096
 JOB_CHARACTERS_MAX = 128
-#: A host that a job has lost is named for so long.
+#: A host that a job has lost is named for this long.
 LOST_SECONDS = 3600.0
 REASONS_MAX = 5
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 64 << 10
 #: Of connections more than this at one time, the oldest is closed.
 CONNECTIONS_MAX = 32
-#: A connection that sends nothing for so long is closed.
+#: A connection that sends nothing for this long is closed.
 IDLE_SECONDS = 10.0
 
 

@@ -37,7 +37,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
-#: An advisory that has ended is remembered for so long.
+#: An advisory that has ended is remembered for this long.
 ENDED_SECONDS = 120.0
 #: Open and standing advisories; more are not taken.
 ADVISORIES_MAX = 20_000
@@ -74,7 +74,7 @@ class PendingPlan:
         self._call = call
 
     def is_done(self) -> bool:
-        """Say whether `result` returns at once."""
+        """Return whether `result` returns at once."""
         return bool(self._call.done())
 
     def result(self) -> recovery_pb2.PlanRecoveryResponse:
@@ -140,7 +140,7 @@ class AggregatorClient:
         return {one.name: one for one in found if one is not None}
 
     def is_live(self) -> bool:
-        """Say whether `advice` is complete and current. A connection that is silent for too long is given up."""
+        """Return whether `advice` is complete and current. A connection that is silent for too long is given up."""
         if not self._is_complete:
             return False
         if time.monotonic() - self._received < SILENCE_SECONDS_MAX:
@@ -320,7 +320,7 @@ class AggregatorClient:
     def plan_recovery(
         self, request: recovery_pb2.PlanRecoveryRequest, seconds_max: float
     ) -> PendingPlan:
-        """Ask how a gang goes on; the answer is waited for elsewhere."""
+        """Ask how a gang continues; the answer is waited for elsewhere."""
         return PendingPlan(self._recoveries.PlanRecovery.future(request, timeout=seconds_max))
 
     def report_recovery(self, request: recovery_pb2.ReportRecoveryRequest) -> None:

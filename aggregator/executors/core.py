@@ -75,17 +75,17 @@ END_MARGIN_SECONDS = 5.0
 CHECKPOINT_MARGIN_SECONDS = 60.0
 #: After so long without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
-#: A requeued job that still waits for its delay is told again to start after so long.
+#: A requeued job that still waits for its delay is reported again to start after so long.
 START_AGAIN_SECONDS = 0.3
 #: While a job is being requeued the scheduler is read this often.
 QUICK_SECONDS = 0.02
 #: Behind the second in which a requeued job may start, the scheduler is read again after so long.
 SECOND_MARGIN_SECONDS = 0.05
-#: A job that completes for so long is killed again.
+#: A job that completes for this long is killed again.
 KILLED_AGAIN_SECONDS = 5.0
 #: An expiry that moved by less did not move.
 CLOCK_SECONDS = 2.0
-#: A job that does not complete is looked at so quickly for so long.
+#: A job that does not complete is looked at so quickly for this long.
 QUICK_SECONDS_MAX = 60.0
 #: Answers are at most so long.
 NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
@@ -193,7 +193,7 @@ def _number(name: str) -> int:
 
 
 def _is_anothers(advice: Advice, entry: Entry) -> bool:
-    """Say whether another executor has it by now: then nothing that is set is ours to touch."""
+    """Return whether another executor has it by now: then nothing that is set is ours to touch."""
     if advice.state not in ("ACCEPTED", DONE):
         return False
     return advice.token > entry.token or (
@@ -214,7 +214,7 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
-    """Say whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
+    """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
     actor = situation.policy.actor
     is_lost = (
         advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
@@ -294,7 +294,7 @@ def drain_reason(advice: Advice, seconds: float) -> str:
     )
 
 
-# ---------------------------------------------------------------- go on
+# ---------------------------------------------------------------- continue
 
 
 def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
@@ -338,7 +338,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
 
 
 def _is_in_place(scheduler: SchedulerState, entry: Entry) -> bool:
-    """Say whether the scheduler shows the mark."""
+    """Return whether the scheduler shows the mark."""
     if entry.mark == HOLD:
         hold = scheduler.holds.get(entry.hold)
         return hold is not None and entry.node in hold.nodes
@@ -682,7 +682,7 @@ def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
 
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
-    """Say whether the scheduler does not show something that was set."""
+    """Return whether the scheduler does not show something that was set."""
     return any(
         entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
         for entry in ledger

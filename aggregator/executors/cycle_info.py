@@ -150,7 +150,7 @@ def allocations(state: SchedulerState) -> dict[str, list[ScheduledJob]]:
 
 
 def is_current(info: CycleInfo, parts: Iterable[ScheduledJob]) -> bool:
-    """Say whether the cycle is of the run of *parts*, and not of one before a requeue."""
+    """Return whether the cycle is of the run of *parts*, and not of one before a requeue."""
     started = max(part.started for part in parts)
     return info.started >= started - CLOCK_SECONDS
 

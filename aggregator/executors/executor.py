@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 #: Rounds of deciding and acting in one turn: each advisory takes a few.
 ROUNDS_MAX = 8
-#: After a command or call failed for an advisory, it is left alone for so long.
+#: After a command or call failed for an advisory, it is skipped for this long.
 PAUSE_SECONDS = 5.0
 #: Advisories that were written about once are remembered up to so many.
 ANNOUNCED_MAX = 10_000
@@ -384,7 +384,7 @@ class Executor:
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
     def _announce(self, situation: core.Situation) -> None:
-        """Say, once for each state of an advisory, why it is left alone; in shadow, also what would be done."""
+        """Say, once for each state of an advisory, why it is skipped; in shadow, also what would be done."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():
             key = f"{advice.etag} {advice.state}"

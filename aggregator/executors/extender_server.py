@@ -38,9 +38,9 @@ CONNECTIONS_MAX = 64
 REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
 #: The file is looked at this often; it is written every 3 s.
 READ_SECONDS = 1.0
-#: Garbage is collected after so many readings, in the thread that reads: a collection within an answer would take longer than the answer.
+#: Garbage is collected after this many readings, in the thread that reads: a collection within an answer would take longer than the answer.
 READINGS_PER_COLLECTION = 60
-#: A thread that reads the file lets the other one go on after so long.
+#: A thread that reads the file lets the other one continue after so long.
 SWITCH_SECONDS = 0.0005
 #: The same fault is logged this often.
 LOG_SECONDS = 60.0

@@ -52,13 +52,13 @@ from .slurm import run_command, site_command
 
 log = logging.getLogger(__name__)
 
-#: The first list of all nodes and pods is waited for so long.
+#: The first list of all nodes and pods is waited for this long.
 LIST_SECONDS_MAX = 60.0
-#: A node that others change all the time is given up after so many attempts.
+#: A node that others change all the time is given up after this many attempts.
 ATTEMPTS_MAX = 8
 #: Rules of devices past their end are looked for this often.
 RULES_SECONDS = 30.0
-#: Pods that we evicted are taken to be leaving for so long, then only by the API server's word.
+#: Pods that we evicted are taken to be leaving for this long, then only by the API server's word.
 LEAVING_SECONDS = 300.0
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
@@ -316,7 +316,7 @@ class Kubernetes(Scheduler):
         self._evict(pods)
 
     def _evict_from(self, job: str, advisory: str) -> None:
-        """Evict the pods of an elastic gang from the node of *advisory*: the others go on."""
+        """Evict the pods of an elastic gang from the node of *advisory*: the others continue."""
         nodes = {
             node
             for hold in self.read_holds().values()

@@ -112,7 +112,7 @@ class DeviceRules:
         self._paths: tuple[str, str] | None = None
 
     def is_offered(self) -> bool:
-        """Say whether the API server has device taint rules and resource slices."""
+        """Return whether the API server has device taint rules and resource slices."""
         return all(self._offered())
 
     def _offered(self) -> tuple[str, str]:

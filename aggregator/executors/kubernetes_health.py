@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: Scores are read this often.
 HEALTH_SECONDS = 5.0
-#: A better bucket is published once it has stood for so long; a worse one at once.
+#: A better bucket is published once it has stood for this long; a worse one at once.
 BETTER_SECONDS = 60.0
 #: What is published ends so long after its last write; it is written again when half of that is left.
 VALID_SECONDS = 7200.0

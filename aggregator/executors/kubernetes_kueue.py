@@ -26,7 +26,7 @@ CONTROLLER_NAME = "gangline.io/health"
 GROUP = "kueue.x-k8s.io"
 #: Versions of its API that have all that is written here, the newest first.
 VERSIONS = ("v1beta2", "v1beta1")
-#: The first list is waited for so long; where Kueue is not there, it is looked for again after so long.
+#: The first list is waited for this long; where Kueue is not there, it is looked for again after so long.
 LIST_SECONDS_MAX, ABSENT_SECONDS = 60.0, 60.0
 #: Without a change workloads are looked at again after so long.
 TURN_SECONDS = 5.0
@@ -393,7 +393,7 @@ class KueueController:
                 raise
 
     def undo(self) -> list[str]:
-        """Let workloads that wait for us go on, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
+        """Let workloads that wait for us continue, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

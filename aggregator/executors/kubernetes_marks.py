@@ -210,7 +210,7 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Say whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
+    """Return whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:
@@ -234,7 +234,7 @@ def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
 
 
 def is_usual(key: str, patterns: Iterable[str], common: frozenset[str]) -> bool:
-    """Say whether a taint tells what kind of node this is, or only repeats a condition."""
+    """Return whether a taint tells what kind of node this is, or only repeats a condition."""
     if key == OUT_OF_SERVICE_TAINT:
         return False
     return key in common or any(fnmatchcase(key, one) for one in (CONDITION_TAINTS, *patterns))

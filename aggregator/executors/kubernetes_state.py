@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
 #: An object of Kubernetes has at most 1 MiB.
 LEDGER_BYTES_MAX = 900_000
-#: A Lease that was not renewed for so long is free; it is renewed after a third of it, and given up a fifth before.
+#: A Lease that was not renewed for this long is free; it is renewed after a third of it, and given up a fifth before.
 LEASE_SECONDS = 15
 RENEW_SECONDS, GIVE_UP_SECONDS, RETRY_SECONDS = LEASE_SECONDS / 3, LEASE_SECONDS * 0.8, 2.0
 
@@ -81,7 +81,7 @@ class ConfigMapLedger(ExecutorLedger):
         self._unanswered = None
 
     def _is_own_write(self) -> bool:
-        """Say whether what is stored is our own write that was not answered; its version is known then."""
+        """Return whether what is stored is our own write that was not answered; its version is known then."""
         unanswered, self._unanswered = self._unanswered, None
         return unanswered is not None and self.read_text() == unanswered
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: Files are read this often, and written at once.
 READ_SECONDS = 2.0
-#: What was read is believed for so long.
+#: What was read is believed for this long.
 FRESH_SECONDS = 60.0
 #: Files of an executor before this one are looked for this often.
 TIDY_SECONDS = 60.0

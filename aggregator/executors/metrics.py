@@ -19,7 +19,7 @@ DONE_BOUNDS_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 
 #: Advisories whose first sight is remembered.
 SEEN_MAX = 20_000
 OK, FAILED = "ok", "failed"
-#: Steps that go on by themselves while nothing is done.
+#: Steps that continue by themselves while nothing is done.
 UPKEEP = ("RenewLease", "Forget")
 
 

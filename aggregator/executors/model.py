@@ -221,7 +221,7 @@ class GiveBack(Step):
 
 @dataclass(frozen=True, slots=True)
 class PlaceHold(Step):
-    """Keep new work off *node* for so long; what runs there goes on."""
+    """Keep new work off *node* for this long; what runs there continues."""
 
     hold: str
     node: str
@@ -316,7 +316,7 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the replicas of torchft on *node*: the others of their job go on at once. Not a step of the scheduler's (`torchft.py`)."""
+    """End the replicas of torchft on *node*: the others of their job continue at once. Not a step of the scheduler's (`torchft.py`)."""
 
     node: str
 

@@ -143,7 +143,7 @@ def read_plan(
 def report_of(
     one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
 ) -> recovery_pb2.ReportRecoveryRequest | None:
-    """Return the report of a recovery that is over, None while it goes on. *ahead*: of the aggregator's clock."""
+    """Return the report of a recovery that is over, None while it continues. *ahead*: of the aggregator's clock."""
     job = state.jobs.get(one.job.name)
     runs = (
         job is not None

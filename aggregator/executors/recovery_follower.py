@@ -128,7 +128,7 @@ class RecoveryFollower:
         return [text for (name, _), text in self._texts.items() if name == advisory]
 
     def is_urgent(self, now: float) -> bool:
-        """Say whether a job is about to run again."""
+        """Return whether a job is about to run again."""
         return any(now - one.decided < RECOVERY_POLLED_SECONDS for one in self._followed.values())
 
     def finish(self, state: SchedulerState, now: float) -> None:

@@ -83,7 +83,7 @@ def remove(folder: Path, names: list[str]) -> None:
 
 
 def _is_managed(path: Path) -> bool:
-    """Say whether an executor wrote *path*. An empty one is nobody's decision, and not ours."""
+    """Return whether an executor wrote *path*. An empty one is nobody's decision, and not ours."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -314,7 +314,7 @@ class Slurm(Scheduler):
         return parts or [job]
 
     def _end_steps(self, job: str, node: str) -> None:
-        """End the steps on *node* alone: a step that has already been started again elsewhere goes on."""
+        """End the steps on *node* alone: a step that has already been started again elsewhere continues."""
         text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %N"])
         found = (
             re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()

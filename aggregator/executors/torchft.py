@@ -21,7 +21,7 @@ import grpc
 from .model import together
 
 LIGHTHOUSES_MAX = 16
-#: A lighthouse, and each manager, answers within so long, or is left alone.
+#: A lighthouse, and each manager, answers within so long, or is skipped.
 CALL_SECONDS = 2.0
 #: A longer page is not read to its end; on one node more replicas are not ended.
 PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64
@@ -86,7 +86,7 @@ def read_replicas(lighthouse: str) -> list[Replica]:
 
 
 def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[str]) -> bool:
-    """Say whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
+    """Return whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
     host = replica.host.lower()
     if is_address(host):
         return host in addresses
@@ -99,7 +99,7 @@ def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[s
 
 
 def is_address(host: str) -> bool:
-    """Say whether *host* is an IP address."""
+    """Return whether *host* is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

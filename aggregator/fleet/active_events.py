@@ -254,7 +254,7 @@ class HostEvents:
     )
 
     def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is told once more later."""
+        """End what was said until then, also where it is reported once more later."""
         which = name, device, code
         until_ns = max(until_ns, self.cleared_until_ns.pop(which, until_ns))
         self.cleared_until_ns[which] = until_ns

@@ -16,10 +16,10 @@ OK, NO_DATA, BLIND, ERROR, HUNG = range(5)
 #: More collectors of one host than this are not kept.
 COLLECTORS_PER_HOST_MAX = 64
 MESSAGE_CHARACTERS_MAX = 240
-#: An agent tells of all its collectors at once: one that it has not told of for so long is switched off. What is told
+#: An agent tells of all its collectors at once: one that it has not told of for this long is switched off. What is told
 #: first in words has its row by then.
 GONE_NS = 60_000_000_000
-#: So many different views are shared between hosts.
+#: This many different views are shared between hosts.
 SHARED_MAX = 1000
 
 
@@ -85,13 +85,13 @@ class CollectorStatuses:
             self._merge(host, [s for s in changes if before.get(s.name) != s.outcome])
 
     def forget(self, table: DeviceTable, row: int) -> None:
-        """Let go of the collector in *row*, which is another's from now on."""
+        """Release the collector in *row*, which is another's from now on."""
         if row < self._row_outcomes.size and self._row_outcomes[row]:
             self._row_outcomes[row] = 0
             self._drop(int(table.devices.host[row]), table.devices.names[row])
 
     def _forget_stopped(self, rows: Indexes, table: DeviceTable) -> None:
-        """Let go of what *rows*, just told of, show to be told of no more: collectors that are switched off."""
+        """Release what *rows*, just told of, show to be told of no more: collectors that are switched off."""
         host, boot, read_ns = table.devices.host, table.boot, table.read_ns
         self._fit(int(host.max(initial=0)) + 1)
         of = host[rows]
@@ -115,7 +115,7 @@ class CollectorStatuses:
             self._forget_messages(one, table)
 
     def _forget_messages(self, host: int, table: DeviceTable) -> None:
-        """Let go of what was told of in words, and then of no more: told again after a restart of ours, say."""
+        """Release what was told of in words, and then of no more: told again after a restart of ours, say."""
         message_only = self._message_only[host]
         for name, at_ns in list(message_only.items()):
             row = table.devices.find(host, name)

@@ -51,7 +51,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 #: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
 ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
-#: So many different devices are shared between hosts; more would be an attack, and is kept apart.
+#: This many different devices are shared between hosts; more would be an attack, and is kept apart.
 SHARED_MAX = 100_000
 
 Attributes = dict[str, str]
@@ -124,7 +124,7 @@ def driver_of(inventory: Inventory, device: str) -> str:
 
 log = logging.getLogger(__name__)
 
-#: A part that failed is told of for so long after it failed last: some are due every ten seconds only.
+#: A part that failed is told of for this long after it failed last: some are due every ten seconds only.
 FAILURE_REPORT_SECONDS = 60.0
 
 
@@ -186,7 +186,7 @@ class Fleet:
     """Hosts by node index (append-only within `epoch`), devices by kind, tables of the catalogue."""
 
     def __init__(self, epoch: int = 1) -> None:
-        """*epoch*: another number than any earlier process used, since node indexes begin anew."""
+        """*epoch*: another number than any earlier process used, since node indexes start over."""
         self.epoch = epoch
         self.names: list[str] = []
         self.index: dict[str, int] = {}
@@ -247,7 +247,7 @@ class Fleet:
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
         #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
         self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
-        #: How often rows of each host were given to other devices, or are to be looked up anew.
+        #: How often rows of each host were given to other devices, or are to be looked up again.
         self._row_changes: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 
@@ -364,7 +364,7 @@ class Fleet:
     def apply_clock_jump(self, jump_ns: int, now_ns: int, *, suspended: bool = False) -> None:
         """Our clock was set forward by *jump_ns* since it was last looked at: what was before is as long ago as it was.
 
-        *suspended*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
+        *suspended*: our machine stood still for this long. Then only what was heard is: hosts booted, and things were, when they did.
         """
         before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
         self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
@@ -576,7 +576,7 @@ class Fleet:
         return self._restored_parts[host].boot_id if host in self._restored_parts else b""
 
     def was_read(self, host: int, device: str, signal: str) -> bool:
-        """Say whether the table of *signal* had readings of *device* in the boot that its host runs in."""
+        """Return whether the table of *signal* had readings of *device* in the boot that its host runs in."""
         known = BY_NAME.get(signal)
         rows = self.tables.get(known.table) if known else None  # of an event: none
         row = rows.devices.find(host, device) if rows else -1

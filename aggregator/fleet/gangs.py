@@ -363,7 +363,7 @@ class GangMonitor:
         return [job] if job is not None and job.key[0] in (SCHEDULER, INFERRED) else []
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
-        """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
+        """Return the gang of each host, -1 for none or two, and start over where a gang is another than before.
 
         And how many of the host's GPUs its gang's job holds, -1 likewise. Where jobs share all of their hosts, these are the
         first one's: each runs beside as much as the others do. Of the other jobs the GPUs are compared, and no hosts.

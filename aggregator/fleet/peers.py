@@ -32,7 +32,7 @@ from .tables import DeviceTable
 LIMIT_WATTS = 5.0
 #: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
 STAGE_HOSTS_MIN = 3
-#: So many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
+#: This many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Who a GPU is measured by.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2
@@ -455,7 +455,7 @@ def _record_speeds(
 
 
 def _span_hosts(hosts: Codes, least: int) -> bool:
-    """Say whether *hosts* are *least* different ones or more."""
+    """Return whether *hosts* are *least* different ones or more."""
     for _ in range(least - 1):
         hosts = hosts[hosts != hosts[0]]
         if not hosts.size:

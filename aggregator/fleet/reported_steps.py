@@ -18,7 +18,7 @@ from .jobs import SCHEDULER, Job
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-#: A report is of now for so long.
+#: A report is of now for this long.
 AGE_SECONDS_MAX = 5.0
 #: Of a gang's hosts so many must report, or its pace is read from its work.
 REPORTING_SHARE_MIN = 0.8

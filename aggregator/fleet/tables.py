@@ -284,7 +284,7 @@ class DeviceTable:
         return self._natures[self.counter[column]]
 
     def is_gauge(self, column: str) -> bool:
-        """Say whether the signal is a gauge."""
+        """Return whether the signal is a gauge."""
         return self.signals[self.column[column]].kind is Kind.GAUGE
 
     def known(self, column: str) -> Flags:

@@ -93,7 +93,7 @@ def model_inputs(values: Floats) -> Floats:
 # What was measured of each host at the beginning of each day, read from the table `read_host_days` and
 # looked up by unit.
 
-#: So many rows are read at a time: between two of them other threads get their turn.
+#: This many rows are read at a time: between two of them other threads get their turn.
 BATCH_ROWS = 50_000
 #: Names hold no space; a list of 100,000 of them would take DuckDB half a minute to take over.
 _NODES = (

@@ -327,7 +327,7 @@ def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
 
 
 def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
-    """Say whether *one* plainly ranks better than *other*.
+    """Return whether *one* plainly ranks better than *other*.
 
     In AUC or in recall it gains at least GAINS_MIN and the whole 90 % interval of the difference lies above zero; in the
     other of the two it is not below. Of so few nodes that failed that there is no interval, nothing is plainly better.

@@ -92,7 +92,7 @@ class SelfMonitor:
         return values
 
     def _latency(self) -> Values:
-        """Return latencies of the commits since the look before; nothing when there was none."""
+        """Return latencies of the commits since the previous check; nothing when there was none."""
         histogram = self._sources.store.commit_seconds
         before, self._commits = self._commits, list(histogram.counts)
         median, p99 = histogram.quantile(0.5, before), histogram.quantile(0.99, before)

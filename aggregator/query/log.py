@@ -19,7 +19,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FILE = "queries.log"
-#: So many full ones are kept beside the one that is written.
+#: This many full ones are kept beside the one that is written.
 OLDER_FILES = 3
 #: A longer statement is cut in the log; its length is logged.
 SQL_CHARACTERS_MAX = 4000

@@ -177,7 +177,7 @@ def exit_error(
 
 #: A date with a time, quoted: TIMESTAMP '2026-11-23 00:39:41.361623'.
 _LITERAL = re.compile(r"'(\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]{0,13})'")
-#: So many are looked at: evidence has a handful.
+#: This many are looked at: evidence has a handful.
 LITERALS_MAX = 1000
 #: A moment further ahead is not of now: no snapshot to come is waited for.
 AHEAD_US = 60_000_000

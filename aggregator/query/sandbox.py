@@ -315,7 +315,7 @@ ALLOWED_STATEMENTS = (
 )
 #: Without them DuckDB would first make a type of what it finds.
 PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
-#: DuckDB cuts the words that it cites after so many bytes, which may be in the middle of a letter.
+#: DuckDB cuts the words that it cites after this many bytes, which may be in the middle of a letter.
 UNREADABLE = "the statement is invalid, and DuckDB's error message cannot be decoded: look for unusual characters"
 #: The schema of the SQL standard's views.
 INFORMATION = "information_schema"

@@ -437,7 +437,7 @@ def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
 
 
 def resumed(summary: RunSummary) -> ActiveRun:
-    """Return the run of *summary*, to go on with: its means weigh as much as they were observed for."""
+    """Return the run of *summary*, to continue with: its means weigh as much as they were observed for."""
     means = np.array([*summary.fingerprint.values, summary.fingerprint.step_confidence, 1.0])
     counts = np.where(np.isfinite(means), summary.observed_gpu_seconds, 0.0)
     return ActiveRun(

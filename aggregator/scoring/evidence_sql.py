@@ -158,14 +158,14 @@ LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc
 LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
 #: States that say that a GPU waits for a row remap, or has no rows left for one.
 REMAPS = tuple(row.column for row in gpu.REMAPS)
-#: A reading of each second is of now for so long.
+#: A reading of each second is of now for this long.
 FRESH_SECONDS = 15.0
 #: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
 RECEIVED_SOURCES = (
     "SELECT host, time, 'host' AS source FROM readings.host_1s "
     "UNION ALL SELECT host, time, device FROM readings.collector_10s"
 )
-#: Faults of others count as of one cause for so long.
+#: Faults of others count as of one cause for this long.
 NEAR_SECONDS = 600
 
 Query = Callable[[str, int], str]  # of a host's name and the time

@@ -31,7 +31,7 @@ from .view import FleetView
 # restart forgets, the store's findings restore. Hosts are known by name: one that comes back after
 # months has its record.
 
-#: Faults of others count as of one cause for so long: 27 % begin within ten minutes of another host's.
+#: Faults of others count as of one cause for this long: 27 % begin within ten minutes of another host's.
 NEAR_US = 600_000_000
 
 #: Host, since when (us), class.

@@ -10,7 +10,7 @@ from ..counter_deltas import Flags, Floats
 from ..fleet.fleet import Fleet
 from .view import FleetView
 
-#: So many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
+#: This many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
 #: are more likely our own outage than theirs: their states are frozen, for as long as these 15 minutes. All assumed.
 HOSTS_MIN, SHARE_MIN = 3, 0.05
 WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0

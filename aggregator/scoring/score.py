@@ -50,7 +50,7 @@ SPEED_UNKNOWN = (0.05, 1.10)
 #: No hazard is larger: an interruption a minute is faster than any job starts again.
 HAZARD_PER_HOUR_MAX = 60.0
 
-#: Conditions that are told of what ends a state.
+#: Conditions that are reported what ends a state.
 CLEARS_MAX = 3
 
 #: Pieces of evidence per host. One less may add to the hazard, the largest; the first is the headline, whatever it adds.

@@ -19,7 +19,7 @@ from ..model import SEVERITY, HealthState, HostScore
 from .results import Hosts
 from .rule import RuleAndDevice
 
-#: So long the hosts have to report again before their silence counts, and so long a host must report before it is better
+#: This long the hosts have to report again before their silence counts, and so long a host must report before it is better
 #: than it was: what travels on change is reported again within a minute.
 SETTLING_SECONDS = 60
 _SETTLING_NS = SETTLING_SECONDS * 1_000_000_000

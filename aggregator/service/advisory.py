@@ -124,7 +124,7 @@ WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
 GPUS_MAX = 1_000_000
 #: Of a checkpoint's interval, and for which anything is told.
 SECONDS_MAX = 7 * 86_400
-#: Names that are told of, of those that no agent has.
+#: Names that are reported, of those that no agent has.
 UNKNOWN_MAX = 100
 #: Host -> what budgets count it by; None: no agent has registered under this name.
 Members = Callable[[str], Member | None]
@@ -234,7 +234,7 @@ def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
 
 
 def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
-    """Return when it ends unless it is told again. By a span: callers' clocks may be off."""
+    """Return when it ends unless it is reported again. By a span: callers' clocks may be off."""
     if not one.HasField("ttl"):
         return now_ns + HOUR_NS
     return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
@@ -438,7 +438,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         def work() -> wire.EvaluateRuleResponse:
             return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
-        # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
+        # Who closes the connection does not end it: a thread cannot be ended, and the next has to wait for it all the same.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._evaluating)
@@ -526,7 +526,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return where to go on; None: with all that is open. Raises InvalidArgument."""
+    """Return where to continue; None: with all that is open. Raises InvalidArgument."""
     if not token:
         return None
     started, dash, number = token.partition("-")

@@ -232,7 +232,7 @@ def _hosts(one: outcome_pb2.Outcome) -> list[str]:
 
 
 def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
-    """Say whether an interruption may have come of *host*: it is blamed, or nobody is."""
+    """Return whether an interruption may have come of *host*: it is blamed, or nobody is."""
     return not one.blamed_node or node_of(one.blamed_node) == host
 
 

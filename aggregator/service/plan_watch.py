@@ -28,7 +28,7 @@ from .exchange_rates import RATE_MAX
 
 #: How often a new snapshot is looked for, and calls that are open at one time.
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
-#: A better plan is looked for with every so many versions; without anything new a response says so after so many.
+#: A better plan is looked for with every few versions; without anything new a response says so after this many.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
 #: A plan that holds gives way to one that costs less by more than this share of GPUs x hours, unless the request says otherwise.
 CHANGE_SHARE_MIN = 0.005

@@ -74,7 +74,7 @@ class QueryService(QueryServiceServicer):
         who: Callable[[Any], QueryUser] = query_user,
         refresh: Refresh | None = None,
     ) -> None:
-        """*refresh*: writes the operators' file anew; None: questions take the one that is there."""
+        """*refresh*: writes the operators' file again; None: questions take the one that is there."""
         settings = QuerySettings(config.data, config.query_memory_bytes_max, config.query_threads)
         self.pool = QueryPool(settings, config.query_running_max)
         self.log = QueryLog(config.data, config.query_log_bytes_max)
@@ -226,7 +226,7 @@ class _QueryRecord:
     cost: QueryCost = field(default_factory=QueryCost)
 
     def response_of(self, piece: bytes | AnswerSummary) -> query_pb2.QueryResponse:
-        """Return *piece* as it goes on the wire."""
+        """Return *piece* as it continues the wire."""
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
             return query_pb2.QueryResponse(arrow_stream=piece)

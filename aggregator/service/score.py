@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 #: How often the snapshot is looked at while somebody watches.
 POLL_SECONDS = 0.1
-#: Without any change, a bookmark is sent after so many versions: a watch that hears nothing is broken.
+#: Without any change, a bookmark is sent after this many versions: a watch that hears nothing is broken.
 QUIET_VERSIONS = 10
 WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
-#: Watches go on from different versions, as fast as each reads: so many updates are kept for others at the same one.
+#: Watches continue from different versions, as fast as each reads: so many updates are kept for others at the same one.
 UPDATES_MAX = 16
 
 
@@ -64,7 +64,7 @@ class ScoreChanges:
         self._last_announced: Judgement | None = (
             None  # the last snapshot that there was anything to tell of
         )
-        self._updates: dict[int, bytes] = {}  # until it, by the version after which they go on
+        self._updates: dict[int, bytes] = {}  # until it, by the version after which they continue
         self._whole: tuple[Judgement, bytes] | None = None
         self._announced = asyncio.Event()
 
@@ -116,7 +116,7 @@ class ScoreChanges:
     def since(self, version: int) -> tuple[int, bytes] | None:
         """Return (version now, update since *version*, empty without news); None where that is not known.
 
-        An update is made once for all who go on from one version.
+        An update is made once for all who continue from one version.
         """
         now = self._last_announced
         if (

@@ -23,7 +23,7 @@ from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
-#: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better.
+#: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better.
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
 #: For what it has to say at its end it is given so long.
 LAST_SECONDS = 1.0

@@ -290,7 +290,7 @@ class TelemetryStream:
         self.wake()
 
     def quiet_since(self, since: float) -> bool:
-        """Say whether the agent waits for receipts and had no word since then."""
+        """Return whether the agent waits for receipts and had no word since then."""
         waits = self._unreceipted > 0 or self._admission_control.backlog.is_waiting(self)
         return waits and self._last_sent <= since
 
@@ -568,7 +568,7 @@ class TelemetryService(TelemetryServiceServicer):
             stream.stop_reading()
 
     def report_not_storing(self) -> None:
-        """Tell every agent that it is heard though nothing can be stored: it goes on, and keeps all."""
+        """Tell every agent that it is heard though nothing can be stored: it continues, and keeps all."""
         for stream in self._streams:
             stream.send_credit()
 

@@ -135,7 +135,7 @@ class FolderLock:
         self.file.close()
 
     def discard(self) -> None:
-        """Let go of a folder that turned out not to be ours, and leave in it nothing of ours."""
+        """Release a folder that turned out not to be ours, and leave in it nothing of ours."""
         if self.is_new:
             with suppress(OSError):
                 (self.folder / LOCK_FILE).unlink()
@@ -197,7 +197,7 @@ def _lock(folder: Path, lock: IO[str]) -> None:
 
 
 def _is_at(path: Path, lock: IO[str]) -> bool:
-    """Say whether *lock* is still the file at *path*: who was refused takes its own away again."""
+    """Return whether *lock* is still the file at *path*: who was refused takes its own away again."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except FileNotFoundError:
@@ -538,7 +538,7 @@ class MarkWriter:
         self._begin: tuple[int, bytes] = (-1, b"")
 
     def close(self) -> None:
-        """Let go of the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
+        """Release the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._begin = -1, (-1, b"")
@@ -608,7 +608,7 @@ def size_of(path: Path) -> int:
 # To run them takes more than all else at a start. The comment of a view `scripts_run`, made after
 # them in the same transaction, is a digest of the scripts, of DuckDB's version, of what lies
 # beneath and of what then stood: another version of ours, a view that somebody replaced by hand, or
-# a table with other columns is found by it, and all is made anew.
+# a table with other columns is found by it, and all is recreated.
 
 DIGEST_VIEW = "scripts_run"
 #: Of `readings` the comments alone: they say which columns (`live_tables.py`). What is in Parquet comes and goes.
@@ -669,7 +669,7 @@ def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
 CELLS_WAITING_MAX = 2_000_000
 #: What the names of a row take beside its cells, in cells.
 NAMES_CELLS = 8
-#: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it goes on:
+#: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it continues:
 #: with DuckDB's own size those of the widest tables alone are 80 MB. Full ones go to disk one by one.
 _NEW_FILE_CONFIG = CONNECTION_CONFIG | {"memory_limit": "96MB", "write_buffer_row_group_count": 1}
 ROW_GROUP_ROWS = 16_384

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: When so much waits for the store, nothing more is taken until it has caught up.
 JOURNAL_BYTES_MAX = 64 << 20
-#: The file is written anew when so much of it, and at least half, is in the store.
+#: The file is rewritten when so much of it, and at least half, is in the store.
 COMPACT_BYTES_MIN = 1 << 20
 #: No longer record is written. One that is there and whole is read: earlier versions wrote them.
 RECORD_BYTES_MAX = 1 << 20

@@ -69,7 +69,7 @@ class LiveTables:
         )  # view -> digest of what it was made of
 
     def reload(self) -> None:
-        """Read what there is, and make anew the views of what has changed."""
+        """Read what there is, and make again the views of what has changed."""
         self._current_part, self._ready = "", set()
         self._read_parts()
         self._read_segments()

@@ -238,7 +238,7 @@ _EVENT_FIELDS = (
 )  # fmt: skip
 
 
-#: The newest of what is told again and again, of all else, and of what an open finding is about: none of the three leaves
+#: The newest of what is reported again and again, of all else, and of what an open finding is about: none of the three leaves
 #: another without room. Parameters: microseconds since 1970, and how many of each.
 _RECENT_EVENTS = f"""
 WITH chosen AS (

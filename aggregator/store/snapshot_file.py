@@ -71,7 +71,7 @@ class TableCopy:
         return f"({since if self.seconds else 'true'}) AND {self.condition}"
 
 
-#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
+#: Who runs is reported again and again by every host: it must not leave a fleet's faults without room.
 REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
 #: A view and a table of the live file that the base holds, too.
 CLEARED_FINDINGS = TableCopy("cleared_findings", 100_000, "cleared")
@@ -323,10 +323,10 @@ BASE_FILE = "operators-base.duckdb"
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: The last reading of a signal that only some agent knows is looked for this far back.
 BY_NAME_SECONDS = 600
-#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken anew at most
+#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken again at most
 #: this often, and `left_out` says how old it is.
 DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
-#: Rollups go into the base, which is made anew for them this often; of each at most so many cells.
+#: Rollups go into the base, which is recreated for them this often; of each at most this many cells.
 ROLLUPS_SECONDS, ROLLUPS_CELLS_MAX = 600, 4_000_000
 #: Rollup -> how many seconds back.
 ROLLUPS: dict[str, int] = {
@@ -383,7 +383,7 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
+        """Write the file again as of *now_ns*, when readings have waited so long for a commit.
 
         Raises duckdb.Error or OSError; the file before stays.
         """
@@ -412,7 +412,7 @@ class OpsFile:
             _remove(self.folder / BASE_FILE)
 
     def _refresh_base(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
-        """Make the base anew where that is due; return what it has no room for or does not have yet."""
+        """Make the base again where that is due; return what it has no room for or does not have yet."""
         ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
         age_seconds = abs(now_ns - self._base_ns) / 1e9
         same = (count, last) == self._hosts

@@ -23,7 +23,7 @@ CHEAP_SECONDS = 6.0
 IDLE_PERIODS = 8
 #: After a cheap file so many times its CPU pass before the next that somebody asks for: a third of a processor at most.
 PAUSE_FACTOR = 2
-#: A question waits for a file for so long at most.
+#: A question waits for a file for this long at most.
 WAIT_SECONDS_MAX = 8.0
 #: How often requests of other processes are looked for.
 POLL_SECONDS = 0.5
@@ -124,7 +124,7 @@ class Refresh:
         self._end(now, taken_ns)
 
     def failed(self, now: float) -> None:
-        """Take note that no file could be made; who waits goes on with the one before."""
+        """Take note that no file could be made; who waits continues with the one before."""
         self._failed = True
         self._end(now, None)
 

@@ -244,7 +244,7 @@ class Store(Queue):
         self._journal.replayed.clear()
 
     def release_restored_state(self) -> None:
-        """Let go of what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
+        """Release what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
         self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
         self.recent_events = []
@@ -372,7 +372,7 @@ class Store(Queue):
         return True
 
     def _commit(self, pending: Pending) -> bool:
-        """Commit, and say so to all who wait. False: not now, for want of disk or memory."""
+        """Commit, and say so to all who wait. False: not now, for lack of disk or memory."""
         begin = time.monotonic()
         try:
             self._writer.commit(pending, self._wall_ns())
@@ -433,7 +433,7 @@ class Store(Queue):
                 self._config.ops_seconds, end - begin, time.thread_time() - cpu_begin
             )
             self.refresh.written(now_ns, cost, end)
-        except Exception as error:  # noqa: BLE001 - the store goes on without it
+        except Exception as error:  # noqa: BLE001 - the store continues without it
             self.refresh.failed(time.monotonic())
             reason = cause(error, self._folder)
             if reason != self._ops_failure:

@@ -71,7 +71,7 @@ class LoadLink:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._authority = f"{address[0]}:{address[1]}"
-        self._out: deque[bytes] = deque()  # of the stream, not sent for want of window
+        self._out: deque[bytes] = deque()  # of the stream, not sent for lack of window
         self._unsent = b""  # made frames that the socket did not take
         self._received = b""
         self._blocks: list[bytes] = []  # header blocks, decoded only when a call has failed

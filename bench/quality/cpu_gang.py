@@ -41,7 +41,7 @@ COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
 NICE_GANG, NICE_OTHERS = -10, 5
 #: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
-#: Well for so long before it is slowed: the judge takes about 100 s of past. And watched for so long then.
+#: Well for this long before it is slowed: the judge takes about 100 s of past. And watched for this long then.
 HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 140.0
 #: A rank that became slower by less than this was not slowed: the machine had other things to do.
 SLOWDOWN_MIN = 0.08
@@ -117,12 +117,12 @@ class CpuGangResult:
 
     @property
     def is_valid(self) -> bool:
-        """Say whether the rank that was slowed was slow."""
+        """Return whether the rank that was slowed was slow."""
         return self.slowdown >= SLOWDOWN_MIN
 
     @property
     def is_control_valid(self) -> bool:
-        """Say whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
+        """Return whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
         return self.drift < SLOWDOWN_MIN
 
     def named(self, kind: str) -> Blame | None:
@@ -305,7 +305,7 @@ class CpuGangRun:
             true = slowdowns(gang.compute_seconds(middle, end), gang.compute_seconds(began, middle))
             drift = max(map(abs, drifts if is_slowed else [*drifts, *true]))
             self.aggregator.stop()
-            # What was blamed before, and is so still, is not blamed anew.
+            # What was blamed before, and is so still, is not blamed again.
             after = {host: one for host, one in after.items() if host not in before}
             self._check_jobs(kinds)
             return CpuGangResult(

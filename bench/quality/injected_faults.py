@@ -16,7 +16,7 @@ from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
 #: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
-#: to let pass before it goes on.
+#: to let pass before it continues.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 

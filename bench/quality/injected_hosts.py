@@ -85,7 +85,7 @@ class KernelLogFile:
         os.write(self._descriptor, self._records[-1])
 
     def again(self) -> None:
-        """Show who opens the log anew all that is in it, as the kernel does."""
+        """Show who opens the log again all that is in it, as the kernel does."""
         for record in self._records:
             os.write(self._descriptor, record)
 

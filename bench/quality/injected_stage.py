@@ -86,7 +86,7 @@ class InjectedHost:
             self.changed.append(message)
 
     def is_about(self, device: str) -> bool:
-        """Say whether *device* is the one that was made sick; of a host as a whole any is."""
+        """Return whether *device* is the one that was made sick; of a host as a whole any is."""
         names = self.kind.about(self.host)
         return not names or device in names
 
@@ -200,7 +200,7 @@ class Stage:
         done: Callable[[], bool] = lambda: False,
         apart_seconds: float = APART_SECONDS,
     ) -> None:
-        """Do what is done to the hosts, and look at the API, for so long, or until *done*. Once."""
+        """Do what is done to the hosts, and look at the API, for this long, or until *done*. Once."""
         began = time.monotonic()
         end = self._watched_until = began + seconds
         for subject in self.subjects:
@@ -252,7 +252,7 @@ class Stage:
                     at[node].advised.append(advisory_pb2.Action.Name(advisory.action))
 
     def restart(self, seconds: float) -> None:
-        """Kill the aggregator and start it again; note of each host whether it stands as before, for so long."""
+        """Kill the aggregator and start it again; note of each host whether it stands as before, for this long."""
         before = {each.host.name: each.is_lasting for each in self.subjects}
         for each in self.subjects:
             each.played = each.state

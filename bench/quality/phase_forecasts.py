@@ -47,7 +47,7 @@ HORIZON = 30.0
 PERIOD_SECONDS, PERIOD_SAMPLES = 30, 1200
 #: Segments are read so often: the tracker holds 128 of each GPU.
 SEGMENT_SECONDS = 10
-#: So many checkpoints must have been before one can be known.
+#: This many checkpoints must have been before one can be known.
 KNOWN_AFTER = 3
 PER_WORLD = 8
 

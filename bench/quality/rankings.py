@@ -83,7 +83,7 @@ def earlier(faults: FaultTable, until: int, splits: Sequence[int]) -> Iterator[C
 def runs(
     kinds: Mapping[str, SyntheticKind], first_seed: int, seeds: int, seconds: float
 ) -> Iterator[Compared]:
-    """Yield what comes of all kinds and sizes, seed by seed, for so long."""
+    """Yield what comes of all kinds and sizes, seed by seed, for this long."""
     progress, began = ProgressBar(), time.monotonic()
     jobs = [
         (kind, *size, seed)

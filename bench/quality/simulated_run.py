@@ -47,5 +47,5 @@ class SimulatedRun:
 
 
 def is_missed(found: Sequence[CaseFinding]) -> bool:
-    """Say whether a class is not detected."""
+    """Return whether a class is not detected."""
     return bool(found) and sum(bool(one.rule) for one in found) < DETECTED_RATIO * len(found)

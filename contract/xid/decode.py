@@ -162,7 +162,7 @@ def _cost(
 
 
 def _matches_unit(unit: NvLinkUnit, name: str, intrinfo: int, *, newer: bool) -> bool:
-    """Say whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
+    """Return whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
     width = NEWER_BITS if newer else OLDER_BITS
     if intrinfo & ((1 << width) - 1) != (unit.newer if newer else unit.older):
         return False

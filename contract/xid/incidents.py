@@ -113,7 +113,7 @@ def note_neighbours(
 
 
 def _explains(one: Xid, other: Xid) -> bool:
-    """Say whether *one* is a companion that *other* waits for."""
+    """Return whether *one* is a companion that *other* waits for."""
     return any(companion.code == one.code for companion in other.companions)
 
 

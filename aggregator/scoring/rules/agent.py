@@ -68,7 +68,7 @@ def hung_devices(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_driver_row(view: FleetView, row: Row) -> bool:
-    """Say whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
+    """Return whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
     host, name = row
     device = name.partition(" ")[2]
     return not device or device == view.fleet.hangs.of(host, name).collector

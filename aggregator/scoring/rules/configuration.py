@@ -123,7 +123,7 @@ def _slots(view: FleetView) -> FoundDifferences:
 
 
 def _is_expected(view: FleetView, *items: str) -> bool:
-    """Say whether any of *items* is declared of any host: their tables are large."""
+    """Return whether any of *items* is declared of any host: their tables are large."""
     return any(np.isfinite(view.fleet.expectations.expected_values(item)).any() for item in items)
 
 

@@ -77,7 +77,7 @@ _BEYOND_CHANCE = np.array(
     ]
 )
 
-#: So many windows on end are beyond chance in any gang, even where it chooses between two.
+#: This many windows on end are beyond chance in any gang, even where it chooses between two.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 
@@ -127,7 +127,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Say whether *host* has the GPUs that most hosts of its gang have: another model is slower by design."""
+    """Return whether *host* has the GPUs that most hosts of its gang have: another model is slower by design."""
     gpus = view.fleet.devices["gpu"]
     in_gang = _rows(comparison.of_gpus(gpus.host) == comparison.gang[host])
     groups = view.fleet.peer_groups
@@ -187,7 +187,7 @@ def _change_min(comparison: GangComparison, host: int) -> float:
 
 
 def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Say whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
+    """Return whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
     gpus = view.fleet.devices["gpu"]
     ratios = view.clock_over_baseline[(gpus.host == host) & (comparison.of_gpus(gpus.host) >= 0)]
     known = ratios[np.isfinite(ratios)]

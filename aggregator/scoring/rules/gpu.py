@@ -18,7 +18,7 @@ from .agent import GPU_GROUP, RELEASED, gpu_at
 
 #: An agent that begins has not read them all at once.
 NEVER_READ = replace(rules.UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
-#: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
+#: This long a GPU may be out for a repair before somebody is to look whether it was forgotten.
 OUT_SECONDS_MAX = 3600.0
 
 #: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
@@ -37,7 +37,7 @@ PARTIAL = (3, 5)
 
 @detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
-    """The driver says what it needs to go on; nobody knows better."""
+    """The driver says what it needs to continue; nobody knows better."""
     action = view.state("gpu_1s", "recovery_action_state")
     for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
         host, device = view.name("gpu_1s", row)
@@ -138,7 +138,7 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
 
 
 def _is_gone(view: FleetView, host: int, device: str) -> bool:
-    """Say whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
+    """Return whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
     return device in view.fleet.known_gpus.of(view.fleet.names[host]).missing_gpus
 
 
@@ -202,7 +202,7 @@ def _readings_of_each(view: FleetView, host: int) -> str:
 #: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
 #: has none in its life; the tail is heavy, so that only a change of the rate counts.
 BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
-#: The rate of 10 s over that of 10 minutes which is a change. One that goes on becomes what is usual within minutes: a
+#: The rate of 10 s over that of 10 minutes which is a change. One that continues becomes what is usual within minutes: a
 #: storm needs no change.
 CHANGE_RATIO = 5.0
 PER_TEN_SECONDS = "errors in 10 s"

@@ -63,7 +63,7 @@ def missing_gpus(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_trusted(view: FleetView, host: int) -> bool:
-    """Say whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
+    """Return whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
     failed = (BLIND, ERROR, HUNG)
     return not any(
         status.name == "inventory" and status.outcome in failed and "GPUs:" in status.message

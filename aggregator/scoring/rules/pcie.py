@@ -101,7 +101,7 @@ def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
 
 
 def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
-    """Say whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
+    """Return whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
     if kind != "gpu" or not np.isfinite(view.gauge("gpu_10s", "pcie_width_lanes")[user]):
         return False
     host, name = view.name("gpu_10s", user)

@@ -110,7 +110,7 @@ class FileChangedError(CopyError):
 class ConsistentView:
     """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and the journal.
 
-    `held`: by an aggregator that runs. `paused_microseconds`: for so long nothing was stored. `check` raises FileChangedError or CopyError when
+    `held`: by an aggregator that runs. `paused_microseconds`: for this long nothing was stored. `check` raises FileChangedError or CopyError when
     what was copied until now is not whole.
     """
 
@@ -194,7 +194,7 @@ def why_no_migration(data: Path) -> str:
 
 
 def in_use(data: Path) -> bool:
-    """Say whether an aggregator (or another of these commands) has the folder now."""
+    """Return whether an aggregator (or another of these commands) has the folder now."""
     try:
         lock_folder(data).discard()
     except StoreError:
@@ -206,7 +206,7 @@ def in_use(data: Path) -> bool:
 SMALL_FILES = ("permit.json",)
 #: Certificates and hashed tokens: only when asked for.
 ACCESS_FOLDER = "access"
-#: How often a copy is begun anew because a checkpoint came in between.
+#: How often a copy is started over because a checkpoint came in between.
 TRIES = 3
 
 
@@ -404,7 +404,7 @@ def _files_of(previous: Path | None) -> dict[str, BackupFile]:
 
 
 def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
-    """Say whether the backup before has *path*. Files never change, but a name may be given again: once the
+    """Return whether the backup before has *path*. Files never change, but a name may be given again: once the
     one before was removed, and the clock was set back or an older store was restored."""
     try:
         stat = path.stat()

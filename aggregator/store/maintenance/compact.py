@@ -31,7 +31,7 @@ OpenCursor = Callable[[], AbstractContextManager[Connection]]
 #: Schema and name.
 Table = tuple[str, str]
 
-#: So many rows are copied in one piece, and the last of them while nothing is stored.
+#: This many rows are copied in one piece, and the last of them while nothing is stored.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
 #: Another turn is made as long as more than this came meanwhile; while ingest outruns us, at most TURNS.
 TAIL_ROWS, TURNS_MAX = 50_000, 20
@@ -58,7 +58,7 @@ class CompactionResult:
 def compact(
     store: Store, report_progress: ProgressCallback, is_canceled: Callable[[], bool] = lambda: False
 ) -> CompactionResult:
-    """Write the file of *store* anew and put it in its place. Blocks; call it beside the event loop.
+    """Write the file of *store* again and put it in its place. Blocks; call it beside the event loop.
 
     Raises CopyError with words, StoreError when the store closes; then the old file stays, and nothing else.
     """

@@ -21,7 +21,7 @@ from .views import span_us
 
 
 class TableChangedError(Exception):
-    """Rows came to a table while it was being exported: the clock was set back. It is exported anew."""
+    """Rows came to a table while it was being exported: the clock was set back. It is exported again."""
 
 
 def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:

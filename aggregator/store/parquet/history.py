@@ -121,7 +121,7 @@ class History:
 
     @property
     def removed_for_room_count(self) -> int:
-        """Files that went for want of room on the disk."""
+        """Files that went for lack of room on the disk."""
         return self._maintenance.removed_for_room_count
 
     # -- the thread ------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class History:
         except DamagedSegmentError as error:
             self._maintenance.damaged.append((error.segment, error.reason))
             self._drop_jobs()
-        except PackerStarvedError:  # goes on with the next turn
+        except PackerStarvedError:  # continues with the next turn
             self._is_starved = True
             self._drop_jobs()
         except _FAILURES as error:

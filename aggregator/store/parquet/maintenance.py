@@ -112,7 +112,7 @@ def _rows(path: Path) -> int:
 
 
 # ----------------------------------------------------------------------
-# Findings of the store itself: each told once when it begins, and once when it ends.
+# Findings of the store itself: each reported once when it begins, and once when it ends.
 
 
 class StoreFindings:
@@ -185,12 +185,12 @@ class HistoryMaintenance:
         self._has_scanned = False
         #: Files found to be damaged, with what is wrong; they are set aside by the next look.
         self.damaged: list[tuple[ParquetSegment, str]] = []
-        #: Tables whose views of rollups are to be made anew.
+        #: Tables whose views of rollups are to be recreated.
         self.views_due: set[str] = set()
         #: (table, part) that the live file has.
         self.live: set[tuple[str, str]] = set()
         self._unmerged: set[tuple[str, str, str]] = set()  # what did not come to its end goes last
-        #: Files that went for want of room on the disk.
+        #: Files that went for lack of room on the disk.
         self.removed_for_room_count = 0
 
     def scan_folder(self) -> Job:
@@ -411,7 +411,7 @@ def parts_of(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
 
 
 def is_closed(part: str, now_us: int) -> bool:
-    """Say whether a part gets no more rows."""
+    """Return whether a part gets no more rows."""
     begin, end = span_us(part)
     return end + CLOSED_SECONDS * 1_000_000 <= now_us or begin > now_us + AHEAD_SECONDS * 1_000_000
 

@@ -253,7 +253,7 @@ def order_of(table: str) -> str:
 
 #: A packet is shorter than this.
 PACKET_BYTES_MAX = 1 << 20
-#: A device that was not heard of for so long is compared with nothing when it comes back.
+#: A device that was not heard of for this long is compared with nothing when it comes back.
 TAIL_SECONDS_MAX = 7 * 86_400
 #: Address space that a row of a piece may take, beside what the engine may: as it came, sorted, and rolled up.
 ROW_BYTES_MAX = 8 << 10
@@ -417,7 +417,7 @@ class Packer:
                 file.discard()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all."""
         for file_set in list(self._file_sets):
             self.discard(file_set)
         self._engine.close()

@@ -40,7 +40,7 @@ def past_sources(folder: Path, found: Sequence[ParquetSegment]) -> dict[str, dic
 
 
 def is_late(one: ParquetSegment) -> bool:
-    """Say whether a file holds readings made long before or after they were received."""
+    """Return whether a file holds readings made long before or after they were received."""
     begin, end = span_us(one.bucket)
     slack = LATE_SECONDS * 1_000_000
     return one.first_us < begin - slack or one.last_us > end + slack
@@ -82,7 +82,7 @@ def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
     One schema, and not `rollups`: the operators' file has the newest of these under that name.
 
     Over the files of the data folder alone, as its manifests tell of them; the views read these files
-    until `GRACE_SECONDS` after the manifest has changed, so make them anew for each query, or when one
+    until `GRACE_SECONDS` after the manifest has changed, so make them again for each query, or when one
     fails for a missing file. *tables* are the catalogue's names; none: all that have files.
     """
     made = ["CREATE SCHEMA IF NOT EXISTS past"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...workers import WorkerProcess
 from . import parquet_worker
 
-#: A packer that does not answer for so long hangs: it is killed, and what it was at is done again.
+#: A packer that does not answer for this long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
 #: One that goes last may not have been let run at all.
 LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
@@ -45,7 +45,7 @@ class PackerHandle(Protocol):
         """End it at once, from any thread: a call that waits for it fails."""
 
     def release(self) -> None:
-        """Let go of it until the next `start`."""
+        """Release it until the next `start`."""
 
 
 class PackerProcess:
@@ -125,7 +125,7 @@ class PackerProcess:
             worker.kill()
 
     def release(self) -> None:
-        """Let go of the process and its memory until the next `start`."""
+        """Release the process and its memory until the next `start`."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
