@@ -171,7 +171,7 @@ NAME_BYTES_MAX = 63
 
 
 def call_slot_name(name: str) -> str:
-    """Return the name by which a device is told to the place, and named when it is to be spared."""
+    """Return the name by which a device is told to the place, and named when it must be spared."""
     return device_key(name, NAME_BYTES_MAX)
 
 

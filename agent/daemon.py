@@ -149,7 +149,7 @@ class Daemon:
             log.exception("the last frame failed", extra={"cause": "daemon.end"})
 
     def tick(self, ready: Collection[int] | None = None) -> int:
-        """Do what is to be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
+        """Do what must be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
         now_ns = self._clock.boottime_ns()
         try:
             self._tick(now_ns, ready)

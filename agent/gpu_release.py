@@ -34,15 +34,15 @@ from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
 
 # ----------------------------------------------------------------------
-# Which GPU is to be skipped after what its driver said, and when that is said again. Pure: events
+# Which GPU must be skipped after what its driver said, and when that is said again. Pure: events
 # in, GPUs out.
 #
-# A GPU that fell off the bus (XID 79), or whose firmware does not answer (119, 120), holds every
+# A GPU that fell off the bus (XID 79), or whose firmware does not respond (119, 120), holds every
 # call for seconds and may never give it back. How long it is skipped, in growing intervals, is
 # the supervisor's of the samplers; here is only what begins it.
 
 SECOND_NS = 1_000_000_000
-#: XIDs after which every call may hang, and why, in words.
+#: XIDs after which every call may hang, and why, as text.
 HANGING_XIDS = {
     79: "XID 79: it fell off the bus",
     119: "XID 119: its firmware (GSP) does not respond",
@@ -71,7 +71,7 @@ def address_of(event: HealthEvent) -> str:
 
 
 def quarantine_reason(event: HealthEvent) -> str:
-    """Return in words why the event's GPU is to be skipped; empty when it is not."""
+    """Return as text why the event's GPU must be skipped; empty when it is not."""
     if event.attributes.get("previous_boot") == "yes":
         return ""
     if event.name == "gpu.xid":
@@ -88,7 +88,7 @@ class XidQuarantine:
         self._began_ns: dict[str, int] = {}
 
     def check(self, event: HealthEvent, now_ns: int) -> tuple[str, str] | None:
-        """Return (PCI address, why) when a GPU is to be skipped from now on; else None."""
+        """Return (PCI address, why) when a GPU must be skipped from now on; else None."""
         reason, address = quarantine_reason(event), address_of(event)
         reported_ns = max(event.boottime_ns, event.last_boottime_ns)
         if not reason or not address or now_ns - reported_ns > FRESH_NS_MAX:
@@ -134,7 +134,7 @@ def unreleased_handles(
 
 
 def _stuck_calls(samplers: SamplerPool) -> str:
-    """Return the calls that do not return, in words."""
+    """Return the calls that do not return, as text."""
     return "; ".join(
         f"{state.call} on {state.device or 'the driver'} has not returned "
         f"for {state.hung_seconds:.0f} s"
@@ -174,7 +174,7 @@ class DriverUnbindTracker:
         self._since_ns: dict[str, int] = {}  # those that it is being, or was, taken off
 
     def unbind_started(self, addresses: Iterable[str], now_ns: int) -> frozenset[str]:
-        """Return those of *addresses* that are to be released: of each unbind once."""
+        """Return those of *addresses* that must be released: of each unbind once."""
         new = frozenset(addresses) - self._since_ns.keys()
         for address in sorted(new)[: GPUS_MAX - len(self._since_ns)]:
             self._since_ns[address] = now_ns
@@ -187,11 +187,11 @@ class DriverUnbindTracker:
 
     @property
     def has_unbound(self) -> bool:
-        """Whether a GPU is being, or was, taken off: `update` is to be asked also when sysfs shows what it showed."""
+        """Whether a GPU is being, or was, taken off: `update` must be asked also when sysfs shows what it showed."""
         return bool(self._since_ns)
 
     def update(self, bound: frozenset[str], now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Take what sysfs shows now, and return what is to be released, and what may be taken back."""
+        """Take what sysfs shows now, and return what must be released, and what may be taken back."""
         unbound, rebound = self._bound - bound, bound - self._bound
         never_unbound = {
             address
@@ -357,7 +357,7 @@ RELEASE_NS_MAX = 5 * SECOND_NS
 HANDLE_POLL_NS = 20_000_000
 #: The driver's links to its devices are looked at so often.
 BINDING_CHECK_NS = SECOND_NS
-#: What is to be kept longer is asked for again so long before its end.
+#: What must be kept longer is asked for again so long before its end.
 EXTEND_NS = 10 * SECOND_NS
 #: States of a device that nobody but the samplers' own trials is to enter (`agent.sampler.quarantine.State`). One that is
 #: HUNG is not yet: it may only be slow to open.

@@ -142,7 +142,7 @@ class ConnectionLog:
         counts: Callable[[], tuple[int, ...]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*losses*: what is lost, in words -> the words of the last; *counts* of them so far, in this order."""
+        """*losses*: what is lost, as text -> the words of the last; *counts* of them so far, in this order."""
         self._monotonic = monotonic
         self._disconnect_logged_at = -DISCONNECT_LOG_SECONDS_MIN
         self._connection, self._losses, self._counts = connection, losses, counts

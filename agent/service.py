@@ -93,7 +93,7 @@ def _address(path: str) -> str | bytes:
 
 
 def _watchdog_ns(environment: Mapping[str, str]) -> int:
-    """Return how often WATCHDOG is to be said; 0 for never: nobody asked, or asked another process."""
+    """Return how often WATCHDOG must be said; 0 for never: nobody asked, or asked another process."""
     given, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (given.isascii() and given.isdigit()) or process not in ("", str(os.getpid())):
         return 0

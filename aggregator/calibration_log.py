@@ -165,7 +165,7 @@ class CalibrationLog:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # raised to whoever waits; nobody may
+            task.exception()  # raised to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:

@@ -547,7 +547,7 @@ class AggregatorConfig:
         ),
     )
 
-    # scores and plans: a process of its own for whoever asks for them in a loop
+    # scores and plans: a process of its own for anyone who asks for them in a loop
     listen_scores: str = setting(
         SCORES_AUTO,
         description=(

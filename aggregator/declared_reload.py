@@ -42,7 +42,7 @@ class FileStability:
 
     @property
     def needs_compare(self) -> bool:
-        """What the files hold is to be read and handed to `compare`, though they do not rest."""
+        """What the files hold must be read and handed to `compare`, though they do not rest."""
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
@@ -113,7 +113,7 @@ class DeclaredReloader:
         self._problems: tuple[str, ...] = ()
         #: The version in force is of files: none at all any more is a mount that is away, not somebody's word.
         self._had_files = False
-        #: What is wrong with the files, in words; "" when nothing is.
+        #: What is wrong with the files, as text; "" when nothing is.
         self.error = ""
 
     def begin(self, now_ns: int) -> None:

@@ -32,7 +32,7 @@ class CopyError(Exception):
 
 
 def os_error_message(error: OSError) -> str:
-    """Return in words what the machine did not let us do to a file, and what to do."""
+    """Return as text what the machine did not let us do to a file, and what to do."""
     if isinstance(error, PermissionError):
         return "permission denied; run it as the aggregator's user, or as root"
     if isinstance(error, FileExistsError | NotADirectoryError):

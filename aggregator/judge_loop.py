@@ -116,7 +116,7 @@ class JudgeLoop:
     scores: ScoreProcess | None
     #: gRPC's health service.
     health: Any
-    #: What stands against the aggregator itself, in words.
+    #: Findings about the aggregator itself, as text.
     alarms: Callable[[], tuple[str, ...]]
     #: What the first judgement follows.
     restored: Judgement
@@ -270,7 +270,7 @@ class JudgeLoop:
             self.ingest.findings.find(AGGREGATOR_HOST, name, message, now_ns, expires=False)
 
     def _report_failure(self, failed: str) -> None:
-        """Let the snapshot before stand, and say so: to whoever asks for scores, and on record."""
+        """Let the snapshot before stand, and say so: to anyone who asks for scores, and on record."""
         now_ns, before = self.wall_ns(), self.snapshot_holder.snapshot
         self._report_finding(JUDGING_FINDING, failed, now_ns)
         self.store.submit_findings(self.ingest.findings.changes(now_ns))
@@ -290,7 +290,7 @@ class JudgeLoop:
         return replace(judged, workloads=self.runs.workloads(now_ns))
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
-        """Return *snapshot* with what stands against the aggregator itself: a disk that takes nothing, alarms."""
+        """Return *snapshot* with findings about the aggregator itself: a disk that takes nothing, alarms."""
         self.ingest.findings.report_not_storing(self.store.failing, now_ns)
         if store_error := self.store.failure_summary:
             self.telemetry.report_not_storing()

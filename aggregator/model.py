@@ -112,7 +112,7 @@ class Evidence:
     device: str
     value: float
     unit: str
-    normal: str  # what is normal, in words: "below 83"
+    normal: str  # what is normal, as text: "below 83"
     log_hazard_delta: float
     relative_speed_factor: float  # 1.0 costs no speed
     score_delta: float  # what taking it away would give back; negative: it speaks against the host
@@ -216,7 +216,7 @@ class Snapshot:
     horizon_seconds: float
     hosts: Sequence[HostScore]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
-    alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
+    alarms: tuple[str, ...] = ()  # findings about the aggregator itself, as text
 
     def is_listed(self, host: HostScore) -> bool:
         """Return whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
@@ -235,7 +235,7 @@ class Finding:
     message: str  # what is wrong and what to do
     since_ns: int
     cleared_ns: int = 0  # 0: still so
-    clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"
+    clears_when: str = ""  # what ends it, as text: "the GPU is reset, or the host boots"
 
 
 # ----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from .errors import InvalidArgument
 from .model import HealthState, Snapshot
 from .scoring.results import columns_of
 
-#: A grant ends by itself; whoever wants it longer looks at the fleet again.
+#: A grant ends by itself; anyone who wants it longer looks at the fleet again.
 GRANT_SECONDS_MAX = 7 * 86_400
 #: Hosts hold it for this long after the last word of ours.
 LEASE_SECONDS = 60

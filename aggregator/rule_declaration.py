@@ -45,7 +45,7 @@ class Rule:
     cause at the same time may have one fault (`advisories/shared_causes.py`). "": each device has its own.
 
     It counts once it was there for `enter_seconds` on end, and is over once it was away for
-    `leave_seconds`; `clears` says the second in words.
+    `leave_seconds`; `clears` says the second as text.
 
     `reads`: names of the signals that decide it, by themselves or through what the fleet derives from them. `counts`: of
     the counters that are followed from reading to reading for it. Of other signals the fleet remembers nothing.
@@ -188,7 +188,7 @@ class ClearCondition(NamedTuple):
 
 
 class EventKind(NamedTuple):
-    """One (name, code) of events: what it means, in words, and from how many lines on it counts."""
+    """One (name, code) of events: what it means, as text, and from how many lines on it counts."""
 
     rule: Rule
     message: str

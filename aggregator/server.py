@@ -94,7 +94,7 @@ from .service.telemetry import AdmissionControl, TelemetryService
 from .store.store import Store
 
 # ----------------------------------------------------------------------
-# Where the aggregator listens, by its settings; and in words why it cannot listen there, and what
+# Where the aggregator listens, by its settings; and as text why it cannot listen there, and what
 # would be right.
 
 

@@ -232,7 +232,7 @@ def _take(follower: LogReader, records: list[bytes]) -> float:
 
 
 def _storm() -> tuple[float, float, list[HealthEvent]]:
-    """Return the microseconds of CPU a line, the bytes that the process grew by, what was told."""
+    """Return the microseconds of CPU a line, the bytes that the process grew by, what was reported."""
     events: list[HealthEvent] = []
     follower = _follower(events)
     tokens = [f"{chr(97 + n // 6)}{chr(103 + n % 6)}" for n in range(STORM_FORMS)]

@@ -34,7 +34,7 @@ from gangline.aggregator.server import Aggregator
 #: Hosts whose score is another one with each judgement.
 CHANGES = 100
 ECHO = "/bench.Echo/Echo"
-#: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
+#: Anyone who makes a load connects its hosts one after another, and does not come again when told to wait.
 RECONNECTS = 100_000
 
 

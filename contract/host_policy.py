@@ -188,7 +188,7 @@ def _rollout_position(host: str) -> float:
 #
 # Parsing is strict: a table that is half understood is refused whole, with the line that is wrong.
 
-#: A longer policy is none of ours.
+#: A longer policy is not Gangline's.
 POLICY_BYTES_MAX = 256 << 10
 ROWS_MAX = 256
 CONDITIONS_MAX = 8
@@ -280,7 +280,7 @@ def _line_of(text: str, start: str, number: int = 0) -> str:
     return f"line {at[number]}: " if number < len(at) else ""
 
 
-#: Key -> what it may hold, in words and as a check.
+#: Key -> what it may hold, as text and as a check.
 _TEXTS = (
     "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
     "action", "scope", "clears",

@@ -25,7 +25,7 @@ cdef enum:
     DEFINED = 1
     SOME_ROWS = 2
 cdef uint64_t PAYLOAD_MAX = 8 << 20
-#: Which rows of its slot the table in hand has. One for all: whoever uses it holds the GIL.
+#: Which rows of its slot the table in hand has. One for all: anyone who uses it holds the GIL.
 cdef uint16_t[ROWS_MAX] CHOSEN
 
 

@@ -298,7 +298,7 @@ cdef class Nvml:
         self.initialised = True
 
     cdef int _enter(self, str address, const void *slot) except -1:
-        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it is to be left out."""
+        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it must be left out."""
         cdef int at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
         if account_enter(account_of(address), HERE[0], NAMES[at], 0, 1) == 0:
             raise NvmlError(f"{SYMBOLS[at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)

@@ -560,7 +560,7 @@ cdef class FieldPass:
         return 0
 
     cdef bint _may(self, str address):
-        """Return whether the next call may be made; one that is to be left out is an error of its GPU."""
+        """Return whether the next call may be made; one that must be left out is an error of its GPU."""
         try:
             return self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues)
         except NvmlError as error:
@@ -569,7 +569,7 @@ cdef class FieldPass:
             return False
 
     cdef int _next(self, int first, int end) noexcept nogil:
-        """Return the first ask from *first* on that is to be made in this pass; the end: none is."""
+        """Return the first ask from *first* on that must be made in this pass; the end: none is."""
         while first < end and not self._is_due(&self.asks[first]):
             first += 1
         return first

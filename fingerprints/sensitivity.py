@@ -70,7 +70,7 @@ class KnownWorkloads:
     )
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
-        """Return what is known of a job, and of which run, in words; None: nothing."""
+        """Return what is known of a job, and of which run, as text; None: nothing."""
         if (at := self.names.get(job)) is None:
             return None
         row = self.needs[at].tolist()

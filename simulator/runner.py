@@ -372,7 +372,7 @@ def _open_host(
 
 
 def raise_file_limit(count: int) -> None:
-    """Let this process open *count* files. Raises OSError, in words, if it may not."""
+    """Let this process open *count* files. Raises OSError with a message, if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         if hard != resource.RLIM_INFINITY and hard < count:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def load(path: Path = PATH) -> WorldSettings:
-    """Read and check *path*. Raises SettingsError, in words."""
+    """Read and check *path*. Raises SettingsError with a message."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

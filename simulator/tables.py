@@ -92,7 +92,7 @@ class Tables:
     def __init__(
         self, machines: Sequence[SimulatedMachine], only: Collection[str] = TABLES
     ) -> None:
-        """*only*: tables that there are to be."""
+        """*only*: tables to include."""
         known = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
         names = [name for name in known if name in only]
         self._tables = {name: _HostTable(name, machines) for name in names}

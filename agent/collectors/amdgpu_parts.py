@@ -125,7 +125,7 @@ class XgmiLinks(AmdCollector):
 
 
 class AmdPartitions(AmdCollector):
-    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are told."""
+    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are reported."""
 
     tables = ("mig_10s", "mig_10s_changes")
 

@@ -28,7 +28,7 @@ from ..hardware.amdgpu import (
 from ..hardware.files import Roots, device_key
 
 SECOND_NS = 1_000_000_000
-#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not answer.
+#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not respond.
 CHECK_NS = 10 * SECOND_NS
 #: GPUs are listed again after this long, and at once when a card, a node or a GPU's mode comes or goes.
 LIST_NS = 3600 * SECOND_NS
@@ -64,7 +64,7 @@ class RasCounts:
         self._files = [self._files_of(gpu) for gpu in gpus]
         self._read_ns = [-RAS_NS] * len(gpus)
         self._next = 0  # they are asked in turn
-        #: How often each GPU was asked, and how often its counts were others: by that whoever shows them sees it.
+        #: How often each GPU was asked, and how often its counts were others: by that anyone who shows them sees it.
         self.reads = [0] * len(gpus)
         self.changes = [0] * len(gpus)
         self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]

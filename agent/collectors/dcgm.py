@@ -28,7 +28,7 @@ from .dcgm_parts import LINK_SXIDS, SWITCH_SXIDS, VIRTUALIZATION_MODE, EnginePar
 
 #: A connection is made within this, or not.
 CONNECT_MILLISECONDS = 500
-#: An engine that does not answer is tried this often.
+#: An engine that does not respond is tried this often.
 RETRY_SECONDS = 10
 #: Health and XIDs are read this often; an engine's own watches are no faster.
 HEALTH_SECONDS = 10
@@ -430,7 +430,7 @@ def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
 
 
 class _StandingIncidents:
-    """What DCGM's health watches report, from when on, and when it was told."""
+    """What DCGM's health watches report, from when on, and when it was reported."""
 
     def __init__(self) -> None:
         self._standing: dict[tuple[int, int, int, int], tuple[Incident, int, int, int]] = {}
@@ -449,7 +449,7 @@ class _StandingIncidents:
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
-        """Return (incident, since when, revision) of what is to be told now: at first, and then every `RETELL_SECONDS`."""
+        """Return (incident, since when, revision) of what must be told now: at first, and then every `RETELL_SECONDS`."""
         due = list[tuple[Incident, int, int]]()
         for key, (incident, began_ns, revision, published_ns) in self._standing.items():
             if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:

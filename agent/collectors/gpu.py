@@ -193,7 +193,7 @@ class GpuLifecycle:
     def update(
         self, addresses: Mapping[str, str], driver_version: str, driver_loads: int
     ) -> list[str]:
-        """Take what is there now (key -> address), and return in words what is not as it was.
+        """Take what is there now (key -> address), and return as text what is not as it was.
 
         *driver_loads*: how often the driver was found gone. The first find is the beginning, no change.
         """

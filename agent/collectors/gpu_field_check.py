@@ -51,7 +51,7 @@ class FieldValidator:
     def __init__(self, flag: int) -> None:
         """*flag*: the bit of the clock event reasons that must go with it."""
         self._flag = flag
-        self.contradiction = ""  # in words; empty: none
+        self.contradiction = ""  # as text; empty: none
         self.restart()
 
     @property
@@ -188,7 +188,7 @@ class FieldValidators:
             self._validator(key, reading).observe_idle(time_ns)
 
     def new_contradictions(self) -> list[str]:
-        """Return in words what was found out since the last call, each once."""
+        """Return as text what was found out since the last call, each once."""
         new = [
             at
             for at, validator in self._validators.items()

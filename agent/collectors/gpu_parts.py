@@ -41,7 +41,7 @@ class GpuPartsCollector(Collector, ABC):
         self._parts: Parts | None = None
         #: Address -> key, of the GPUs that are open.
         self._gpus: dict[str, str] = {}
-        self._open_error = ""  # in words: a GPU that could not be opened
+        self._open_error = ""  # as text: a GPU that could not be opened
         self._last_error: Exception | None = None
         self._turns_to_wait = 0
         self._is_unhealthy = (

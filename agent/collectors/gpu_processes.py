@@ -206,12 +206,12 @@ def process_key(gpu: str, process: Process) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on GPUs are, over time: listings and looks in, what is to be told and counted
+# Whose the processes on GPUs are, over time: listings and looks in, what must be told and counted
 # out. No clock, no I/O.
 #
 # A process is its number and its start. NVML names the number only, so what is told of one must
 # have held at two looks: else a process that ended between the list and the look would lend its GPU
-# to whoever was dealt its number.
+# to anyone who was dealt its number.
 
 #: Processes that were known at the last look are looked at again after this many turns of an unchanged list.
 RECHECK_TURNS = 10
@@ -331,7 +331,7 @@ class ProcessTracker:
         return True
 
     def _update_list(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Add who came and end who went. A GPU that does not answer keeps those it had."""
+        """Add who came and end who went. A GPU that does not respond keeps those it had."""
         others = listing.gpus != self._listing.gpus
         back = set(listing.gpus).difference(self._listing.gpus)
         self._listing = listing
@@ -434,7 +434,7 @@ def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
 
 
 def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
-    """Return what is told of a process, in a line."""
+    """Return the message about a process, in a line."""
     who = f"process {pid}" + (f" ({name})" if name else "")
     rank = (
         f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
@@ -450,7 +450,7 @@ def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
 
 
 def owner_text(attributes: Mapping[str, str]) -> str:
-    """Return who runs it, in words."""
+    """Return who runs it, as text."""
     source = attributes["source"]
     if source == SLURM:
         return f"Slurm job {attributes['job_id']}" + (

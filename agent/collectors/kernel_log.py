@@ -113,7 +113,7 @@ class KernelLog(Collector):
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it counted and did not tell yet is told. Returns within a second."""
+        """End the thread; what it counted and did not tell yet is reported. Returns within a second."""
         self._closing.set()
         if self._thread is not None:
             with suppress(OSError):

@@ -25,7 +25,7 @@ EVENT = "gpu.allocation"
 #: The name under which a sampler that may not query is told so.
 DEVICE_NAME = "kubelet"
 _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
-#: A kubelet that does not answer is asked ever more rarely, in turns of 10 s.
+#: A kubelet that does not respond is asked ever more rarely, in turns of 10 s.
 WAIT_TURNS_MAX = 60
 
 

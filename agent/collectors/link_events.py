@@ -61,7 +61,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """What is to be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """What must be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -94,7 +94,7 @@ class LinkFlapFilter:
     """The state of the watched links. All methods return the events to be told, in order."""
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
-        """*is_watched* says whether an interface that is new to us is to be watched."""
+        """*is_watched* says whether an interface that is new to us must be watched."""
         self.transitions = 0  # of all links, since the start
         self.suppressed = 0  # of them, those that had no event of their own
         self._is_watched = is_watched

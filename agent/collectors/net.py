@@ -70,7 +70,7 @@ def net_1s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
     """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
-    a driver may hold as long as its firmware does not answer; the statistics may be the driver's to add up.
+    a driver may hold as long as its firmware does not respond; the statistics may be the driver's to add up.
 
     An interface that comes or goes is listed again in the next turn. One that was replaced under its
     name is told by its ifindex, in the same block as its first counters.
@@ -462,7 +462,7 @@ def _of_pause(reply: bytes) -> _Values:
     }
 
 
-#: What is asked in words and as a command, whether its counts are asked for too, and how the reply is read.
+#: What is asked as text and as a command, whether its counts are asked for too, and how the reply is read.
 _REQUESTS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
     ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
     ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),

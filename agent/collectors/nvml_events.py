@@ -240,7 +240,7 @@ class NvmlEvents(Collector):
 
 
 def as_health_event(event: Event, report: PendingReport, key: str) -> HealthEvent:
-    """Return what is told of an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
+    """Return the message about an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
     is_xid = event.type == XID
     health_event = HealthEvent(
         device_kind="gpu",

@@ -39,7 +39,7 @@ LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000
 #: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
 RETRY_SECONDS = 60
-#: While the kernel has a driver loaded that NVML does not answer for: one loaded again does so within seconds.
+#: While the kernel has a driver loaded that NVML does not respond for: one loaded again does so within seconds.
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
@@ -177,7 +177,7 @@ class NvmlSession:
         self.nvml: Nvml | None = None  # None also while every GPU is spared
         self.gpus: Sequence[NvmlGpu] = ()  # in order of address
         self.driver_version = ""
-        self.hidden = ""  # in words: GPUs that NVML does not show
+        self.hidden = ""  # as text: GPUs that NVML does not show
         #: Rises whenever what was made of the open NVML is of no use any more.
         self.generation = 0
         #: How often the driver was found gone or another: every GPU's counters started over each time.

@@ -127,7 +127,7 @@ def hwmon_10s(roots: Roots) -> CounterFileCollector:
 
 
 def _chip(sensor: str) -> str:
-    """Return the chip of a sensor: when one does not answer, the chip does not."""
+    """Return the chip of a sensor: when one does not respond, the chip does not."""
     return sensor.rpartition("/")[0]
 
 

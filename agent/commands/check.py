@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         _print_line(f"gangline: {options}; nothing was checked, exit 0")
         return OK
     purpose, as_json, folder = options
-    # A prolog runs in whoever's folder: below that only a person is meant to look.
+    # A prolog runs in anybody's folder: below that only a person is meant to look.
     status, why = read_status(
         (folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1]
     )
@@ -123,7 +123,7 @@ def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
 def _read(path: str, *, own_user_only: bool) -> bytes:
     """Return the file. Raises OSError; ValueError when it is not one that only the agent could write.
 
-    *own_user_only*: that only an agent of this user could: whoever made the working folder made this one too.
+    *own_user_only*: that only an agent of this user could: anyone who made the working folder made this one too.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

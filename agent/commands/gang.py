@@ -21,7 +21,7 @@ OK, REFUSED, USAGE = 0, 1, 2
 RESTARTS_DEFAULT, RESTARTS_MAX = 3, 1000
 #: After a step has failed Slurm may take so long to say that a node is lost.
 SETTLE_SECONDS, POLL_SECONDS = 2.0, 0.05
-#: A controller that does not answer for this long is asked again, a few times, before the step's own exit code counts.
+#: A controller that does not respond for this long is asked again, a few times, before the step's own exit code counts.
 COMMAND_SECONDS, COMMAND_TRIES = 10.0, 3
 NODES_MAX = 100_000
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,11 +43,11 @@ NOT_RESPONDING = "*"
 
 
 class GangError(Exception):
-    """Slurm does not answer, or there is no allocation; the words say what would be right."""
+    """Slurm does not respond, or there is no allocation; the words say what would be right."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not answer; 2: wrong usage."""
+    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not respond; 2: wrong usage."""
     before, dashes, command = _split(arguments)
     parser = _parser()
     options = parser.parse_args(before)

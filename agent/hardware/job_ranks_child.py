@@ -43,9 +43,9 @@ NAMES = {
 #: Of one environment, no more is read; the kernel's own limit is 6 MB.
 ENVIRON_BYTES_MAX = 8 << 20
 CHUNK_BYTES = 1 << 16
-#: A variable longer than this is none of ours, and is passed over.
+#: A variable longer than this is not Gangline's, and is passed over.
 VARIABLE_BYTES_MAX = 512
-#: Whoever is held by a stuck process dies of the alarm, if the kernel lets it.
+#: Anyone who is held by a stuck process dies of the alarm, if the kernel lets it.
 SECONDS_MAX = 5
 
 

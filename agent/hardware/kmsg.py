@@ -41,7 +41,7 @@ class KmsgRecord(NamedTuple):
 
 
 def parse_record(data: bytes) -> KmsgRecord:
-    """Return the record. Raises ValueError for anything else, in words; never anything else.
+    """Return the record. Raises ValueError for anything else, as text; never anything else.
 
     Bytes that are no UTF-8 become U+FFFD. A dictionary that is cut off costs the dictionary only.
     """

@@ -9,7 +9,7 @@ from ..hardware.amdgpu import AmdGpu, amd_gpus, driver_version
 from ..hardware.files import Roots, read_text
 from . import ExcludedGpus, HostDevice
 
-#: Of an attribute's text, so much is told.
+#: Of an attribute's text, so much is reported.
 TEXT_CHARACTERS_MAX = 128
 #: PCI device -> model, for boards whose FRU says no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, AMD's data sheets).
 MODELS = {

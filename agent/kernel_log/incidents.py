@@ -218,7 +218,7 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what is to be told now: incidents that continued, and the ends of those that ended.
+        """Return what must be told now: incidents that continued, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """

@@ -162,7 +162,7 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
-        """Keep *position*: whoever reads finds this or the one before, whole. Return whether it was kept."""
+        """Keep *position*: anyone who reads finds this or the one before, whole. Return whether it was kept."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"
@@ -232,9 +232,7 @@ class LogReader:
         self._log_ns = 0  # when the last record was written
         self._partial_line = ""  # the line before, which a fragment may continue
         self._saved_sequence = -1
-        self._save_ns = (
-            clock.boottime_ns() + SAVE_NS
-        )  # when the position is to be kept, if it moved
+        self._save_ns = clock.boottime_ns() + SAVE_NS  # when the position must be kept, if it moved
         self._published_since_save = False
         self._unsaved_event: HealthEvent | None = None  # something told that is not on disk
         self._last_save_error = ""  # why the position could not be kept, as it was said last

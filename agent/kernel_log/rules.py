@@ -221,7 +221,7 @@ PCIE_RULES = (
 FILES, DISK = "filesystem.error", "disk.error"
 
 #: Diskettes and CD drives that a machine's firmware says it has, and devices made of files, of memory or
-#: of a network by whoever may: no disk of a host.
+#: of a network by anyone who may: no disk of a host.
 _NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
 
 STORAGE_RULES = (
@@ -383,7 +383,7 @@ TASKS_RULES = (
         r"(?P<blocked_seconds>\d+) seconds",
         group="hung",
     ),
-    # Whoever takes the interface's namespace down waits for it, and all who come after.
+    # Anyone who takes the interface's namespace down waits for it, and all who come after.
     rule(
         HUNG,
         "unregister_netdevice",
@@ -598,7 +598,7 @@ _MLX5 = (
     r"TX timeout (?:detected|on queue)",
     r"RX timeout on channel",
 )
-#: What of them says that its firmware does not answer, or that the driver has given the device up.
+#: What of them says that its firmware does not respond, or that the driver has given the device up.
 _MLX5_DEAD = (
     r"health compromised",
     r"health recovery (?:failed|flow aborted)",

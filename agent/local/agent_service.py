@@ -115,7 +115,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 class AgentService:
-    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: in words, that library and driver are of different versions; else empty."""
+    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: as text, that library and driver are of different versions; else empty."""
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ def sockets(option: Path | None) -> tuple[Path, ...]:
 
 
 def release_file(option: Path | None) -> ReleaseStateFile | None:
-    """Return where an agent that does not answer now (it begins, or was killed) will look what is released; None
+    """Return where an agent that does not respond now (it begins, or was killed) will look what is released; None
     where there is no run folder, and so none that begins, or we may not write there."""
     for path in sockets(option):
         if os.access(path.parent, os.W_OK | os.X_OK):

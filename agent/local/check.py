@@ -29,7 +29,7 @@ TTL_SECONDS = 3600
 
 
 class StatusError(ValueError):
-    """The document is none of ours; the words say what is wrong with it."""
+    """The document is not Gangline's; the words say what is wrong with it."""
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def drain_reason(finding: dict[str, Any]) -> str:
 
 
 def summary(status: dict[str, Any], now_ns: int) -> str:
-    """Return what is to be known of the host, in one line."""
+    """Return what must be known of the host, in one line."""
     findings = status["findings"]
     notes = "".join(f"; [agent_problem] {note}" for note in status["notes"])
     if not findings:
@@ -272,7 +272,7 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
 
 
 def describe(finding: dict[str, Any], now_ns: int) -> str:
-    """Return one finding in words: whose problem, which, where, what, what to do, what ends it."""
+    """Return one finding as text: whose problem, which, where, what, what to do, what ends it."""
     times = f", {finding['count']} times" if finding["count"] > 1 else ""
     since = format_duration(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
     return (

@@ -80,7 +80,7 @@ def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
 
 
 def device_fields(device: DeviceState) -> dict[str, Any]:
-    """Return a device that does not answer, or did not a minute ago, as the document shows it."""
+    """Return a device that does not respond, or did not a minute ago, as the document shows it."""
     return {
         "lane": device.group,
         "device": printable(device.device),
@@ -184,7 +184,7 @@ FRESH_NS = 10_000_000_000
 
 
 def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
-    """Return what is to be said of it; empty while no GPU's reading shows it. For any thread."""
+    """Return what must be said of it; empty while no GPU's reading shows it. For any thread."""
     readings = latest.tables.get(STATE.table)
     if readings is None or now_ns - readings.boottime_ns > FRESH_NS:
         return ""
@@ -401,7 +401,7 @@ class HostStatus:
         self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
         self._published_key: tuple[object, ...] = ()
-        self._slow_state: tuple[object, ...] = ()  # of what is told, what changes seldom
+        self._slow_state: tuple[object, ...] = ()  # of what is reported, what changes seldom
         self._written_ns = -(1 << 62)
         self._refreshed_ns = -(1 << 62)
         self._cached_check: tuple[object, int, HostHealthResult] | None = None

@@ -332,7 +332,7 @@ class Exposition:
         self._valid_cells: dict[str, _ValidCells] = {}
 
     def families(self) -> list[Family]:
-        """Return what is to be shown now, of at most `series_max` samples."""
+        """Return what must be shown now, of at most `series_max` samples."""
         now_ns, tables = self._boottime_ns(), dict(self._latest.tables)
         for readings in tables.values():
             self._remember_valid(readings)
@@ -418,7 +418,7 @@ def _is_fresh(readings: TableSnapshot, now_ns: int) -> bool:
     return now_ns - readings.boottime_ns <= seconds * SECOND_NS
 
 
-#: At one more, whoever has been connected for longest is let go: a slow one never keeps others out.
+#: At one more, anyone who has been connected for longest is let go: a slow one never keeps others out.
 CONNECTIONS_MAX = 16
 #: From being accepted to the last byte of the answer.
 CONNECTION_SECONDS_MAX = 10.0

@@ -37,7 +37,7 @@ class RuleTrigger(Protocol):
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings are to be looked at even so."""
+        """Whether new readings must be looked at even so."""
         ...
 
 
@@ -101,7 +101,7 @@ _GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeve
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """What stands against a device. Times are boot time.
+    """Findings about a device. Times are boot time.
 
     `name`: the row's, or of a code (`xid79`). `confirmed_ns`: when it was last known to be so: the last
     reading that shows it, or, of an event, now, for as long as nothing has ended it.
@@ -184,7 +184,7 @@ class RuleState:
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings are to be looked at even if they are as before."""
+        """Whether new readings must be looked at even if they are as before."""
         return bool(self.matched) or not self._matches_none
 
     @property
@@ -397,7 +397,7 @@ class GpuResetDetector:
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether readings are to be looked at whose epochs are as before."""
+        """Whether readings must be looked at whose epochs are as before."""
         return self.is_needed or not self.energy_joules
 
     def update(self, readings: TableSnapshot) -> bool:

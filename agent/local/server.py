@@ -139,7 +139,7 @@ class UnixListener:
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """*mode*: who may connect; who may ask for what is the server's decision, by SO_PEERCRED.
 
-        Raises SocketInUse when a live process answers at *path*, OSError in words when it cannot be made.
+        Raises SocketInUse when a live process answers at *path*, OSError as text when it cannot be made.
         """
         self.path = path
         temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
@@ -498,7 +498,7 @@ class LocalServer:
             return method.handler(call.message, peer)
         except CallRefused:
             raise
-        except Exception as error:  # the client is told, the operator reads it in the log
+        except Exception as error:  # the client is reported, the operator reads it in the log
             log.exception("%s failed", call.path, extra={"cause": f"local.call.{call.path}"})
             raise CallRefused("INTERNAL", f"{type(error).__name__}: {error}") from error
 

@@ -119,7 +119,7 @@ class FlightRecorder:
         boot_id: bytes,
         findings: Callable[[], Iterable[ActiveFinding]] = tuple,
     ) -> None:
-        """*findings*: what stands against this host now."""
+        """*findings*: findings about this host now."""
         self._samplers, self._storage, self._uploads = samplers, storage, uploads
         self._clock, self._host, self._boot_id = clock, host, boot_id.hex()
         self._findings = findings
@@ -137,7 +137,7 @@ class FlightRecorder:
     # Any thread ----------------------------------------------------------------------------
 
     def observe(self, event: HealthEvent) -> None:
-        """Take note of an event that is told."""
+        """Take note of an event that is reported."""
         if self._storage.is_enabled and (reason := event_reason(event)):
             self._reasons.append(reason)
 

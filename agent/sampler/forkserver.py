@@ -191,7 +191,7 @@ class ForkServer:
         return None
 
     def clear_wakeup(self) -> None:
-        """Take note that a sampler has rung; what it said is to be read after this."""
+        """Take note that a sampler has rung; what it said must be read after this."""
         if self._wakeup_fd >= 0:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wakeup_fd)

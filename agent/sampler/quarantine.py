@@ -36,7 +36,7 @@ class QuarantineState(IntEnum):
     """How it stands with a unit; the number travels as `probe.state`."""
 
     WELL = 0
-    HUNG = 1  # its call has not returned, and whoever made it is not yet left behind
+    HUNG = 1  # its call has not returned, and anyone who made it is not yet left behind
     ABANDONED = 2  # a process that was abandoned is still in it
     LEFT_ALONE = 3  # nobody enters it until it is tried again
     SLOW = 4  # it answers, too slowly for its neighbours
@@ -148,7 +148,7 @@ class Quarantine:
         return frozenset(excluded)
 
     def is_open(self, group: str) -> bool:
-        """Return whether the lane is to be sampled at all."""
+        """Return whether the lane must be sampled at all."""
         return (group, "", "") not in self.units and not (group == GPU and None in self.released)
 
     def is_full(self, unit: Unit) -> bool:

@@ -248,7 +248,7 @@ RESTART_MESSAGE = f"ended with {RESTART_EXIT_CODE}"
 
 
 class Supervisor:
-    """See the module. Every method that returns actions returns all that is to be done now; none raises."""
+    """See the module. Every method that returns actions returns all that must be done now; none raises."""
 
     def __init__(
         self,
@@ -621,7 +621,7 @@ class Supervisor:
         return [Kill(process.serial)]
 
     def _enforce_end(self, process: SamplerProcess, call_state: Seen, now_ns: int) -> list[Action]:
-        """Kill one that was told to end and did not; if it is stuck in a device, nobody else is to be."""
+        """Kill one that was told to end and did not; if it is stuck in a device, nobody else must be."""
         if process.killed or now_ns - process.assigned_ns < END_DEADLINE_NS:
             return []
         process.killed = True

@@ -312,7 +312,7 @@ class MessageSender:
 
 
 def process_cost(measure_memory: bool) -> tuple[float, int]:
-    """Return this process's CPU seconds and, if they are to be looked at, its bytes of memory."""
+    """Return this process's CPU seconds and, if they must be looked at, its bytes of memory."""
     if measure_memory:
         gc.collect()
         process.trim()

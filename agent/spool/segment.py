@@ -43,7 +43,7 @@ class DamagedRecord(ValueError):
 
 
 def first_sequence_of(name: str) -> int | None:
-    """Return the first sequence of the segment with this file name; None if it is none of ours."""
+    """Return the first sequence of the segment with this file name; None if it is not Gangline's."""
     digits = name.removesuffix(SUFFIX)
     if not name.endswith(SUFFIX) or len(digits) != _DIGITS or not digits.isascii():
         return None

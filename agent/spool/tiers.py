@@ -56,7 +56,7 @@ class MemoryTier:
         return tier
 
     def _make(self) -> None:
-        """Make the folder if need be. Raises OSError, also for one that is not ours alone: whoever could
+        """Make the folder if need be. Raises OSError, also for one that is not ours alone: anyone who could
         write there could make us send anything."""
         with suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)

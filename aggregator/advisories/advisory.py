@@ -332,7 +332,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Whoever had taken it out has put it back."""
+    """Anyone who had taken it out has put it back."""
 
     now_ns: int
     host: str
@@ -464,7 +464,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """What we set on *host* by advisory *name*, and nothing else, is to be taken away."""
+    """What we set on *host* by advisory *name*, and nothing else, must be taken away."""
 
     name: str
     host: str
@@ -552,7 +552,7 @@ HOUR_NS = 3600 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLimits:
-    """Hosts are counted whoever took them out. Times are seconds."""
+    """Hosts are counted no matter who took them out. Times are seconds."""
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2

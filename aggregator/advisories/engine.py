@@ -54,7 +54,7 @@ from .workloads import Gang, ScheduledGangs
 # ----------------------------------------------------------------------
 # Who watches advice: what changed, in order, each with a token from which a broken watch continues.
 
-#: Changes that are remembered; whoever comes back for older ones gets all that is open instead.
+#: Changes that are remembered; anyone who comes back for older ones gets all that is open instead.
 CHANGES_MAX = 10_000
 #: Watchers at once.
 WATCHERS_MAX = 256
@@ -278,7 +278,7 @@ class AdvisoryEngine:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits; nobody may
+            task.exception()  # told to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -371,7 +371,7 @@ class AdvisoryEngine:
         found = self._machine.preview(answer)
         if isinstance(found, Refused):
             raise _answer_error(found)
-        # Whoever has it has set something already, which ends when it ends.
+        # Anyone who has it has set something already, which ends when it ends.
         is_accepted = self._machine.state.advisories[found.name].state is AdvisoryState.ACCEPTED
         return found, self.expires_ns(found) if is_accepted else found.expires_ns
 
@@ -540,7 +540,7 @@ class Publisher:
         try:
             self._engine.observe(judgement, gpus)
         except Exception:
-            # What was decided before it failed is remembered, and so is to be written.
+            # What was decided before it failed is remembered, and so must be written.
             log.exception("advice failed; the earlier advice stays in force")
         self._observed = True
         if self._task is None or self._task.done():

@@ -126,7 +126,7 @@ OutMember = tuple[str, FailureDomains, str]  # host, place, job
 
 
 def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
-    """Every host that is out, whoever took it out; what is lent to an executor counts as out."""
+    """Every host that is out, no matter who took it out; what is lent to an executor counts as out."""
     state = editor.state
     for host, unavailable_host in state.taken.items():
         yield host, unavailable_host.place, unavailable_host.job

@@ -296,7 +296,7 @@ def _case(
 def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
     """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only.
 
-    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, whoever resets it.
+    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, anyone who resets it.
     """
     cost = price(case.action, then, fault, work, now_ns, case.basis)
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL

@@ -82,7 +82,7 @@ class Fault:
 def checkpoint_hours(
     work: Workload, fault: Fault, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the checkpoint interval, and in words where it is from."""
+    """Return the checkpoint interval, and as text where it is from."""
     if work.checkpoint_seconds > 0:
         return work.checkpoint_seconds / 3600.0, "seen"
     hazard = max(work.gang_hazard_per_hour, fault.hazard_per_hour, 1e-9)
@@ -93,7 +93,7 @@ def checkpoint_hours(
 def waiting_cost(
     fault: Fault, work: Workload, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost within the horizon if nothing is done, and the sum in words."""
+    """Return the GPU-hours lost within the horizon if nothing is done, and the sum as text."""
     gang, horizon = max(work.gang_gpus, fault.gpus), assumptions.horizon_hours
     interval, source = checkpoint_hours(work, fault, assumptions)
     each = (
@@ -142,7 +142,7 @@ def acting_cost(
     work: Workload,
     assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost by *action*, and the sum in words."""
+    """Return the GPU-hours lost by *action*, and the sum as text."""
     host, gang = out_hours(action, then, assumptions), max(work.gang_gpus, fault.gpus)
     job = _job_hours(action, fault, work, assumptions)
     lost = gang * job + fault.gpus * host
@@ -224,7 +224,7 @@ def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_AS
 
 
 def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
-    """Return what the job loses by all of *hosts*, with the sum in words."""
+    """Return what the job loses by all of *hosts*, with the sum as text."""
     fault = Fault(
         sum(one.hazard_per_hour for one in hosts),
         min(one.relative_speed for one in hosts),
@@ -451,7 +451,7 @@ def normalize_rule(rule: str) -> str:
 
 
 def unknown_rule(rule: str) -> str:
-    """Return words on a *rule* that is none of ours, with what may have been meant; "" for one that is."""
+    """Return words on a *rule* that is not Gangline's, with what may have been meant; "" for one that is."""
     known = {*BY_NAME, *Reason.__members__, *(row.name for row in builtin().rows)}
     signal, _, code = rule.rpartition(" ")
     if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):

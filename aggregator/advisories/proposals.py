@@ -152,7 +152,7 @@ def _covering(
 
 
 def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory | None) -> str:
-    """Return why *first* is not proposed; "" if it is to be."""
+    """Return why *first* is not proposed; "" if it must be."""
     if reason := suppression_reason(editor, f"host {host}", first) or unavailable_reason(
         editor, host
     ):

@@ -46,7 +46,7 @@ def to_json(one: Event | Instruction) -> str:
 
 
 def parse_event(kind: str, body: str) -> Event:
-    """Return the event that was stored. Raises ValueError where it is none of ours."""
+    """Return the event that was stored. Raises ValueError where it is not Gangline's."""
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
@@ -99,7 +99,7 @@ class AdvisoryBatch:
         return self.host_mentions + sum(len(one.hosts) for one in self.gangs.values() if one)
 
     def collect_declared_out(self, state: MachineState) -> None:
-        """Take from *state* who is out by others' word, if that is to be rewritten."""
+        """Take from *state* who is out by others' word, if that must be rewritten."""
         if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
             self.declared_out = [
                 (host, by, one)
@@ -113,7 +113,7 @@ class AdvisoryBatch:
         return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
-        """Yield what watchers are told, in order: what changed, and that of which something is set for longer, or no more.
+        """Yield what watchers are reported, in order: what changed, and that of which something is set for longer, or no more.
 
         *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
         would stand as it is by now before as it was.

@@ -31,7 +31,7 @@ from .state import OpenCase, StateEditor
 
 
 class CauseKind(NamedTuple):
-    """What hosts may share: in words, what became of them, where to look, and the domains, narrowest first."""
+    """What hosts may share: as text, what became of them, where to look, and the domains, narrowest first."""
 
     kind: str
     symptom: str
@@ -255,7 +255,7 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 # ----------------------------------------------------------------------
-# Causes of which nothing is to be said for a while: nor under another domain, nor host by host.
+# Causes of which nothing must be said for a while: nor under another domain, nor host by host.
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
@@ -272,7 +272,7 @@ def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
 
 
 def is_muted(editor: StateEditor, subject: str) -> bool:
-    """Return whether nothing is to be said of the cause *subject* now."""
+    """Return whether nothing must be said of the cause *subject* now."""
     return editor.is_muted(subject, Action.INSPECT)
 
 
@@ -368,7 +368,7 @@ def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) ->
 
 
 def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Put cases of one cause into its advisory. Return the keys of those of which nothing is to be said now."""
+    """Put cases of one cause into its advisory. Return the keys of those of which nothing must be said now."""
     _join_causes(editor, waiting)
     candidates = _candidates(editor)
     muted = muted_candidates(editor, candidates)

@@ -3,7 +3,7 @@
 Invariants, for any input (`tests/aggregator/advisories/invariants.py` checks each):
 - it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;
 - an advisory that was withdrawn, rejected, done, failed or expired has no further effect;
-- the number of hosts out at once, and within an hour, is limited per rack, per job and for the fleet, whoever took them
+- the number of hosts out at once, and within an hour, is limited per rack, per job and for the fleet, anyone who took them
   out; beyond the limit a breaker opens, and tries one host before it closes;
 - a host returns only after it was healthy for long enough, and is then on probation;
 - a case is in one advisory, however often it is reported; hosts that fail together are one cause;
@@ -59,11 +59,11 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it is to be stored: a clock that was set back stands still."""
+        """Return *event* as it must be stored: a clock that was set back stands still."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
-        """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
+        """Go on after a restart. No event tells of it: the memory must be stored whole behind it."""
         self.state.now_ns = max(now_ns, self.state.now_ns)
         resume(self._editor)
 
@@ -82,7 +82,7 @@ class AdvisoryStateMachine:
         return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:
-        """Take *event* and return what is to be done. Raises nothing of what *event* says."""
+        """Take *event* and return what must be done. Raises nothing of what *event* says."""
         editor = self._editor
         editor.state.now_ns = max(event.now_ns, editor.state.now_ns)
         editor.instructions, editor.is_changed = [], False

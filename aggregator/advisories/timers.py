@@ -41,7 +41,7 @@ def expire(editor: StateEditor) -> None:
         elif reason := _deferral_reason(editor, advisory):
             editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
         elif advisory.expires_ns <= editor.now_ns:
-            if not editor.state.frozen:  # else whoever accepted it was refused
+            if not editor.state.frozen:  # else anyone who accepted it was refused
                 _expire_proposal(editor, advisory)
         elif (
             advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns <= editor.now_ns
@@ -135,7 +135,7 @@ def _timed_entries(
 
 
 def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
-    """Lend it to whoever comes next: its owner was silent for too long."""
+    """Lend it to anyone who comes next: its owner was silent for too long."""
     if advisory.lease_until_ns > editor.now_ns:
         return
     reason = f"{advisory.owner} was silent until its lease ended: another executor may take it over"

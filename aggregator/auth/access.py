@@ -270,7 +270,7 @@ class AccessControl:
 
     @property
     def error(self) -> str:
-        """What is wrong with certificates or tokens, in words; "" when nothing is."""
+        """What is wrong with certificates or tokens, as text; "" when nothing is."""
         parts = (self.certificates.error if self.certificates else "", self.tokens.error)
         return "; ".join(filter(None, parts))
 
@@ -397,7 +397,7 @@ class AgentRateLimit:
         )
 
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
-        """Count what came; return for how many seconds nothing more is to be read, 0 for none."""
+        """Count what came; return for how many seconds nothing more must be read, 0 for none."""
         now = self._steady()
         return max(
             self._frames.take(frames, now),

@@ -49,7 +49,7 @@ class Authenticator:
     def by_token(self, metadata: Metadata, *, needed: bool = False) -> Principal | None:
         """Return who the call's token says calls, None if it has none. Raises Unauthenticated.
 
-        Before a message of the call is read. Whoever shows no token where nothing else would do (*needed*, or no
+        Before a message of the call is read. Anyone who shows no token where nothing else would do (*needed*, or no
         certificates are asked for at all) is refused here too.
         """
         if not self.required:

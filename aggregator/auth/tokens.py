@@ -24,7 +24,7 @@ from ..durable_file import os_error_message, sync_folder
 from ..principal import GRANTABLE_ROLES, Role, is_name
 
 # ----------------------------------------------------------------------
-# Files of access: written whole, for their owner alone, whoever runs the command.
+# Files of access: written whole, for their owner alone, anyone who runs the command.
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:

@@ -184,7 +184,7 @@ def call_error(error: Any, data: Path, connection_options: ConnectionOptions) ->
 
 
 def backup_main(arguments: list[str]) -> int:
-    """Make one. 1: not made, with words; 3: an aggregator has the store and does not answer."""
+    """Make one. 1: not made, with words; 3: an aggregator has the store and does not respond."""
     options = _backup_parser().parse_args(arguments)
     return guarded("backup", lambda: _run_backup(options))
 
@@ -335,7 +335,7 @@ def _restore_parser() -> argparse.ArgumentParser:
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not answer."""
+    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not respond."""
     options = _compact_parser().parse_args(arguments)
     return guarded("compact", lambda: _run_compact(options))
 

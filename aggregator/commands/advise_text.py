@@ -128,12 +128,12 @@ def _line(one: wire.UnavailableNode) -> str:
 
 
 def hosts_text(count: int) -> str:
-    """Return how many hosts, in words."""
+    """Return how many hosts, as text."""
     return f"{count} host{'' if count == 1 else 's'}"
 
 
 def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
-    """Return what came of it, in words."""
+    """Return what came of it, as text."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
         f"reported out by you in all: {hosts_text(answer.nodes_count)}; limits of advice count them"

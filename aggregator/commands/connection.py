@@ -124,7 +124,7 @@ class ConnectionOptions:
 
 
 def _expiry_message(certificate: str) -> str:
-    """Return in words that ours does not hold now, "" if it does: the other side closes the connection without telling."""
+    """Return as text that ours does not hold now, "" if it does: the other side closes the connection without telling."""
     from ..auth.certificates import CertificateError, check_dates
 
     try:
@@ -183,7 +183,7 @@ def open_channel(
 def score_port(
     connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
 ) -> ScorePort:
-    """Return what asks the score process in a loop, and *channel* where that does not answer."""
+    """Return what asks the score process in a loop, and *channel* where that does not respond."""
 
     def connect(address: str) -> grpc.Channel:
         return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
@@ -408,7 +408,7 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return by host how much longer a step of *job* would take there, and from which run that is known, in words.
+        """Return by host how much longer a step of *job* would take there, and from which run that is known, as text.
 
         Raises CommandError(NOT_FOUND).
         """
@@ -451,7 +451,7 @@ class ScoreListing:
         degraded_reason: str,
         alarms: Iterable[str] = (),
     ) -> None:
-        """*alarms*: what stands against the aggregator itself, in words."""
+        """*alarms*: findings about the aggregator itself, as text."""
         self.scores = list(scores)
         self.version = version
         self.degraded_reason = degraded_reason

@@ -99,7 +99,7 @@ def _part(one: wire.DecisionInput) -> bytes:
 
 
 def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:
-    """Compute it again; return whether the same bytes came out, and that in words."""
+    """Compute it again; return whether the same bytes came out, and that as text."""
     if stored.not_replayable:
         return False, f"replay: not possible: {stored.not_replayable}"
     try:
@@ -175,7 +175,7 @@ def first_nodes(stored: wire.StoredDecision) -> Sequence[int]:
 def decision_text(
     stored: wire.StoredDecision, request: Any, answer: Any, names: Sequence[str]
 ) -> str:
-    """Return a decision in words: who asked for what, the answer, and who took which option."""
+    """Return a decision as text: who asked for what, the answer, and who took which option."""
     at = stored.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [
         f"{kind_name(stored.kind)} {stored.decision_id}, {at}, for {stored.caller or 'the aggregator itself'}",

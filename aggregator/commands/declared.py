@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Baseline(NamedTuple):
-    """What is compared with: in words, what it declares, and the hosts that are known there."""
+    """What is compared with: as text, what it declares, and the hosts that are known there."""
 
     description: str
     rows: Rows

@@ -195,7 +195,7 @@ def _has_other_reason(score: score_pb2.NodeScore) -> bool:
 
 
 def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
-    """Return what is left without any evidence: times all of it, it is the hazard that is told."""
+    """Return what is left without any evidence: times all of it, it is the hazard that is reported."""
     added = sum(one.log_hazard_delta for one in score.contributions)
     if abs(added) <= DELTA_MIN:
         return ""
@@ -361,7 +361,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Wrap each line but commands, which are to be copied whole; keep its indentation."""
+    """Wrap each line but commands, which must be copied whole; keep its indentation."""
     lines: list[str] = []
     for line in text.split("\n"):
         clean = printable(line)

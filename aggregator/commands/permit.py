@@ -72,7 +72,7 @@ def _document(permit: permit_pb2.FleetPermit) -> dict[str, Any]:
 
 
 def permit_text(permit: permit_pb2.FleetPermit, now: datetime) -> str:
-    """Return the permit in words."""
+    """Return the permit as text."""
     if not permit.seconds_left:
         return f"no permit: hosts report, and enforce nothing ({permit.reason})"
     until = now + timedelta(seconds=permit.seconds_left)

@@ -125,7 +125,7 @@ def _reserve(
 
 
 def reserved_text(reply: reservation_pb2.ReserveResponse, names: Sequence[str]) -> str:
-    """Return in words what was reserved, or what has changed since the plan."""
+    """Return as text what was reserved, or what has changed since the plan."""
     if reply.HasField("reservation"):
         one = reply.reservation
         until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -67,7 +67,7 @@ BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
 
 
 class FolderInUseError(Exception):
-    """An aggregator runs in the folder that is to be emptied."""
+    """An aggregator runs in the folder that must be emptied."""
 
 
 def reset_folder(data: Path) -> tuple[bool, str]:
@@ -199,7 +199,7 @@ class RunToken:
     """`begin`, once nobody else runs in the folder; `refresh`, every second; then `end`.
 
     All parts of the run present the token from the start: an aggregator that asks for no login takes no notice of it. It
-    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Whoever
+    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Anyone who
     may write in the folder may make a token anyway.
     """
 
@@ -400,7 +400,7 @@ class _DemonstrationRun:
         return OK
 
     def _schedulers(self, client: ScoreClient) -> str:
-        """Return where a scheduler asks this aggregator; nobody knows as long as it does not answer."""
+        """Return where a scheduler asks this aggregator; nobody knows as long as it does not respond."""
         try:
             address = client.scores_address()
         except CommandError:

@@ -212,7 +212,7 @@ def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int,
 
 
 def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
-    """A file that looks complete and is not misleads whoever finds it: unless so many rows were asked for."""
+    """A file that looks complete and is not misleads anyone who finds it: unless so many rows were asked for."""
     if cut and output is not None and not rows_max:
         raise CommandError(
             f"{output} is not written, because the answer is truncated: {cut}. Query less, or "

@@ -49,7 +49,7 @@ NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
 
 
 def main(arguments: list[str]) -> int:
-    """Say why a job waits. 1: Slurm does not answer; 3: no aggregator answers, and it prints only Slurm's part; 4: no such job."""
+    """Say why a job waits. 1: Slurm does not respond; 3: no aggregator answers, and it prints only Slurm's part; 4: no such job."""
     options = _parser().parse_args(arguments)
     return guarded("why", lambda: _run(options))
 

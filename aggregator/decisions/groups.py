@@ -44,7 +44,7 @@ class GroupLayout:
 
     @property
     def text(self) -> str:
-        """The sizes in words."""
+        """The sizes as text."""
         return f"{self.tensor} tensor x {self.pipeline} pipeline x {self.data} data"
 
 

@@ -108,7 +108,7 @@ class Members:
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     #: Of a GPU-hour with its interval, in currency: (3, members). None: nobody said.
     gpu_prices: Floats | None = None
-    #: By priced tier, the share of communication that crosses it, with its interval, and in words. None: even among domains.
+    #: By priced tier, the share of communication that crosses it, with its interval, and as text. None: even among domains.
     crossing_shares: tuple[tuple[float, float, float], ...] | None = None
     crossing_evidence: str = ""
     speed_source: QuantitySource = QuantitySource.ASSUMED

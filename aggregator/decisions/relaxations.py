@@ -27,7 +27,7 @@ NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
 FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
 WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
 RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
-#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is told.
+#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is reported.
 CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
 
 #: Jobs that are tried for giving up nodes, and values of a survival between two that are.

@@ -90,7 +90,7 @@ class GangRequirements:
     stranded_gpu_rate: float = 0.0
     delay_rate: float = 0.0
     currency_rate: float = 0.0
-    #: Of each of these fields who said it, in words.
+    #: Of each of these fields who said it, as text.
     rate_origins: Mapping[str, str] = field(default_factory=dict[str, str])
     #: Of each GPU of a member the share that it takes, and of its node cores and bytes: where `Candidates.room` knows them.
     gpu_share: float = 1.0
@@ -117,7 +117,7 @@ class GangRequirements:
         return RequestShape(self.gpus_per_node, self.gpu_share, self.cores, self.memory_bytes)
 
     def rate_text(self, name: str) -> str:
-        """Return the exchange rate of a field in words: what it is, and who said so."""
+        """Return the exchange rate of a field as text: what it is, and who said so."""
         origin = self.rate_origins.get(name, "the request")
         return f"{getattr(self, name):g} GPU-hours {_RATE_UNITS[name]} ({origin})"
 

@@ -46,7 +46,7 @@ def _columns(nodes: Floats) -> Floats:
 
 def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) -> Floats:
     """Return (a, b, c) of the form with the least relative errors, none below 0."""
-    columns = _columns(nodes) * (throughput / nodes)[:, None]  # relative: each is to be 1
+    columns = _columns(nodes) * (throughput / nodes)[:, None]  # relative: each must be 1
     best, least = np.array([float(np.mean(nodes / throughput)), 0.0, 0.0]), np.inf
     for form in forms:
         if len(form) > nodes.size:

@@ -202,7 +202,7 @@ def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
 # ----------------------------------------------------------------------
 # What is wrong with what was declared: where, what, and what would be right.
 
-#: Of a value that is quoted in words.
+#: Of a value that is quoted as text.
 _SHOWN_CHARACTERS_MAX = 60
 
 
@@ -245,7 +245,7 @@ class Problems:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Return whether there are so many that a file is not read to its end, which is told."""
+        """Return whether there are so many that a file is not read to its end, which is reported."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 

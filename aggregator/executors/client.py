@@ -52,7 +52,7 @@ LATER = (
 
 
 class ClientError(Exception):
-    """The aggregator does not answer, or refused; `is_temporary`: later may help."""
+    """The aggregator does not respond, or refused; `is_temporary`: later may help."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)

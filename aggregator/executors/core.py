@@ -692,7 +692,7 @@ def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
 def next_poll_seconds(
     ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
 ) -> float:
-    """Return after how many seconds the scheduler is to be read again: soon while a job is being requeued, else *otherwise*."""
+    """Return after how many seconds the scheduler must be read again: soon while a job is being requeued, else *otherwise*."""
     pauses = [otherwise]
     for entry in ledger:
         for progress in entry.jobs.values():

@@ -139,7 +139,7 @@ def _seconds(text: str) -> float:
 
 
 def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not answer."""
+    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not respond."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
     yield DoctorFinding(doctor.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()

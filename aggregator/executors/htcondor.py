@@ -202,7 +202,7 @@ class HTCondor(Scheduler):
 
 
 def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
-    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not answer."""
+    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not respond."""
     version = condor.capabilities().version
     slots = condor.slots()
     yield DoctorFinding(doctor.OK, f"HTCondor {version} answers: {len(slots)} machines")

@@ -44,7 +44,7 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
 
 class SchedulerError(Exception):
-    """The scheduler does not answer, or refused a command; the message is its own."""
+    """The scheduler does not respond, or refused a command; the message is its own."""
 
 
 # ---------------------------------------------------------------- what the scheduler says
@@ -184,7 +184,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do. `advisory`: for which; `why`: in words."""
+    """One thing to do. `advisory`: for which; `why`: as text."""
 
     advisory: str
     why: str

@@ -162,7 +162,7 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
 
 
 def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not answer."""
+    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not respond."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
     yield DoctorFinding(doctor.OK, f"Ray {version} answers: {alive} nodes")

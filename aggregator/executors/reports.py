@@ -27,7 +27,7 @@ HostOf = Callable[[str], str]
 
 @dataclass(slots=True)
 class Reported:
-    """What the aggregator was told. After a start all is reported again, and of `unavailable` the names come from the ledger."""
+    """What the aggregator was reported. After a start all is reported again, and of `unavailable` the names come from the ledger."""
 
     gangs: dict[str, tuple[object, float]] = field(default_factory=dict)
     unavailable: dict[str, tuple[str, float]] = field(default_factory=dict)

@@ -36,7 +36,7 @@ _MEMBER = re.compile(
 
 
 class LighthouseError(Exception):
-    """A lighthouse or a manager does not answer as torchft's do; the message says what it did."""
+    """A lighthouse or a manager does not respond as torchft's do; the message says what it did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 UTILIZATION_MIN = 0.5
 POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
 #: Power within this share of the limit is at it; with the driver's cap flag so much is: the power is a mean over a second,
-#: in which collectives draw less, and the limit is the one in force, whoever set it (assumed).
+#: in which collectives draw less, and the limit is the one in force, anyone who set it (assumed).
 AT_LIMIT_SHARE, CAPPED_SHARE = 0.95, 0.75
 #: Of so much of the clock's mean, and more, a GPU was at its limit.
 AT_LIMIT_TIME = 0.25

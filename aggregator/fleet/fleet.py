@@ -247,7 +247,7 @@ class Fleet:
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
         #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
         self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
-        #: How often rows of each host were given to other devices, or are to be looked up again.
+        #: How often rows of each host were given to other devices, or must be looked up again.
         self._row_changes: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 

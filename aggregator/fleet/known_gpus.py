@@ -18,7 +18,7 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a GPU that an agent lists and does not read: it does not answer, or the agent may not query it.
+#: Attributes of a GPU that an agent lists and does not read: it does not respond, or the agent may not query it.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 

@@ -62,7 +62,7 @@ class PeerMeasure(NamedTuple):
     basis: Codes
 
     def select(self, some: Flags) -> PeerMeasure:
-        """Return what is told of *some*."""
+        """Return the message about *some*."""
         return PeerMeasure(
             self.median_hertz[some], self.peers[some], self.spread[some], self.basis[some]
         )
@@ -81,7 +81,7 @@ def power_limited(
 
 
 def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
-    """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one is to be found."""
+    """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one must be found."""
     some = limits.rows[rows]
     if not some.any():
         return some
@@ -174,7 +174,7 @@ HOSTS_MIN = 3
 #: Groups of one width that are looked at, the largest first: more would be an attack.
 GROUPS_MAX = 256
 
-#: What an inventory says -> in words.
+#: What an inventory says -> as text.
 MAKE_ATTRIBUTES = {
     "name": "model", "board_part_number": "part", "vbios": "VBIOS", "driver": "driver", "ecc_mode": "ECC mode",
 }  # fmt: skip

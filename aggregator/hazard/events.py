@@ -69,7 +69,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indexes = NDArray[np.intp]
 
-#: Larger files and longer lists are refused, in words.
+#: Larger files and longer lists are refused, as text.
 FILE_BYTES_MAX = 1 << 28
 EVENTS_MAX = 1_000_000
 NODES_MAX = 100_000
@@ -108,7 +108,7 @@ class FaultTable:
     end: Floats
     hardware: Flags
     end_days: float  # of the recording: its last event
-    notes: tuple[str, ...] = ()  # what was odd, in words
+    notes: tuple[str, ...] = ()  # what was odd, as text
     classes: Flags | None = None  # faults x `classes.CLASSES`; None: of none is it known
 
     def before(self, days: float) -> FaultTable:
@@ -274,7 +274,7 @@ def _kind_of(value: Any) -> str:
 
 
 def pair_events(events: list[FaultEvent]) -> FaultTable:
-    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted in words.
+    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted as text.
 
     Faults of a node may overlap; an end ends the oldest open fault of its kind.
     """

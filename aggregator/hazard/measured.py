@@ -22,13 +22,13 @@ class Feature(NamedTuple):
 
     name: str
     unit: str
-    normal: str  # what is normal, in words
+    normal: str  # what is normal, as text
     description: str
     host_text: str  # of one host, for a person; {shown} is `to_shown` of the value
     to_shown: Callable[[float], float] = float
 
     def describe(self, value: float) -> str:
-        """Return *value* of a host in words."""
+        """Return *value* of a host as text."""
         return self.host_text.format(shown=self.to_shown(value))
 
 

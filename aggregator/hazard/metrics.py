@@ -138,7 +138,7 @@ class BootstrapFigure:
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:
-    """Return how many fleets are to be drawn for AUC and recall: *draws*, or none where they would say nothing.
+    """Return how many fleets must be drawn for AUC and recall: *draws*, or none where they would say nothing.
 
     *positive*: the nodes of the positive units.
     """

@@ -50,7 +50,7 @@ class ModelError(ValueError):
 class HazardModel:
     """Hazard of a host from its history of faults, and from what is measured of it; immutable."""
 
-    source: str  # what it was made from, in words
+    source: str  # what it was made from, as text
     is_prior: bool  # made from published rates, not from this fleet
     outcome: str  # which faults it is of: "all classes", "hardware"
     base_log_hazard_per_day: float  # of a host whose features are all zero

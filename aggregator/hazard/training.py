@@ -385,7 +385,7 @@ def factor_of(sigma: float) -> float:
     """Return f, so that a lognormal of mean 1, whose logarithm has the standard deviation *sigma*, is within 1 / f and f
     with 90 %; SPREAD_MAX at most.
 
-    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is told.
+    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is reported.
     """
     return exp(_root(lambda log_factor: SHARE - _share_within(log_factor, sigma), log(SPREAD_MAX)))
 

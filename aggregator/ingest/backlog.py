@@ -17,7 +17,7 @@ from ...contract.wire.telemetry_pb2 import TelemetryBatch
 #: Late frames of a host are taken at no more than this many times its live rate.
 BACKLOG_RATE_RATIO = 2
 #: This many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
-#: message, of which nothing is to be remembered for long.
+#: message, of which nothing must be remembered for long.
 BURST_FRAMES = LATE_FRAMES_MAX
 #: Late frames of one stream that wait for their turn; with more the agent is told to send them again.
 WAITING_FRAMES_MAX = 64
@@ -272,7 +272,7 @@ class RegistrationQueue:
     """Who may register now, so that a fleet that comes at once is served in turn and live frames continue.
 
     A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line: its debt.
-    Whoever comes while there is a line gets a place behind it.
+    Anyone who comes while there is a line gets a place behind it.
     """
 
     def __init__(self, reconnects_per_second: int, now: float) -> None:

@@ -145,7 +145,7 @@ class ClockLog:
         self._written: dict[str, _WrittenClock] = {}
 
     def due(self, hosts: Iterable[ClockSample]) -> list[ClockRecord]:
-        """Return what is to be written now, and take it as written."""
+        """Return what must be written now, and take it as written."""
         found = []
         for host, clock, last_received_ns in hosts:
             offset = clock.error_seconds

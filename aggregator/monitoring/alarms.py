@@ -95,7 +95,7 @@ class Alarms:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What stands, in words as of the last step."""
+        """What stands, as text as of the last step."""
         return tuple(
             self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
         )

@@ -71,7 +71,7 @@ class SelfMonitor:
         self._poll_count = 0
         self._commits: list[int] = []
         self._pulled: tuple[int, Values] | None = None
-        #: What stands against ourselves, in words.
+        #: Findings about ourselves, as text.
         self.messages: tuple[str, ...] = ()
 
     def poll(self) -> AlarmChanges:

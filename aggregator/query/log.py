@@ -89,7 +89,7 @@ class _PrivateRotatingFile(logging.handlers.RotatingFileHandler):
     on_write_error: Callable[[], None]
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell whoever owns this; the logging module would write to stderr, again and again."""
+        """Tell anyone who owns this; the logging module would write to stderr, again and again."""
         self.on_write_error()
 
     def _open(self) -> Any:

@@ -139,7 +139,7 @@ class Judgement(Snapshot):
     faults: FaultHistory = field(default_factory=FaultHistory)
     gang_waits: GangWaits = field(default_factory=GangWaits)
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
-    failed: str = ""  # parts of judging, in words
+    failed: str = ""  # parts of judging, as text
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
     #: (hosts, components): what is left of each (`scoring/components.py`).

@@ -48,7 +48,7 @@ class Symptom:
     #: The state at most that it keeps up where it had been in it: what ends a state lies beyond what begins it. Of one that
     #: is HEALTHY by itself it begins nothing.
     retained_state: HealthState | None = None
-    #: Whose fault it shows, where it is not its device's: a driver's that does not answer, as several devices show.
+    #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
     fault_source: str = ""
     #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)

@@ -230,7 +230,7 @@ def _alone(symptom: Symptom, calm: float) -> float:
 def _select_shown(
     ordered: Sequence[ObservedSymptom], found: Causes
 ) -> tuple[Sequence[ObservedSymptom], Sequence[float], Sequence[int]]:
-    """Return the symptoms that are told, with what they add and how many devices show them: of many the first, and those
+    """Return the symptoms that are reported, with what they add and how many devices show them: of many the first, and those
     that add the most. One more symptom never makes the sum less."""
     hazards, devices = found.hazards, found.devices
     if len(ordered) <= EVIDENCE_MAX:

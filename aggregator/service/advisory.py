@@ -117,12 +117,12 @@ def _enum(value: int) -> Any:
 
 # ----------------------------------------------------------------------
 # What schedulers tell AdvisoryService: what runs where, and which nodes they took out themselves.
-# Checked in words.
+# Checked as text.
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
 GPUS_MAX = 1_000_000
-#: Of a checkpoint's interval, and for which anything is told.
+#: Of a checkpoint's interval, and for which anything is reported.
 SECONDS_MAX = 7 * 86_400
 #: Names that are reported, of those that no agent has.
 UNKNOWN_MAX = 100
@@ -258,7 +258,7 @@ ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
 #: Nodes that others took out, and advice that has ended: so many are told one by one.
 UNAVAILABLE_MAX = 1000
-#: By so much our clock may be behind what was: more is told.
+#: By so much our clock may be behind what was: more is reported.
 AHEAD_SECONDS_MAX = 60
 #: What is called for and not proposed: so much is told one by one.
 HELD_BACK_MAX = 1000

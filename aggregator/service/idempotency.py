@@ -65,7 +65,7 @@ class IdempotencyCache:
         return reply if before is None or current is None else current().SerializeToString()
 
     def has(self, request: Any, context: Any) -> bool:
-        """Return whether *request* was taken before, so that nothing is to be made ready for it. Raises InvalidArgument."""
+        """Return whether *request* was taken before, so that nothing must be made ready for it. Raises InvalidArgument."""
         return self._cached_reply(_key(request, context), request) is not None
 
     def _cached_reply(self, key: tuple[str, str, str], request: Any) -> bytes | None:

@@ -475,7 +475,7 @@ def _number(tier: Tier | None) -> Any:
 
 
 def listed_tier(value: int) -> Tier:
-    """Return a tier whose domains are to be listed. Raises InvalidArgument."""
+    """Return a tier whose domains must be listed. Raises InvalidArgument."""
     tier = _tier("tier", value)
     if tier is None:
         names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"

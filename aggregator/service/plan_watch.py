@@ -143,7 +143,7 @@ class WatchedPlan:
         current: PlacementChoice | None,
         reasons: list[str],
     ) -> wire.WatchPlanResponse | None:
-        """Look for a plan; return it if it is to be told."""
+        """Look for a plan; return it if it must be told."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
             # Nothing did fit: whether something does now is a matter of a search, and why not has been said.

@@ -146,7 +146,7 @@ class QueryService(QueryServiceServicer):
     async def _refresh_snapshot(self, question: Question) -> int:
         """Have a file that covers what *question* asks of, where that takes a few seconds; return the newest moment
         that it names, microseconds since 1970."""
-        with contextlib.suppress(OSError):  # `ask` says it, in words
+        with contextlib.suppress(OSError):  # `ask` says it, as text
             self.pool.start()  # it loads DuckDB while the file is written
         now_ns = self._wall_ns()
         moment_us = newest_moment_us(question.sql, now_ns // 1000)
@@ -230,7 +230,7 @@ class _QueryRecord:
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
             return query_pb2.QueryResponse(arrow_stream=piece)
-        self.rows, self.outcome = piece.rows, "ok"  # whole: whoever leaves now has it
+        self.rows, self.outcome = piece.rows, "ok"  # whole: anyone who leaves now has it
         return query_pb2.QueryResponse(summary=_summary(piece))
 
     def entry(self) -> QueryLogEntry:

@@ -415,7 +415,7 @@ class ScoreService(ScoreServiceServicer):
 
 
 def worst_first(columns: Columns) -> list[int]:
-    """Return the node indexes of all that are to be listed."""
+    """Return the node indexes of all that must be listed."""
     listed = np.flatnonzero(~columns.ended)
     severity = _SEVERITY[columns.state[listed]]
     order = np.lexsort((-listed, columns.score[listed], severity))

@@ -154,7 +154,7 @@ def _number(value: int) -> Any:
 
 
 class RequestedWorkload(NamedTuple):
-    """A workload that somebody asks about: what it needs, and how that is known, in words."""
+    """A workload that somebody asks about: what it needs, and how that is known, as text."""
 
     needs: WorkloadNeeds
     source: str

@@ -34,7 +34,7 @@ ENDED = "the score process has ended"
 
 
 class ScoreProcessError(Exception):
-    """The score process ended, or does not answer; the words say which."""
+    """The score process ended, or does not respond; the words say which."""
 
 
 class ScoreProcess:

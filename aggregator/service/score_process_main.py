@@ -53,7 +53,7 @@ UNREAD_BATCHES_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class ScoreProcessSettings:
-    """What the process is to be."""
+    """What the process must be."""
 
     config: AggregatorConfig
     address: str
@@ -171,7 +171,7 @@ class _ReportedCounts:
 
 
 def main() -> int:
-    """Be the score process of whoever holds the other end of standard input."""
+    """Be the score process of anyone who holds the other end of standard input."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Of a terminal, or of systemd for all at once: the aggregator ends us.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -58,7 +58,7 @@ def put_decisions(
 ) -> list[str]:
     """Write *commits*, each decision and part once, and drop what is past its bytes.
 
-    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: whoever has them may
+    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: anyone who has them may
     send them again. Raises duckdb.Error.
     """
     parts = {digest: data for one in commits for digest, data in one.inputs.items()}

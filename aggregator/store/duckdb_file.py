@@ -357,7 +357,7 @@ def damaged_store_advice(path: Path) -> str:
 
 
 def check_file(path: Path) -> str:
-    """Return in words that the file is shorter than it says, "" when it is not.
+    """Return as text that the file is shorter than it says, "" when it is not.
 
     DuckDB would open it, and fail with the first reading that stood behind its end. Yet it need not be damaged: blocks
     at the end that were free when the disk failed were never written. Raises StoreError for a file that is not ours.
@@ -493,7 +493,7 @@ class DurabilityMark:
     def loss_message(
         self, found: Header | None, wal_bytes: int, wal_begin: bytes, path: Path
     ) -> str:
-        """Return in words what is gone of a store that is found so, "" when nothing is known to be."""
+        """Return as text what is gone of a store that is found so, "" when nothing is known to be."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.written_ns // 1_000_000_000))
         until = f"when the last receipt was given ({when} UTC)"
         if found is None:
@@ -567,7 +567,7 @@ def wal_beginning(wal: Path) -> bytes:
 
 
 def loss_message(path: Path) -> str:
-    """Return in words what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
+    """Return as text what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
     try:
         mark = parse_mark(path.with_name(MARK_FILE).read_bytes())
     except FileNotFoundError:

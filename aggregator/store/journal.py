@@ -80,7 +80,7 @@ class EventJournal:
         self._acknowledged_descriptor = os.open(
             path.with_name(path.name + ACKNOWLEDGED_SUFFIX), _FLAGS, 0o640
         )
-        #: What of receipted events was damaged, in words; "" when nothing was.
+        #: What of receipted events was damaged, as text; "" when nothing was.
         self.loss_message = ""
         if later := list(_salvage_records(data, whole)):
             self.loss_message = self._set_aside(path, data, whole, [size for _, size in later])

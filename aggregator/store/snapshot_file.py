@@ -273,7 +273,7 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Leave of each host the devices heard of last; return of which hosts, in words."""
+        """Leave of each host the devices heard of last; return of which hosts, as text."""
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"

@@ -154,7 +154,7 @@ class RequestFile:
         with suppress(OSError):
             self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - held while we run
             with suppress(OSError):
-                self._path.chmod(0o666)  # whoever may enter the folder may ask
+                self._path.chmod(0o666)  # anyone who may enter the folder may ask
 
     def poll(self) -> bool:
         """Return whether somebody has asked since the last call."""

@@ -42,7 +42,7 @@ from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
 # ----------------------------------------------------------------------
-# Whether the store can store: what stands in the way, since when, in words for log and screen.
+# Whether the store can store: what stands in the way, since when, as text for log and screen.
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ T = TypeVar("T")
 
 #: A failed commit is tried again after this long.
 RETRY_SECONDS = 1.0
-#: At the end a disk that does not answer is waited for so much longer; then the process ends without it.
+#: At the end a disk that does not respond is waited for so much longer; then the process ends without it.
 HANGING_SECONDS_MAX = 20.0
 #: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
 COMMIT_SECONDS_BOUNDS = tuple(
@@ -220,7 +220,7 @@ class Store(Queue):
                 "event journal: %d bytes at its end are not a complete record",
                 self._journal.torn_bytes,
             )
-        #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
+        #: What was receipted and is gone, as text: the file lost it while nobody ran. "" when nothing is known.
         self.loss_message = "; ".join(
             filter(None, (self._writer.loss_message, self._journal.loss_message))
         )
@@ -447,7 +447,7 @@ class Store(Queue):
     def close(self, seconds_max: float = 5.0) -> str:
         """Commit what waits, write the operators' file, and close, within about *seconds_max*.
 
-        A disk that does not answer is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
+        A disk that does not respond is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
         ends, which it should at once. Returns words on what could not be stored or closed, "" when all was.
         """
         done: Future[None] = Future()
@@ -459,7 +459,7 @@ class Store(Queue):
             except BaseException as error:  # noqa: BLE001 - told to the one who waits
                 done.set_exception(error)
 
-        # Whoever waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
+        # Anyone who waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
         threading.Thread(target=run, name=THREAD_NAME_PREFIX + "close", daemon=True).start()
         hangs = not wait([done], seconds_max + HANGING_SECONDS_MAX).done
         if not hangs:

@@ -360,7 +360,7 @@ class Writer:
         self._cursor_lock = threading.Lock()
         self._needs_reopen = False
         self._saved_threshold = ""
-        #: What the file has lost since the last receipt, in words; "" when nothing is known to be gone.
+        #: What the file has lost since the last receipt, as text; "" when nothing is known to be gone.
         self.loss_message = _loss_message(path)
         self._mark_writer = MarkWriter(path)
         remove_leftovers(path.parent)

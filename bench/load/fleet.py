@@ -20,7 +20,7 @@ from gangline.simulator.world import World
 
 TEMPLATES = 60
 GPUS = 8
-#: Stands in a template's bytes where a host's own name is to be.
+#: Stands in a template's bytes where a host's own name must be.
 _MARK = b"zq!HOST!"
 _NAME = "load-" + _MARK.decode()
 _RUN, _BOOT = b"zq!run-of-host!!", b"zq!boot-of-host!"

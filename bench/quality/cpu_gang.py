@@ -37,7 +37,7 @@ from tests.processes import Process, free_port, listening, until
 RANKS = 4
 #: Of a core, in each step; and the rest of a step, in which a rank waits. Ranks on one core compute apart.
 COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
-#: What is on the machine beside the gang is to be felt as little as may be; where that is refused the gang is as any other.
+#: What is on the machine beside the gang must be felt as little as may be; where that is refused the gang is as any other.
 NICE_GANG, NICE_OTHERS = -10, 5
 #: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12

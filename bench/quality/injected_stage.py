@@ -138,7 +138,7 @@ class Stage:
         self._watched_until = 0.0  # monotonic
         #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
         self.requests = self.unanswered = 0
-        self._left = ExitStack()  # what is to be ended
+        self._left = ExitStack()  # what must be ended
 
     def _subject(
         self, place: Path, kind: InjectedKind, number: int, source: random.Random
@@ -165,7 +165,7 @@ class Stage:
         self._left.close()
 
     def listing(self) -> list[NodeScore]:
-        """Return what the API says of all hosts now. Raises CommandError where it does not answer."""
+        """Return what the API says of all hosts now. Raises CommandError where it does not respond."""
         return self._client.hosts(full=True).scores
 
     def settle(self, sources: Iterable[str] = READ_FIRST) -> None:

@@ -65,7 +65,7 @@ def section(
 
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
-    """Yield what is to be judged."""
+    """Yield what must be judged."""
     sorts = {each.name: each.sort for each in world.schedule.classes}
     for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])

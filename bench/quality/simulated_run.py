@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.quality.simulated_kinds import CaseFinding, Score
 from gangline.simulator.scenario import FaultClass
 
-#: Below this share of its causes a class is not detected, in words.
+#: Below this share of its causes a class is not detected, as text.
 DETECTED_RATIO = 0.5
 
 

@@ -177,7 +177,7 @@ def _reason_bits(intrinfo: int) -> int:
 
 
 def _link_down_reason(intrinfo: int) -> tuple[str, bool]:
-    """Return why a link went down, in words, and whether that costs a reset."""
+    """Return why a link went down, as text, and whether that costs a reset."""
     return nvlink_facts().link_down.get(
         _reason_bits(intrinfo), ("for a reason that the catalogue lacks", True)
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PINS = Path(__file__).with_name("pins.toml")
-#: An archive larger than this is none of ours.
+#: An archive larger than this is not Gangline's.
 ARCHIVE_BYTES_MAX = 128 << 20
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 

@@ -48,7 +48,7 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
 
 
 def _kind_of(record: EventRecord) -> EventKind | None:
-    """Return what is to be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
+    """Return what must be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
     if record.folded:
         is_code = record.name in (rules.XID.name, rules.SXID.name)
         rule = FOLDED_CODES if is_code else rules.FOLDED.rule

@@ -21,7 +21,7 @@ NEVER_READ = replace(rules.UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
 #: This long a GPU may be out for a repair before somebody is to look whether it was forgotten.
 OUT_SECONDS_MAX = 3600.0
 
-#: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
+#: `gpu.recovery_action_state` as text (nvml.h, nvmlDeviceGpuRecoveryAction).
 ACTIONS = {
     1: "a reset",
     2: "a reboot",

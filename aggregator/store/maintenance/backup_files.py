@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def as_of(self) -> str:
-        """The moment in words."""
+        """The moment as text."""
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.as_of_ns // 1_000_000_000))
 
     def write(self, folder: Path) -> None:

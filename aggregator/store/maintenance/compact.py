@@ -77,7 +77,7 @@ def compact(
 class Compaction:
     """One attempt. `begin`, `copy_growing` beside the writer, `finish` in its thread, `close` in any case.
 
-    The new file is open in a DuckDB of its own, so that whoever asks the live one for its tables sees only those.
+    The new file is open in a DuckDB of its own, so that anyone who asks the live one for its tables sees only those.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ from .backup_files import Manifest
 
 #: What stood in the folder before is kept under this and the time.
 REPLACED_PREFIX = "replaced"
-#: Stays in the folder whoever restores.
+#: Stays in the folder anyone who restores.
 _PRESERVED = {LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, ACCESS_FOLDER, BACKUPS_FOLDER}
 
 
@@ -170,7 +170,7 @@ def _remove(path: Path) -> None:
 
 
 def check_files(folder: Path, manifest: Manifest, progress: ProgressSink) -> list[str]:
-    """Return in words which files of the backup in *folder* are not what its manifest says."""
+    """Return as text which files of the backup in *folder* are not what its manifest says."""
     problems: list[str] = []
     progress.begin("checksums", manifest.size_bytes)
     for name, file in manifest.files.items():

@@ -176,7 +176,7 @@ def open_database(
 
 
 def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
-    """Return the store's version. Raises CopyError when it is none of ours, or of a newer gangline."""
+    """Return the store's version. Raises CopyError when it is not Gangline's, or of a newer gangline."""
     try:
         found = connection.execute("SELECT max(schema_version) FROM gangline_store").fetchall()
     except duckdb.CatalogException as error:

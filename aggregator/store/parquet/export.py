@@ -99,7 +99,7 @@ class Merge(NamedTuple):
 def due_merges(
     found: Iterable[ParquetSegment], waiting: set[tuple[str, str]], now_us: int
 ) -> list[Merge]:
-    """Return what is to be merged, oldest first. *waiting*: (table, bucket) that are still live."""
+    """Return what must be merged, oldest first. *waiting*: (table, bucket) that are still live."""
     groups: dict[tuple[str, str, str, int], list[ParquetSegment]] = {}
     for one in found:
         for digits in _target_digits(one):

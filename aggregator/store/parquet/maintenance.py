@@ -52,7 +52,7 @@ _HOUR_DIGITS = 10
 
 
 class FolderCleanup(NamedTuple):
-    """What is to be done about the folder."""
+    """What must be done about the folder."""
 
     unlink: list[str]  # unfinished, gone, or doubled
     aside: list[str]  # not recorded, and the only one for all we know
@@ -185,7 +185,7 @@ class HistoryMaintenance:
         self._has_scanned = False
         #: Files found to be damaged, with what is wrong; they are set aside by the next look.
         self.damaged: list[tuple[ParquetSegment, str]] = []
-        #: Tables whose views of rollups are to be recreated.
+        #: Tables whose views of rollups must be recreated.
         self.views_due: set[str] = set()
         #: (table, part) that the live file has.
         self.live: set[tuple[str, str]] = set()

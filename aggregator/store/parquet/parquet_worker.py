@@ -118,7 +118,7 @@ class ParquetFile:
         return int(self._times[1]) if self._times else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return what is to be known of it once it is closed; `encodings` is for the next file of its kind."""
+        """Return what must be known of it once it is closed; `encodings` is for the next file of its kind."""
         return {
             "path": self.path,
             "rows": self.rows,

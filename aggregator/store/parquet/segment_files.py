@@ -274,7 +274,7 @@ def manifest_tables(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
-    """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError in words."""
+    """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError with a message."""
     path = folder / MANIFEST_FOLDER / f"{table}.json"
     try:
         if path.stat().st_size > _MANIFEST_BYTES_MAX:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...workers import WorkerProcess
 from . import parquet_worker
 
-#: A packer that does not answer for this long hangs: it is killed, and what it was at is done again.
+#: A packer that does not respond for this long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
 #: One that goes last may not have been let run at all.
 LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
