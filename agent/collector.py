@@ -50,8 +50,9 @@ class CollectOutcome(IntEnum):
 class Collector:
     """One source of signals at one pace. A subclass sets `name` and `pace`, writes `collect`, and overrides what else it can do.
 
-    A collector that reads through a driver sets `enters_driver`: it is called in a process of its own that the daemon can leave
-    behind, and enters the driver between `ext.place.enter` and `leave`. One thread calls it, never two at once. But for `collect`
+    A collector that reads through a driver sets `enters_driver`: it runs in a separate process that the daemon can
+    abandon, and calls the driver between `ext.place.enter` and `leave`.
+    One thread calls it, never two at once. But for `collect`
     and `record`, no method raises.
     """
 
@@ -96,8 +97,8 @@ class Collector:
         and without opening a device."""
 
     def idle(self, until_ns: int) -> None:
-        """Do work of its own between turns, as samples at 10 Hz: return at that boot time, soon after this process is called
-        (`ext.place.call`), or at once where there is nothing to do."""
+        """Do work between turns, such as samples at 10 Hz. Return at that boot time, soon after this process is
+        called (`ext.place.call`), or at once if there is nothing to do."""
 
     @property
     def has_idle_work(self) -> bool:
@@ -105,8 +106,8 @@ class Collector:
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a look at
-        anything. Now and then it takes its turn all the same."""
+        """Skip the due turn if it would only repeat NO_DATA, and return whether it was skipped.
+        Now and then it takes its turn all the same."""
         return False
 
     def start(self, publisher: EventPublisher) -> None:

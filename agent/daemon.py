@@ -88,8 +88,9 @@ class Daemon:
         blocking_findings: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """*collectors* have names of their own, none of them `FRAME_TICK` or `SELF_TICK`; their turns come in this
-        order, but those of *samplers* come from there. *on_wakeup* is called whenever the loop comes round, for what others
-        ask of this thread, and returns when it has to be again, if before the next second; *on_second* once a second, at the very end.
+        order, but those of *samplers* come from there. *on_wakeup* is called in each round of the loop, for requests
+        of other threads, and returns its next due time, if before the next second;
+        *on_second* once a second, at the very end.
         *blocking_findings*: how many findings bar this host from jobs."""
         self._clock, self._spool = clock, spool
         self._client, self._frame_builder, self._publisher = client, frame_builder, publisher
@@ -132,8 +133,9 @@ class Daemon:
         return self._self_metrics.last_results()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
-        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
-        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`SamplerPool.take`).
+        """Tick until *stop* is set. *wait* returns at the given boot time (ns) or shortly after it, so that those who
+        begin then have sent their messages. It returns earlier when it has set *stop*, or a sampler has sent a
+        message; and what can be read, if it knows (`SamplerPool.take`).
         Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)

@@ -56,9 +56,9 @@ class _SentTable:
 class FrameBuilder:
     """Makes the frames of one run.
 
-    A reader that applies the frames in order, each row replacing the one before of its table and
-    device, holds the full state of every on-change table after each frame: a device that is gone is
-    sent once more with no valid cell. For that an on-change table must be in one block: a second one
+    A reader applies the frames in order; each row replaces the previous one of its table and device. It then has the
+    full state of every on-change table after each frame. A removed device is sent once more with no valid cell.
+    For that an on-change table must be in one block: a second one
     in the same frame is left out.
     """
 
@@ -96,8 +96,8 @@ class FrameBuilder:
         return data
 
     def force_keyframes(self) -> None:
-        """Let each on-change table travel whole when it comes next: a reader that heard nothing of before would know
-        of no device, and take the first count of an error for where the counter stands."""
+        """Send each on-change table whole next time. A new reader would otherwise know no devices, and take the first
+        count of an error for the counter's start."""
         for sent in self._sent.values():
             sent.keyframe = -1
 
@@ -145,8 +145,8 @@ class FrameBuilder:
     def _encode_fitting(
         self, stamp: frames.Stamp, parts: Sequence[Block], reason: str
     ) -> tuple[bytes, dict[int, str]]:
-        """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
-        while the rest is too much together (*reason*), the largest."""
+        """Return a frame, and by index why a part is left out: first those that no frame can carry, then the largest
+        while the rest is too large together (*reason*)."""
         dropped = {
             i: error
             for i, part in enumerate(parts)

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class GpuInventory(NamedTuple):
-    """The GPUs that an inventory found to answer (UUID -> PCI address), and the addresses of those of which it says
-    nothing: they are skipped, may not be asked, or belong to a virtual machine."""
+    """The GPUs that responded to an inventory (UUID -> PCI address), and the addresses of those it could not read:
+    they are skipped, not permitted, or belong to a virtual machine."""
 
     found: Mapping[str, str]
     unqueried: frozenset[str] = frozenset()

@@ -122,8 +122,8 @@ class UnreleasedHandle(NamedTuple):
 def unreleased_handles(
     samplers: SamplerPool, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> Sequence[UnreleasedHandle]:
-    """Return which of the agent's processes has one of *devices* (None: any, or the driver) open, by the kernel's word and by what the
-    samplers know, and what they are stuck in. *nodes*: `nvidia3` -> PCI address."""
+    """Return which of the agent's processes has one of *devices* (None: any, or the driver) open, according to the
+    kernel and the samplers, and the calls they are stuck in. *nodes*: `nvidia3` -> PCI address."""
     stuck = _stuck_calls(samplers)
     found = open_handles(roots.proc, roots.dev, agent_processes(roots.proc)).found
     blockers = blocking(found, nodes, devices)
@@ -431,8 +431,8 @@ class GpuReleaser:
     # The daemon's thread -------------------------------------------------------------------
 
     def tick(self) -> int | None:
-        """Do what was asked and what is due: at each tick, whenever the callback queue can be read, and at the time that
-        this returns, if any."""
+        """Handle requests and due work. Called at each tick, whenever the callback queue is readable, and at the time
+        that this returns, if any."""
         self._callbacks.run()
         now_ns = self._clock.boottime_ns()
         if now_ns // BINDING_CHECK_NS != self._checked_second:

@@ -100,8 +100,8 @@ class ProcessSignals:
         self._descriptors = descriptors
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return at that boot time (for a second's beginning, `SAMPLER_GRACE_NS` after it), or sooner: with `stop` set when a
-        signal has come, else when somebody spoke.
+        """Return at that boot time (at a second's start, `SAMPLER_GRACE_NS` later), or earlier: with `stop` set after
+        a signal, else after a message.
 
         Returns the descriptors that can be read.
         """

@@ -84,8 +84,8 @@ def write(path: Path, content: bytes) -> None:
 def read(path: Path) -> Mirror:
     """Return what the file says, whether or not it is still valid. Raises MirrorFileError, MirrorError.
 
-    It is believed if it is a file of its own (no link, no pipe) that belongs to root, to us, or to the owner of its folder,
-    and that, as its folder, nobody else may write.
+    It is trusted if it is a regular file (no link, no pipe) owned by root, this user, or the owner of its folder, and
+    if nobody else may write to it or its folder.
     """
     try:
         folder = os.stat(path.parent)

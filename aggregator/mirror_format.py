@@ -137,9 +137,10 @@ def parse_slurm_nodes(node_text: str, config_text: str) -> SlurmNodes:
 def excludable(faulty: Iterable[str], slurm: SlurmNodes) -> tuple[list[str], int]:
     """Return nodes that jobs may be told to leave out, and the largest job, in nodes, that is not refused because of it.
 
-    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes that are
-    alike in all that a job can ask stand in for each other: while as many of each kind are left as the job has nodes, another
-    choice of nodes fits wherever one with excluded nodes did. Kinds of which more than half is faulty are not touched. Across
+    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes
+    that are equal in everything a job can request are interchangeable. While as many of each kind are left as the job
+    has nodes, another choice fits wherever one with excluded nodes did.
+    Kinds of which more than half is faulty are not touched. Across
     switches one node does not stand in for another, so that with a topology this holds for jobs of one node.
     """
     kinds = {name: (key, slurm.features[name]) for name, key in slurm.kinds.items()}

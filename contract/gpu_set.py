@@ -22,8 +22,8 @@ def is_uuid(key: str) -> bool:
 def update_expected(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Return the GPUs to expect of a host of which these were *expected*, once *found* was seen to work.
 
-    A GPU that is gone stays expected. It was replaced, and is expected no longer, where another GPU is at its address, or
-    where the host has as many GPUs as were expected.
+    A GPU that is gone stays expected. It counts as replaced, and is no longer expected, if another GPU is at its
+    address, or if the host has as many GPUs as expected.
     """
     if len(found) >= len(expected):
         return dict(found)

@@ -233,8 +233,8 @@ cdef class CounterFiles:
     cdef void _read_group(self, Group *group) noexcept nogil:
         """Read a device's files; one that only refuses is asked by one file and then skipped.
 
-        Each refused read may put a line into the kernel log. So a group that has not answered yet
-        (or no longer does) is probed by a single file, another one each time, after a growing wait.
+        Each refused read may put a line into the kernel log. So a group without a response is probed by a single
+        file, a different one each time, after a growing delay.
         """
         cdef Py_ssize_t count = group.end - group.first, k, i
         cdef Py_ssize_t start = 0 if group.trusted else group.probe % count

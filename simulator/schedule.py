@@ -225,8 +225,9 @@ class _ScheduleBuilder:
         return self._context.scenario.stage_seconds[1] > 0 and each.sort == "faults"
 
     def _stage_rows(self, schedule: WorldSchedule) -> Rows:
-        """Return one of each class, clearly to be seen: on hosts of different jobs while there are some, and
-        until the world ends, for nobody repairs on a stage. A class that strikes a rack comes first: it needs a job
+        """Return one incident of each class, clearly visible: on hosts of different jobs while there are some, and
+        until the world ends, because demonstrations have no repairs.
+        A class that strikes a rack comes first: it needs a job
         that has the whole rack. A class without a begin (`share`) is there from the start."""
         random = self._context.random_source("stage")
         staged = [(number, each) for number, each in self._allowed if self._is_staged(each)]

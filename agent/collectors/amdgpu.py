@@ -184,9 +184,9 @@ class MetricsTables:
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
         """Read all tables. Never raises; `errors` has the words of each that is missing.
 
-        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read: a
-        collector and its tables that refer to each other live on, with the GPUs that they listed, until the next
-        garbage collection.
+        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read, because
+        a reference cycle with its tables would keep the collector and its GPUs alive until the next garbage
+        collection.
         """
         if not self._files.read():
             if self.errors:
@@ -364,8 +364,8 @@ NEVER_FALL = {"gpu.energy_joules": 0}
 class AmdGpuSecond(AmdTables):
     """What changes within a second: clocks and why they are held down, power, heat, use, memory, sums of RAS counts.
 
-    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory whenever
-    the GPUs are not what they were; a GPU whose counters began again has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
+    the GPUs change; a GPU whose counters began again has another epoch.
     """
 
     tables = ("gpu_1s", "gpu_1s_changes")

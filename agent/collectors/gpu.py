@@ -284,8 +284,8 @@ log = logging.getLogger(__name__)
 class GpuSecond(NvmlCollector):
     """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
 
-    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory
-    whenever GPUs or the driver are not what they were; a GPU whose counters started over has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
+    the GPUs or the driver change; a GPU whose counters started over has another epoch.
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:

@@ -184,8 +184,8 @@ def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess,
 
 
 def merge_processes(processes: Iterable[Process]) -> list[Process]:
-    """Return one entry for each process and instance: a process may stand in several of a GPU's lists, each with
-    all the memory that it holds."""
+    """Return one entry for each process and instance: a process may be in several of a GPU's lists, each with all of
+    its memory."""
     found: dict[tuple[int, int | None, int | None], Process] = {}
     for process in processes:
         key = process.pid, process.gpu_instance, process.compute_instance

@@ -166,8 +166,8 @@ def _total(counts: Sequence[int | None]) -> int | None:
 class _CoreFiles:
     """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
 
-    They are listed again when a core is taken offline or comes back, when a frequency domain does (its driver may be
-    loaded late), and each hour: a host of 512 cores has thousands of files to be looked for.
+    They are listed again when a core or a frequency domain goes offline or comes back (its driver may be loaded
+    late), and every hour. A host of 512 cores has thousands of files to look up.
     """
 
     def __init__(self, sys: Path) -> None:

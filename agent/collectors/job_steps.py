@@ -250,8 +250,8 @@ class JobSteps(Collector):
         return block
 
     def _rows(self) -> dict[str, OpenSlot]:
-        """Return the slots that have counted, by device. Of two of one rank, and of two users who name the same job, the
-        first that was read counts: a job that was there before cannot be spoken for."""
+        """Return the slots that have counted, by device. If two slots have one rank, or two users name the same job,
+        the first one read counts. So nobody can report for an existing job."""
         users: dict[str, int] = {}
         rows: dict[str, OpenSlot] = {}
         slots = [slot for slot in self._slots.values() if slot.counts]

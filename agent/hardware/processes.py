@@ -81,8 +81,8 @@ def read_task(folder: Path, number: str) -> TaskStat | None:
 class ProcessScanner:
     """All processes, as each was read last.
 
-    To read one costs the kernel 10 us, and a host may have ten thousand. So in a turn those are read that are
-    new, those that the caller finds urgent, and of the others the next in line: each within some turns.
+    To read one costs the kernel 10 us, and a host may have ten thousand. So a turn reads new processes, those that
+    the caller finds urgent, and the next few of the others, which all come up within some turns.
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:

@@ -64,8 +64,8 @@ class Mount:
 def disks_with_backing(sys: Path) -> list[str]:
     """Return the disks that have a device of their own, by the name that diskstats gives them.
 
-    No loop, ram, zram, dm or md (they have none) and no partition (they are no entry here): what dm-multipath
-    or a RAID does is counted at its members. A namespace of an NVMe subsystem with several paths is there
+    Loop, ram, zram, dm and md devices (without a device) and partitions (not entries here) are excluded: the I/O of
+    dm-multipath or a RAID is counted at its members. A namespace of an NVMe subsystem with several paths is there
     twice, as `nvme0n1` and by path as `nvme0c0n1`: never add the two up; kernels before 6.4 count on the
     paths only.
     """

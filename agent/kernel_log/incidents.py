@@ -196,8 +196,8 @@ class IncidentTracker:
     def _is_body_of_last(self, parsed: ParsedLine) -> bool:
         """Return whether the line only tells more of the occurrence whose head was just counted.
 
-        Its scope may be missing (only the head of an out-of-memory kill names the cgroup), but never
-        does what is uncorrected hide behind a head that announced something corrected.
+        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). An uncorrected error never
+        hides behind a head that announced a corrected one.
         """
         last = self._last.get(parsed.group) if parsed.part is LinePart.BODY else None
         return (

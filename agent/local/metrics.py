@@ -307,9 +307,8 @@ class _ValidCells:
 class Exposition:
     """Chooses and names the series. For one thread; it reads `LatestReadings` and blocks nobody.
 
-    A signal is shown for all of its devices or for none. It counts with every device that ever had a
-    value of it, also while there is none: what falls silent for a moment makes no room for others,
-    so that series do not come and go.
+    A signal is shown for all of its devices or for none. It counts every device that ever had a value, even without
+    one now. A device that is briefly silent keeps its place, so that series do not come and go.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ class _ForwardingPublisher(EventPublisher):
 class Worker:
     """Takes orders, and the turns of its lane when they are due. For one thread; never raises.
 
-    Its clock is handed in, as is the way to the daemon: the same object runs in a process of its own
-    and, an hour in a second, in a test.
+    Its clock and its channel to the daemon are arguments, so the same object runs in its own process and, an hour in
+    a second, in a test.
     """
 
     def __init__(

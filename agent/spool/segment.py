@@ -182,8 +182,8 @@ class FileSegment(SpoolSegment):
 
         Lengths and sequences give the positions. Where they stop making sense, the search continues at the
         next record whose sequence and checksum are right; the sequences in between are in `lost_frames`.
-        The checksum of every other record is checked when it is read, but for the last: its length may be
-        damaged and reach over records that follow. Whatever the bytes are, this ends and raises nothing
+        The checksums of all other records are checked when they are read. The last one is checked here: its damaged
+        length may span records that follow. Whatever the bytes are, this ends and raises nothing
         but OSError.
         """
         segment = cls(folder, first)

@@ -125,9 +125,9 @@ class Spool:
     ) -> Spool:
         """Take up what is in *folder*, which is made if need be.
 
-        *owner* is the machine's fingerprint (`identity.machine_owner`): under another owner, as when
-        a disk image was cloned, there is a new run id, and what the other left is removed, counted
-        in `dropped_frames` and told in `notice`. Segments are never larger than half of *bytes_max*.
+        *owner* is the machine's fingerprint (`identity.machine_owner`). Under another owner, such as after cloning a
+        disk image, a new run id begins. The other's frames are removed, counted in `dropped_frames` and reported in
+        `notice`. Segments are never larger than half of *bytes_max*.
         *memory_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
         cannot be used. *seconds* is a steady clock.
         Raises FolderError (another process holds it; it cannot be written), ValueError (limits).

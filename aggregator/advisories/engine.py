@@ -305,8 +305,8 @@ class AdvisoryEngine:
         self._publish_shifted(batch)
 
     def snapshot_state(self) -> None:
-        """Have the memory written whole: at the end, so that a start by another version, or with other limits, continues
-        from what was decided, not from what it would have decided of the same events."""
+        """Write the whole state, at the end. A start by another version, or with other limits, then continues from
+        the decisions made, not from those it would have made of the same events."""
         self._batch.snapshot, self._is_snapshot_due = self._state_snapshot(), False
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:

@@ -87,7 +87,7 @@ def unfreeze(editor: StateEditor) -> None:
 
 
 def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
-    """Our clock was set forward: what is to end has as long to go as it had, and what was is as long ago as it was.
+    """The aggregator's clock was set forward: shift all times, so that remaining times and ages stay the same.
 
     A process that was stopped for a while is none of this: its time has passed, for those who wait for it, too.
     """

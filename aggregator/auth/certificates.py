@@ -160,8 +160,8 @@ class Certificates:
     def refresh(self) -> bool:
         """Take over the files if they are others now; return whether they were. Never raises.
 
-        What cannot be used changes nothing but `error`, and is tried again at each check: who may read it, and
-        whether it holds yet, change without the files.
+        An unusable file changes only `error`, and is retried at each check, because permissions and validity can
+        change without the files.
         """
         stamp = self._stamp()
         changed, self._last_stamp = stamp != self._last_stamp, stamp

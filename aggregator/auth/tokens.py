@@ -28,8 +28,8 @@ from ..principal import GRANTABLE_ROLES, Role, is_name
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* whole, durably, in place of one that may be there: a token that was revoked must not
-    come back with a power cut. Raises OSError."""
+    """Write a file of *mode* atomically and durably over an existing one: a revoked token must not come back after a
+    power cut. Raises OSError."""
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -210,8 +210,8 @@ class Tokens:
     def refresh(self) -> bool:
         """Read the file again if it is another one; return whether it was. Never raises.
 
-        One that cannot be used changes nothing, and is tried again at each check: a revocation is in it, and it may
-        have been for lack of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
+        An unusable file changes nothing and is retried at each check. It may contain a revocation, and the cause may
+        be missing descriptors or permissions, which change no time stamp. One that is gone ends all tokens.
         """
         if not self.error and self._stamp() == self._last_stamp:
             return False

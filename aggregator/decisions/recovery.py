@@ -183,7 +183,8 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """What the gang would lose to the job's end if nobody had failed: what the ways to continue cost more than is the failure's price."""
+    """What the gang would lose to the job's end without the failure. The excess of a way over it is the price of the
+    failure."""
 
     parts: tuple[PricePart, ...]
     total: Quantity

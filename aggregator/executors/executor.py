@@ -184,8 +184,8 @@ class Executor:
     # ---- act
 
     def _act(self) -> None:
-        """Decide and act until nothing is left to do. What calls to the aggregator changed is stored with the next intent, or at the end:
-        an advisory whose acceptance was not stored is known by its owner (`core`)."""
+        """Decide and act until nothing is left to do. Changes by calls to the aggregator are stored with the next
+        intent, or at the end. An advisory whose acceptance was not stored is recognized by its owner (`core`)."""
         try:
             self._act_in_rounds()
         finally:

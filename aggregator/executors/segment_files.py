@@ -26,8 +26,8 @@ SEGMENT_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 def wanted_files(state: SchedulerState, ledger: ExecutorLedger) -> dict[str, str]:
     """Return file name -> content for what is marked now.
 
-    A segment is a task of an array, with all its nodes. A job that is no array has one file for all of it, which its first process reads: it is
-    written only where the job has one node.
+    A segment is a task of an array, with all its nodes. A job that is not an array has one file, which its first
+    process reads. It is written only if the job has one node.
     """
     found: dict[str, str] = {}
     for entry in ledger:

@@ -631,8 +631,8 @@ class Fleet:
 
     @property
     def gpus(self) -> Codes:
-        """GPUs of each host: as registered, as many as have shown themselves in the boot that it runs in, or as it had
-        before: a host that lost some is no smaller host."""
+        """GPUs of each host: as registered, as seen in its current boot, or as before: a host that lost some does not
+        count as smaller."""
         of = self.devices["gpu"].host[self.gpus_read]
         shown = np.bincount(of, minlength=len(self))[: len(self)]
         registered = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])

@@ -220,8 +220,8 @@ def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> 
 def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
     """Return how much longer each member is busy than the others, as far as its clock does not explain it.
 
-    A clock that is low has a rule of its own. Where time and cycles do not agree on who is longer, the clock explains all of it: a
-    GPU that was hot as its job began must not look slow once it is cool.
+    A clock that is low has a rule of its own. If time and cycles disagree on which is longer, the clock explains it:
+    a GPU that was hot at the start of its job must not look slow once it is cool.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         longer, more_cycles = (

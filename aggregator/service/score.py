@@ -51,8 +51,8 @@ UPDATES_MAX = 16
 class ScoreChanges:
     """What changed since any version. `take` is called with each snapshot; watchers wait for the next.
 
-    Of each node the version is kept in which it last became another: that is all that is needed, however far behind
-    a watcher is, and takes eight bytes a node.
+    For each node the version of its last change is kept. That is enough for any watcher, however far behind, and
+    takes eight bytes per node.
     """
 
     def __init__(self) -> None:

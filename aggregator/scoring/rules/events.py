@@ -262,8 +262,8 @@ def _xid_symptom(
 
 
 def _precedence(record: EventRecord, policy: Xid, meaning: XidAssessment) -> tuple[float, ...]:
-    """Return which of several fatal codes is told first: the one whose remedy touches most, then one that no other
-    explains, then the one that came last. By its first line: what is written again and again is no news.
+    """Return which of several fatal codes is reported first: the one with the widest remedy, then one that no other
+    explains, then the latest. By its first line: what is written again and again is no news.
     """
     touches = -1 if policy.scope == "unknown" else SCOPES.index(policy.scope)
     deciding = [one.words for one in policy.companions if one.severity is not None]

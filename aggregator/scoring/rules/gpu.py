@@ -61,8 +61,8 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
 def unseen_gpus(view: FleetView) -> Iterator[Symptom]:
     """The host speaks, but not of a GPU that it has: vanished fields come before faults.
 
-    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing: for as long as
-    its hanging is a finding, and else for an hour, as a repair that nobody ends is one.
+    A GPU that its agent reports as hung or released, now or until a moment ago, is not missing. This holds while its
+    hang is a finding, else for an hour, because a repair that nobody ends is a fault.
     """
     out_of_service = OutOfServiceGpus(view)
     yield from _vanished(view, out_of_service)

@@ -404,8 +404,8 @@ def _files_of(previous: Path | None) -> dict[str, BackupFile]:
 
 
 def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
-    """Return whether the backup before has *path*. Files never change, but a name may be given again: once the
-    one before was removed, and the clock was set back or an older store was restored."""
+    """Return whether the backup before has *path*. Files never change, but a name may be reused: after the earlier
+    file was removed, and the clock was set back or an older store was restored."""
     try:
         stat = path.stat()
     except FileNotFoundError:
