@@ -11,4 +11,4 @@ CREATE OR REPLACE VIEW cleared_findings AS
 SELECT host, name, since, cleared, words FROM findings WHERE cleared IS NOT NULL
 UNION ALL BY NAME SELECT host, name, since, cleared FROM past_findings;
 COMMENT ON VIEW cleared_findings IS
-    'findings that are no more, for 400 days; the words of those older than history_days are gone';
+    'cleared findings, for 400 days; those older than history_days have no words';

@@ -607,7 +607,7 @@ _STORED_TABLES = (
 
 
 _TAKEN_COMMENT = (
-    "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
+    "COMMENT ON MACRO ops.taken IS 'time of this snapshot: SELECT ops.taken() AS taken'"
 )
 _SNAPSHOT_COMMENT = (
     "the time of this snapshot, its first readings, and what was left out for lack of space"

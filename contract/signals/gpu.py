@@ -30,24 +30,24 @@ is judged only while the firmware says that it is held down. Of AMD's what is no
 and `gfx_below_host_limit_*_acc`. A host with GPUs of both vendors shows both: rows of one table, each GPU by its own key."""
 
 GPU_SIGNALS = (
-    Signal(1000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(SM)", "pace of the compute units"),
-    Signal(1001, "gpu.memory_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(MEM)", "pace of the memory"),
-    Signal(1002, "gpu.sm_clock_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxClockInfo(SM)", "what the SM clock can reach"),
+    Signal(1000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(SM)", "clock of the compute units"),
+    Signal(1001, "gpu.memory_clock_hertz", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetClockInfo(MEM)", "clock of the memory"),
+    Signal(1002, "gpu.sm_clock_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxClockInfo(SM)", "maximum SM clock"),
     Signal(1003, "gpu.clock_event_reasons_flags", Kind.STATE, Pace.SECOND, "nvmlDeviceGetCurrentClocksEventReasons (or ...ThrottleReasons)", "why the clock is not higher, as bits of nvml.h"),
-    Signal(1004, "gpu.violation_power_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 74 NVML_FI_DEV_PERF_POLICY_POWER", "time held down by the power limit"),
-    Signal(1005, "gpu.violation_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 75 NVML_FI_DEV_PERF_POLICY_THERMAL", "time held down by heat"),
-    Signal(1006, "gpu.violation_sync_boost_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 76 NVML_FI_DEV_PERF_POLICY_SYNC_BOOST", "time held down by a neighbour in a sync boost group"),
+    Signal(1004, "gpu.violation_power_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 74 NVML_FI_DEV_PERF_POLICY_POWER", "time limited by the power limit"),
+    Signal(1005, "gpu.violation_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 75 NVML_FI_DEV_PERF_POLICY_THERMAL", "time limited by heat"),
+    Signal(1006, "gpu.violation_sync_boost_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 76 NVML_FI_DEV_PERF_POLICY_SYNC_BOOST", "time limited by a neighbour in a sync boost group"),
     Signal(1010, "gpu.power_watts", Kind.GAUGE, Pace.SECOND, "field 186 NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage", "power now"),
-    Signal(1013, "gpu.power_average_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 185 NVML_FI_DEV_POWER_AVERAGE", "power averaged over 1 s by the driver, which takes milliseconds to say so; each second: gpu_fast.power_mean_watts"),
+    Signal(1013, "gpu.power_average_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 185 NVML_FI_DEV_POWER_AVERAGE", "power averaged over 1 s by the driver; the call takes milliseconds; every second: gpu_fast.power_mean_watts"),
     Signal(1011, "gpu.power_limit_watts", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetEnforcedPowerLimit", "the limit in force"),
     Signal(1012, "gpu.energy_joules", Kind.GAUGE, Pace.SECOND, "field 83 NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, else nvmlDeviceGetTotalEnergyConsumption", "energy since the driver loaded"),
     Signal(1020, "gpu.temperature_celsius", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetTemperatureV(GPU), else nvmlDeviceGetTemperature", "die temperature"),
     Signal(1021, "gpu.memory_temperature_celsius", Kind.GAUGE, Pace.SECOND, "field 82 NVML_FI_DEV_MEMORY_TEMP", "HBM temperature"),
-    Signal(1023, "gpu.temperature_margin_celsius", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetMarginTemperature", "how far below its thermal limit; below 0 it is being slowed down"),
-    Signal(1022, "gpu.temperature_slowdown_celsius", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetTemperatureThreshold(SLOWDOWN)", "where hardware slowdown begins"),
+    Signal(1023, "gpu.temperature_margin_celsius", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetMarginTemperature", "distance to its thermal limit; below 0 the GPU is slowed down"),
+    Signal(1022, "gpu.temperature_slowdown_celsius", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetTemperatureThreshold(SLOWDOWN)", "temperature at which hardware slowdown begins"),
     Signal(1030, "gpu.utilization_ratio", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetUtilizationRates.gpu", "share of time a kernel was resident; 1.00 also while only waiting for others"),
     Signal(1031, "gpu.memory_utilization_ratio", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetUtilizationRates.memory", "share of time memory was read or written"),
-    Signal(1032, "gpu.memory_used_bytes", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetMemoryInfo.used", "memory in use, with what the driver reserves"),
+    Signal(1032, "gpu.memory_used_bytes", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetMemoryInfo.used", "memory in use, including memory reserved by the driver"),
     Signal(1033, "gpu.memory_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryInfo.total", "memory there is"),
     Signal(1034, "gpu.memory_reserved_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryInfo_v2.reserved", "memory that the driver keeps for itself; part of the memory in use"),
     Signal(1040, "gpu.ecc_corrected_volatile_errors", Kind.COUNTER, Pace.SECOND, "field 3 NVML_FI_DEV_ECC_SBE_VOL_TOTAL, else nvmlDeviceGetTotalEccErrors", "repaired bit errors since the driver loaded", on_change=True),
@@ -59,59 +59,59 @@ GPU_SIGNALS = (
     Signal(1052, "gpu.remap_pending_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetRemappedRows.isPending", "1: a row is replaced at the next reset", on_change=True),
     Signal(1053, "gpu.remap_failed_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetRemappedRows.failureOccurred", "1: no spare row was left", on_change=True),
     Signal(1060, "gpu.pcie_generation_number", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetCurrPcieLinkGeneration", "PCIe generation now; falls when idle"),
-    Signal(1061, "gpu.pcie_generation_max_number", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxPcieLinkGeneration", "PCIe generation there could be"),
+    Signal(1061, "gpu.pcie_generation_max_number", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxPcieLinkGeneration", "maximum PCIe generation"),
     Signal(1062, "gpu.pcie_width_lanes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetCurrPcieLinkWidth", "PCIe lanes now"),
-    Signal(1063, "gpu.pcie_width_max_lanes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxPcieLinkWidth", "PCIe lanes there could be"),
-    Signal(1064, "gpu.pcie_replays_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 94 NVML_FI_DEV_PCIE_REPLAY_COUNTER, else nvmlDeviceGetPcieReplayCounter", "PCIe packets sent again", width_bits=32, on_change=True),
+    Signal(1063, "gpu.pcie_width_max_lanes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMaxPcieLinkWidth", "maximum number of PCIe lanes"),
+    Signal(1064, "gpu.pcie_replays_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 94 NVML_FI_DEV_PCIE_REPLAY_COUNTER, else nvmlDeviceGetPcieReplayCounter", "PCIe packets resent", width_bits=32, on_change=True),
     Signal(1070, "gpu.performance_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetPerformanceState", "0 is the fastest"),
-    Signal(1071, "gpu.recovery_action_state", Kind.STATE, Pace.SECOND, "field 230 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, where the driver has it", "what the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 reset the PCIe bus, 7 reboot the system"),
+    Signal(1071, "gpu.recovery_action_state", Kind.STATE, Pace.SECOND, "field 230 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, where the driver has it", "action that the driver requests: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 reset the PCIe bus, 7 reboot the system"),
     Signal(1080, "gpu.processes_count", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetComputeRunningProcesses", "compute processes on the GPU"),
-    Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that answered with an error other than not-supported"),
+    Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that returned an error other than not-supported"),
     Signal(1092, "gpu.slow_calls_failed_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "the same, of the calls made every 10 s", on_change=True),
     Signal(1091, "gpu.lost_state", Kind.STATE, Pace.SECOND, "NVML_ERROR_GPU_IS_LOST", "1: fell off the bus"),
     Signal(1095, "gpu.xid", Kind.EVENT, Pace.EVENT, "kernel log, NVML events", "the driver reported an XID; code in `code`"),
     Signal(1100, "gpu.counter_epoch_count", Kind.STATE, Pace.SECOND, "agent", "rises when this GPU's counters began anew: driver loaded again, GPU reset, moved to another slot"),
     Signal(1101, "gpu.settings_calls_failed_errors", Kind.COUNTER, Pace.MINUTE, "agent", "as calls_failed_errors, of the calls made every 60 s"),
-    Signal(1102, "gpu.graphics_clock_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetClockInfo(GRAPHICS)", "pace of the graphics engine"),
-    Signal(1103, "gpu.video_clock_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetClockInfo(VIDEO)", "pace of the encoders and decoders"),
-    Signal(1104, "gpu.memory_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(MEM)", "what the memory clock can reach"),
-    Signal(1105, "gpu.graphics_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(GRAPHICS)", "what the graphics clock can reach"),
-    Signal(1106, "gpu.video_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(VIDEO)", "what the video clock can reach"),
-    Signal(1107, "gpu.sm_application_clock_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetApplicationsClock(SM), where the driver still has it", "SM clock that applications were given; below its maximum somebody set it"),
-    Signal(1108, "gpu.memory_application_clock_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetApplicationsClock(MEM), where the driver still has it", "memory clock that applications were given"),
-    Signal(1110, "gpu.violation_board_limit_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 77 NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT", "time held down by the board's limit", on_change=True),
-    Signal(1111, "gpu.violation_low_utilization_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 78 NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION", "time held down by having little to do", on_change=True),
-    Signal(1112, "gpu.violation_reliability_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 79 NVML_FI_DEV_PERF_POLICY_RELIABILITY", "time held down by the voltage that keeps it reliable", on_change=True),
-    Signal(1113, "gpu.violation_base_clocks_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 81 NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS", "time held down by anything, below its base clock", on_change=True),
-    Signal(1114, "gpu.violation_sw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 251 or 269 NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, by driver, once it has proved itself", "time held down by software, to keep GPU and memory below their limits", on_change=True),
-    Signal(1115, "gpu.violation_hw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 252 or 270 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, by driver, once it has proved itself", "time held down by hardware, for heat", on_change=True),
-    Signal(1116, "gpu.violation_hw_power_brake_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 253 or 271 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, by driver, once it has proved itself", "time held down by hardware, by the external power brake", on_change=True),
-    Signal(1117, "gpu.violation_sw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_sw_thermal is what it is taken for: 0 unsupported, 1 unverified, 2 verified", on_change=True),
-    Signal(1118, "gpu.violation_hw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_thermal is what it is taken for: 0 unsupported, 1 unverified, 2 verified", on_change=True),
-    Signal(1119, "gpu.violation_hw_power_brake_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_power_brake is what it is taken for: 0 unsupported, 1 unverified, 2 verified", on_change=True),
-    Signal(1120, "gpu.power_limit_default_watts", Kind.GAUGE, Pace.MINUTE, "field 189 NVML_FI_DEV_POWER_DEFAULT_LIMIT, else nvmlDeviceGetPowerManagementDefaultLimit", "the limit it boots with"),
+    Signal(1102, "gpu.graphics_clock_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetClockInfo(GRAPHICS)", "clock of the graphics engine"),
+    Signal(1103, "gpu.video_clock_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetClockInfo(VIDEO)", "clock of the encoders and decoders"),
+    Signal(1104, "gpu.memory_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(MEM)", "maximum memory clock"),
+    Signal(1105, "gpu.graphics_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(GRAPHICS)", "maximum graphics clock"),
+    Signal(1106, "gpu.video_clock_max_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetMaxClockInfo(VIDEO)", "maximum video clock"),
+    Signal(1107, "gpu.sm_application_clock_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetApplicationsClock(SM), where the driver still has it", "SM clock set for applications; below the maximum somebody has lowered it"),
+    Signal(1108, "gpu.memory_application_clock_hertz", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetApplicationsClock(MEM), where the driver still has it", "memory clock set for applications"),
+    Signal(1110, "gpu.violation_board_limit_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 77 NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT", "time limited by the board's limit", on_change=True),
+    Signal(1111, "gpu.violation_low_utilization_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 78 NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION", "time limited because it had little to do", on_change=True),
+    Signal(1112, "gpu.violation_reliability_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 79 NVML_FI_DEV_PERF_POLICY_RELIABILITY", "time limited by the voltage required for reliability", on_change=True),
+    Signal(1113, "gpu.violation_base_clocks_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 81 NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS", "time limited to below its base clock, for any reason", on_change=True),
+    Signal(1114, "gpu.violation_sw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 251 or 269 NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, by driver, once verified", "time limited by software, to keep GPU and memory below their limits", on_change=True),
+    Signal(1115, "gpu.violation_hw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 252 or 270 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, by driver, once verified", "time limited by hardware, for heat", on_change=True),
+    Signal(1116, "gpu.violation_hw_power_brake_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 253 or 271 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, by driver, once verified", "time limited by hardware, by the external power brake", on_change=True),
+    Signal(1117, "gpu.violation_sw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_sw_thermal is verified: 0 unsupported, 1 unverified, 2 verified", on_change=True),
+    Signal(1118, "gpu.violation_hw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_thermal is verified: 0 unsupported, 1 unverified, 2 verified", on_change=True),
+    Signal(1119, "gpu.violation_hw_power_brake_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_power_brake is verified: 0 unsupported, 1 unverified, 2 verified", on_change=True),
+    Signal(1120, "gpu.power_limit_default_watts", Kind.GAUGE, Pace.MINUTE, "field 189 NVML_FI_DEV_POWER_DEFAULT_LIMIT, else nvmlDeviceGetPowerManagementDefaultLimit", "the default limit after boot"),
     Signal(1121, "gpu.power_limit_min_watts", Kind.GAUGE, Pace.MINUTE, "field 187 NVML_FI_DEV_POWER_MIN_LIMIT, else nvmlDeviceGetPowerManagementLimitConstraints", "the lowest limit that can be set"),
     Signal(1122, "gpu.power_limit_max_watts", Kind.GAUGE, Pace.MINUTE, "field 188 NVML_FI_DEV_POWER_MAX_LIMIT, else nvmlDeviceGetPowerManagementLimitConstraints", "the highest limit that can be set"),
-    Signal(1123, "gpu.power_limit_requested_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 192 NVML_FI_DEV_POWER_REQUESTED_LIMIT, else nvmlDeviceGetPowerManagementLimit", "the limit that somebody on this host asked for"),
+    Signal(1123, "gpu.power_limit_requested_watts", Kind.GAUGE, Pace.TEN_SECONDS, "field 192 NVML_FI_DEV_POWER_REQUESTED_LIMIT, else nvmlDeviceGetPowerManagementLimit", "the limit requested on this host"),
     Signal(1124, "gpu.module_power_watts", Kind.GAUGE, Pace.SECOND, "field 186 NVML_FI_DEV_POWER_INSTANT, scope 1", "power of the whole module, GPU and CPU, of a superchip"),
-    Signal(1125, "gpu.violation_thermal_check_nanoseconds", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetViolationStatus(THERMAL), deprecated in NVML 13", "the same as violation_thermal by another way: where they part, one of them lies", on_change=True),
-    Signal(2700, "gpu.violation_socket_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics socket_thm_residency_acc", "time held down by the heat of the package", on_change=True),
-    Signal(2701, "gpu.violation_regulator_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics vr_thm_residency_acc", "time held down by the heat of its voltage regulators", on_change=True),
-    Signal(2702, "gpu.violation_memory_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics hbm_thm_residency_acc", "time held down by the heat of its memory", on_change=True),
-    Signal(1130, "gpu.temperature_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", "where it switches itself off"),
-    Signal(1131, "gpu.memory_temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(MEM_MAX)", "where software slows it down for its memory's heat"),
-    Signal(1132, "gpu.temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(GPU_MAX)", "where it may be held below its base clock"),
-    Signal(1133, "gpu.margin_at_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "field 193 NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT", "the temperature margin at which it may switch itself off"),
+    Signal(1125, "gpu.violation_thermal_check_nanoseconds", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetViolationStatus(THERMAL), deprecated in NVML 13", "the same as violation_thermal from another source: if they differ, one of them is wrong", on_change=True),
+    Signal(2700, "gpu.violation_socket_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics socket_thm_residency_acc", "time limited by the heat of the package", on_change=True),
+    Signal(2701, "gpu.violation_regulator_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics vr_thm_residency_acc", "time limited by the heat of its voltage regulators", on_change=True),
+    Signal(2702, "gpu.violation_memory_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "AMD: gpu_metrics hbm_thm_residency_acc", "time limited by the heat of its memory", on_change=True),
+    Signal(1130, "gpu.temperature_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", "temperature at which it shuts down"),
+    Signal(1131, "gpu.memory_temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(MEM_MAX)", "temperature at which software slows it down because of its memory"),
+    Signal(1132, "gpu.temperature_max_celsius", Kind.GAUGE, Pace.MINUTE, "nvmlDeviceGetTemperatureThreshold(GPU_MAX)", "temperature at which it may be limited to below its base clock"),
+    Signal(1133, "gpu.margin_at_shutdown_celsius", Kind.GAUGE, Pace.MINUTE, "field 193 NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT", "the temperature margin at which it may shut down"),
     Signal(1134, "gpu.margin_at_slowdown_celsius", Kind.GAUGE, Pace.MINUTE, "field 194 NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT", "the temperature margin at which hardware slowdown may begin"),
     Signal(1135, "gpu.margin_at_memory_max_celsius", Kind.GAUGE, Pace.MINUTE, "field 195 NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT", "the temperature margin at which software slowdown for the memory may begin"),
-    Signal(1136, "gpu.margin_at_max_celsius", Kind.GAUGE, Pace.MINUTE, "field 196 NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT", "the temperature margin at which it may be held below its base clock"),
+    Signal(1136, "gpu.margin_at_max_celsius", Kind.GAUGE, Pace.MINUTE, "field 196 NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT", "the temperature margin at which it may be limited to below its base clock"),
     Signal(1140, "gpu.encoder_utilization_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetEncoderUtilization", "share of time the video encoder was in use"),
     Signal(1141, "gpu.decoder_utilization_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetDecoderUtilization", "share of time the video decoder was in use"),
     Signal(1142, "gpu.jpeg_utilization_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetJpgUtilization", "share of time the JPEG engine was in use"),
     Signal(1143, "gpu.optical_flow_utilization_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetOfaUtilization", "share of time the optical flow engine was in use"),
     Signal(1144, "gpu.memory_free_bytes", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetMemoryInfo.free", "memory not in use"),
-    Signal(1145, "gpu.bar1_used_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetBAR1MemoryInfo.bar1Used", "window into the memory for others on PCIe: in use"),
-    Signal(1146, "gpu.bar1_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetBAR1MemoryInfo.bar1Total", "the same: there is"),
+    Signal(1145, "gpu.bar1_used_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetBAR1MemoryInfo.bar1Used", "window into the memory for other PCIe devices (BAR1): in use"),
+    Signal(1146, "gpu.bar1_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetBAR1MemoryInfo.bar1Total", "the same: total size"),
     Signal(1150, "gpu.ecc_corrected_volatile_l1_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 7 NVML_FI_DEV_ECC_SBE_VOL_L1", "repaired bit errors in the L1 cache since the driver loaded", on_change=True),
     Signal(1151, "gpu.ecc_uncorrected_volatile_l1_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 8 NVML_FI_DEV_ECC_DBE_VOL_L1", "lost data in the L1 cache since the driver loaded", on_change=True),
     Signal(1152, "gpu.ecc_corrected_volatile_l2_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 9 NVML_FI_DEV_ECC_SBE_VOL_L2", "repaired bit errors in the L2 cache since the driver loaded", on_change=True),
@@ -145,7 +145,7 @@ GPU_SIGNALS = (
     Signal(1180, "gpu.sram_pcie_lifetime_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramEccErrorStatus.aggregateUncBucketPcie", "lost data in SRAM: of PCIe", on_change=True),
     Signal(1181, "gpu.sram_microcontroller_lifetime_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramEccErrorStatus.aggregateUncBucketMcu", "lost data in SRAM: of the microcontrollers", on_change=True),
     Signal(1182, "gpu.sram_other_lifetime_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramEccErrorStatus.aggregateUncBucketOther", "lost data in SRAM: of the rest", on_change=True),
-    Signal(1183, "gpu.sram_threshold_exceeded_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", "1: more than the field diagnostic lets pass", on_change=True),
+    Signal(1183, "gpu.sram_threshold_exceeded_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetSramEccErrorStatus.bThresholdExceeded", "1: more than the field diagnostic allows", on_change=True),
     Signal(1190, "gpu.remap_banks_max_count", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetRowRemapperHistogram.max", "memory banks with no row replaced yet", on_change=True),
     Signal(1191, "gpu.remap_banks_high_count", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetRowRemapperHistogram.high", "memory banks with most spare rows left", on_change=True),
     Signal(1192, "gpu.remap_banks_partial_count", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetRowRemapperHistogram.partial", "memory banks with some spare rows left", on_change=True),
@@ -157,45 +157,44 @@ GPU_SIGNALS = (
     Signal(1198, "gpu.repair_channel_pending_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetRepairStatus.bChannelRepairPending", "1: a memory channel is repaired at the next reset", on_change=True),
     Signal(1199, "gpu.repair_tpc_pending_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetRepairStatus.bTpcRepairPending", "1: a cluster of SMs is repaired at the next reset", on_change=True),
     Signal(1200, "gpu.unrepairable_memory_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetUnrepairableMemoryFlag_v1", "1: memory is broken and cannot be repaired: replace the GPU", on_change=True),
-    Signal(1210, "gpu.pcie_replay_rollovers_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 95 NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER", "times a packet was given up after being sent again and again", width_bits=32, on_change=True),
-    Signal(1211, "gpu.pcie_recoveries_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 169 NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER", "times the link left its working state to train anew", width_bits=32, on_change=True),
-    Signal(1212, "gpu.pcie_naks_received_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 174 NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED", "packets that the other side refused", width_bits=32, on_change=True),
-    Signal(1213, "gpu.pcie_naks_sent_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 177 NVML_FI_DEV_PCIE_COUNT_NAKS_SENT", "packets that the GPU refused", width_bits=32, on_change=True),
+    Signal(1210, "gpu.pcie_replay_rollovers_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 95 NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER", "times a packet was dropped after repeated replays", width_bits=32, on_change=True),
+    Signal(1211, "gpu.pcie_recoveries_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 169 NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER", "times the link left its working state to retrain", width_bits=32, on_change=True),
+    Signal(1212, "gpu.pcie_naks_received_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 174 NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED", "packets that the other side rejected", width_bits=32, on_change=True),
+    Signal(1213, "gpu.pcie_naks_sent_count", Kind.COUNTER, Pace.TEN_SECONDS, "field 177 NVML_FI_DEV_PCIE_COUNT_NAKS_SENT", "packets that the GPU rejected", width_bits=32, on_change=True),
     Signal(1214, "gpu.pcie_correctable_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 173 NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS", "errors that the link repaired", width_bits=32, on_change=True),
     Signal(1215, "gpu.pcie_nonfatal_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 179 NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR", "errors that cost a transaction", width_bits=32, on_change=True),
     Signal(1216, "gpu.pcie_fatal_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 180 NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR", "errors that cost the link", width_bits=32, on_change=True),
-    Signal(1217, "gpu.pcie_unsupported_request_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 181 NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ", "requests that nobody understood", width_bits=32, on_change=True),
-    Signal(1218, "gpu.pcie_receiver_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 175 NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR", "symbols that could not be read", width_bits=32, on_change=True),
+    Signal(1217, "gpu.pcie_unsupported_request_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 181 NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ", "unsupported requests", width_bits=32, on_change=True),
+    Signal(1218, "gpu.pcie_receiver_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 175 NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR", "symbols that could not be decoded", width_bits=32, on_change=True),
     Signal(1219, "gpu.pcie_bad_tlp_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 176 NVML_FI_DEV_PCIE_COUNT_BAD_TLP", "damaged packets", width_bits=32, on_change=True),
     Signal(1220, "gpu.pcie_bad_dllp_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 178 NVML_FI_DEV_PCIE_COUNT_BAD_DLLP", "damaged link control packets", width_bits=32, on_change=True),
-    Signal(1221, "gpu.pcie_lcrc_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 182 NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR", "packets of a wrong checksum", width_bits=32, on_change=True),
-    Signal(1222, "gpu.pcie_transmitted_bytes", Kind.COUNTER, Pace.SECOND, "field 197 NVML_FI_DEV_PCIE_COUNT_TX_BYTES, from driver 555", "bytes sent on PCIe; 32 bits: a rate only where fewer than 4.3 GB passed between two samples", width_bits=32),
-    Signal(1223, "gpu.pcie_received_bytes", Kind.COUNTER, Pace.SECOND, "field 198 NVML_FI_DEV_PCIE_COUNT_RX_BYTES, from driver 555", "bytes received on PCIe; 32 bits: a rate only where fewer than 4.3 GB passed between two samples", width_bits=32),
+    Signal(1221, "gpu.pcie_lcrc_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 182 NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR", "packets with a wrong checksum", width_bits=32, on_change=True),
+    Signal(1222, "gpu.pcie_transmitted_bytes", Kind.COUNTER, Pace.SECOND, "field 197 NVML_FI_DEV_PCIE_COUNT_TX_BYTES, from driver 555", "bytes sent on PCIe; 32 bits: a rate is possible only if fewer than 4.3 GB passed between two samples", width_bits=32),
+    Signal(1223, "gpu.pcie_received_bytes", Kind.COUNTER, Pace.SECOND, "field 198 NVML_FI_DEV_PCIE_COUNT_RX_BYTES, from driver 555", "bytes received on PCIe; 32 bits: a rate is possible only if fewer than 4.3 GB passed between two samples", width_bits=32),
     Signal(1230, "gpu.mig_mode_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetMigMode.currentMode", "1: split into instances", on_change=True),
     Signal(1231, "gpu.mig_mode_pending_state", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetMigMode.pendingMode", "the mode after the next reset", on_change=True),
-    Signal(1232, "gpu.ecc_mode_state", Kind.STATE, Pace.MINUTE, "nvmlDeviceGetEccMode.current", "1: memory errors are found and repaired"),
+    Signal(1232, "gpu.ecc_mode_state", Kind.STATE, Pace.MINUTE, "nvmlDeviceGetEccMode.current", "1: memory errors are detected and corrected"),
     Signal(1233, "gpu.ecc_mode_pending_state", Kind.STATE, Pace.MINUTE, "nvmlDeviceGetEccMode.pending", "the mode after the next reboot"),
     Signal(1234, "gpu.persistence_mode_state", Kind.STATE, Pace.MINUTE, "nvmlDeviceGetPersistenceMode", "1: the driver stays loaded while nobody uses the GPU"),
     Signal(1235, "gpu.compute_mode_state", Kind.STATE, Pace.MINUTE, "nvmlDeviceGetComputeMode", "0 for anybody, 1 one thread, 2 nobody, 3 one process"),
     Signal(1236, "gpu.sram_unique_uncorrected_count", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entryCount; Blackwell and later", "places in SRAM that lost data; few places with many errors are broken cells", on_change=True),
     Signal(1237, "gpu.sram_unique_uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entries.count, summed", "lost data in those places", on_change=True),
-    Signal(1238, "gpu.sram_unique_parity_count", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entries.isParity, summed", "those of the places whose loss was found by parity", on_change=True),
+    Signal(1238, "gpu.sram_unique_parity_count", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entries.isParity, summed", "those places whose loss was detected by parity", on_change=True),
     Signal(1290, "gpu.lost", Kind.EVENT, Pace.EVENT, "NVML_ERROR_GPU_IS_LOST", "a GPU fell off the bus, or came back: attribute `state` is `lost` or `back`"),
-    Signal(2320, "gpu.driver_updating_state", Kind.STATE, Pace.SECOND, "agent: NVML_ERROR_LIB_RM_VERSION_MISMATCH", "1: library and driver are of different versions, a driver is being updated; the GPU cannot be asked, and is not lost", on_change=True),
+    Signal(2320, "gpu.driver_updating_state", Kind.STATE, Pace.SECOND, "agent: NVML_ERROR_LIB_RM_VERSION_MISMATCH", "1: library and driver are of different versions, a driver is being updated; the GPU cannot be queried, but is not lost", on_change=True),
     Signal(2321, "gpu.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made on the GPU, of all its samplers"),
-    Signal(2322, "gpu.driver_calls_left_out_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls that were left out, because there had been as many as a GPU is asked at most", on_change=True),
-    Signal(2324, "gpu.driver_calls_capped", Kind.EVENT, Pace.EVENT, "agent", "the agent would ask the GPU more often than it may, and leaves calls out; told once"),
-    Signal(2325, "gpu.driver_binding", Kind.EVENT, Pace.EVENT, "nvmlSystemEventSetWait, where the driver has it", "the driver is being taken off the GPU, which the agent lets go of, or has been put onto it; `state` says which"),
+    Signal(2322, "gpu.driver_calls_left_out_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls that were skipped because the limit of calls per GPU was reached", on_change=True),
+    Signal(2324, "gpu.driver_calls_capped", Kind.EVENT, Pace.EVENT, "agent", "the agent would call the GPU more often than its limit, and skips calls; reported once"),
+    Signal(2325, "gpu.driver_binding", Kind.EVENT, Pace.EVENT, "nvmlSystemEventSetWait, where the driver has it", "the driver is being unbound from the GPU, which the agent then releases, or was bound to it; `state` says which"),
 )
 
-GPU_FABRIC_TEXT = """Each GPU's place in its NVLink fabric. Device: the GPU's UUID. Errors of the switches of an NVL72 rack do not
-reach the kernel log of a compute tray: of them there is no data here, only what the GPUs feel of them."""
+GPU_FABRIC_TEXT = """Each GPU's place in its NVLink fabric. Device: the GPU's UUID. Errors of the switches of an NVL72 rack do not reach the kernel log of a compute tray: this table shows only their effect on the GPUs."""
 
 GPU_FABRIC_SIGNALS = (
-    Signal(1480, "gpu_fabric.registration_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.state", "1 not started, 2 in progress, 3 completed: only then can the GPU reach others", on_change=True),
+    Signal(1480, "gpu_fabric.registration_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.state", "1 not started, 2 in progress, 3 completed: only then can the GPU reach other GPUs", on_change=True),
     Signal(1481, "gpu_fabric.registration_status_code", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.status, in state 3", "nvmlReturn_t of the registration: 0 is good", on_change=True),
     Signal(1482, "gpu_fabric.clique_number", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.cliqueId, in state 3", "GPUs of one cluster and clique reach each other", on_change=True),
-    Signal(1483, "gpu_fabric.health_flags", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.healthMask", "the mask as it is; the fields below are cut from it", on_change=True),
+    Signal(1483, "gpu_fabric.health_flags", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.healthMask", "the raw mask; the fields below are parts of it", on_change=True),
     Signal(1484, "gpu_fabric.degraded_bandwidth_state", Kind.STATE, Pace.SECOND, "healthMask bits 0-1", "1: the GPU's NVLink bandwidth is degraded", on_change=True),
     Signal(1485, "gpu_fabric.route_recovery_state", Kind.STATE, Pace.SECOND, "healthMask bits 2-3", "1: a route is being recovered", on_change=True),
     Signal(1486, "gpu_fabric.route_unhealthy_state", Kind.STATE, Pace.SECOND, "healthMask bits 4-5", "1: a route is unhealthy", on_change=True),
@@ -204,9 +203,9 @@ GPU_FABRIC_SIGNALS = (
     Signal(1489, "gpu_fabric.health_summary_code", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.healthSummary, drivers of NVML 13", "1 healthy, 2 unhealthy, 3 limited capacity", on_change=True),
 )
 
-GPU_FAST_TEXT = """What a GPU did within the last second, of samples taken ten times a second, of GPM five times. Device: the GPU's UUID.
+GPU_FAST_TEXT = """What a GPU did within the last second, from ten samples a second, or five of GPM. Device: the GPU's UUID.
 
-Phases of a workload last tens of milliseconds; a reading a second says only where one of them stood.
+Phases of a workload last tens of milliseconds; one reading per second catches only one of them.
 """
 
 _CLOCK = "nvmlDeviceGetClockInfo(SM), 10 Hz"
@@ -216,9 +215,9 @@ _PARTS = "agent: the last steps, folded at their period, in parts of different w
 _PHASES = "agent, from the samples of the second (ext/phases)"
 
 GPU_FAST_SIGNALS = (
-    Signal(1300, "gpu_fast.samples_count", Kind.GAUGE, Pace.SECOND, "agent", "samples that the other columns of this row are made from, of GPM half as many; 10 when nothing was late"),
+    Signal(1300, "gpu_fast.samples_count", Kind.GAUGE, Pace.SECOND, "agent", "samples behind the other columns of this row, half as many of GPM; 10 when none was late"),
     Signal(1301, "gpu_fast.sm_clock_mean_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "mean SM clock of the second"),
-    Signal(1302, "gpu_fast.sm_clock_min_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "lowest SM clock of the second: a brake of 100 ms shows here and nowhere else"),
+    Signal(1302, "gpu_fast.sm_clock_min_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "lowest SM clock of the second: only here does a power brake of 100 ms show"),
     Signal(1303, "gpu_fast.sm_clock_max_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "highest SM clock of the second"),
     Signal(1304, "gpu_fast.power_mean_watts", Kind.GAUGE, Pace.SECOND, _POWER, "mean power of the second"),
     Signal(1305, "gpu_fast.power_min_watts", Kind.GAUGE, Pace.SECOND, _POWER, "least power of the second: between two steps of a job"),
@@ -230,7 +229,7 @@ GPU_FAST_SIGNALS = (
     Signal(1321, "gpu_fast.sm_active_min_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the least busy fifth of the second"),
     Signal(1322, "gpu_fast.sm_active_max_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the busiest fifth of the second"),
     Signal(1323, "gpu_fast.sm_occupancy_ratio", Kind.GAUGE, Pace.SECOND, "GPM 3 NVML_GPM_METRIC_SM_OCCUPANCY; Hopper and later", "mean share of the warps that were active"),
-    Signal(1324, "gpu_fast.tensor_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 5 NVML_GPM_METRIC_ANY_TENSOR_UTIL; Hopper and later", "mean share of time the tensor cores worked: computing, not waiting"),
+    Signal(1324, "gpu_fast.tensor_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 5 NVML_GPM_METRIC_ANY_TENSOR_UTIL; Hopper and later", "mean share of time the tensor cores were active: computing, not waiting"),
     Signal(1325, "gpu_fast.memory_bandwidth_ratio", Kind.GAUGE, Pace.SECOND, "GPM 10 NVML_GPM_METRIC_DRAM_BW_UTIL; Hopper and later", "mean share of the memory's bandwidth in use"),
     Signal(1326, "gpu_fast.pcie_transmitted_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 20 NVML_GPM_METRIC_PCIE_TX_PER_SEC; Hopper and later", "mean PCIe traffic from the GPU"),
     Signal(1327, "gpu_fast.pcie_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 21 NVML_GPM_METRIC_PCIE_RX_PER_SEC; Hopper and later", "mean PCIe traffic to the GPU"),
@@ -241,45 +240,45 @@ GPU_FAST_SIGNALS = (
     Signal(1332, "gpu_fast.host_stall_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job runs and no kernel was resident: the host prepares work or data"),
     Signal(1333, "gpu_fast.checkpoint_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job wrote a checkpoint: long at the power of waiting, at a regular cadence"),
     Signal(1334, "gpu_fast.idle_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second without a job: idle power, no kernel, no process"),
-    Signal(1335, "gpu_fast.phase_confidence_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "how sure these five shares are: low while the levels of the job are not known, or are not apart"),
-    Signal(1336, "gpu_fast.job_changes_count", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "jobs that began on the GPU since the agent started: their power levels are learned anew"),
-    Signal(1337, "gpu_fast.compute_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it computes, as learned from it; where it is not apart from waiting, of all its time"),
-    Signal(1338, "gpu_fast.wait_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it waits with a kernel resident, as learned from it; missing where that is not apart from computing, or too short for the reading to come down"),
-    Signal(1339, "gpu_fast.step_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "period of the job's step; missing where the signals do not agree on one"),
-    Signal(1340, "gpu_fast.step_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "how sure the period is, against half and twice of it"),
+    Signal(1335, "gpu_fast.phase_confidence_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "confidence of these five shares: low while the power levels of the job are unknown or not distinct"),
+    Signal(1336, "gpu_fast.job_changes_count", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "jobs that began on the GPU since the agent started: their power levels are relearned"),
+    Signal(1337, "gpu_fast.compute_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it computes, as learned from it; if not distinct from waiting, over all its time"),
+    Signal(1338, "gpu_fast.wait_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it waits with a kernel resident, as learned from it; missing if not distinct from computing, or too short for the reading to fall"),
+    Signal(1339, "gpu_fast.step_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "period of the job's step; missing if the signals do not agree on one"),
+    Signal(1340, "gpu_fast.step_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "confidence of the period, against half and twice of it"),
     Signal(1341, "gpu_fast.checkpoint_interval_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds from one checkpoint of the job to the next; missing until three of them were seen"),
     Signal(1342, "gpu_fast.checkpoint_duration_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds that a checkpoint of the job takes"),
     Signal(1343, "gpu_fast.next_checkpoint_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds until the next checkpoint, as predicted from the ones before; missing where none is predicted"),
-    Signal(1344, "gpu_fast.next_checkpoint_probability_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "probability that it comes within a tenth of the interval of that moment"),
-    Signal(1345, "gpu_fast.step_data_loading_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which no kernel ran and data came over PCIe; missing, as the other parts, where the signals do not separate it, of steps shorter than 5 s, and without GPM"),
+    Signal(1344, "gpu_fast.next_checkpoint_probability_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "probability that it comes within a tenth of the interval around that time"),
+    Signal(1345, "gpu_fast.step_data_loading_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which no kernel ran and data came over PCIe; missing, like the other parts, if the signals do not separate it, for steps shorter than 5 s, and without GPM"),
     Signal(1346, "gpu_fast.step_forward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed before gradients moved over NVLink"),
     Signal(1347, "gpu_fast.step_backward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed while gradients moved over NVLink"),
     Signal(1348, "gpu_fast.step_optimizer_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it was bound by memory without tensor cores, once, after backward"),
-    Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "how sure the parts of the step are: how alike its steps are, and how plain the difference between the parts"),
+    Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "confidence of the parts of the step: by the similarity of its steps and the distinctness of the parts"),
 )
 
-GPU_JOB_TEXT = """Whose the processes on each GPU are, counted. Device: the GPU. Who they are in names travels as `gpu.process`."""
+GPU_JOB_TEXT = """Counts of processes on each GPU by owner. Device: the GPU. The event `gpu.process` names the owners."""
 
 GPU_JOB_SIGNALS = (
     Signal(2370, "gpu_job.processes_count", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetComputeRunningProcesses_v3, ...Graphics..., ...MPSCompute...", "processes that NVML lists on the GPU", on_change=True),
     Signal(2371, "gpu_job.jobs_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/cgroup", "distinct Slurm jobs and pods among them; more than one share the GPU", on_change=True),
     Signal(2372, "gpu_job.in_jobs_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/cgroup", "processes of Slurm jobs and pods", on_change=True),
     Signal(2373, "gpu_job.others_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/cgroup", "processes of units, sessions and containers that belong to no scheduler", on_change=True),
-    Signal(2374, "gpu_job.unknown_count", Kind.GAUGE, Pace.SECOND, "/proc/PID", "processes of which it is not known whose they are: hidden, of another PID namespace, in no group that tells", on_change=True),
-    Signal(2375, "gpu_job.dead_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/stat", "processes that NVML lists and that have ended at two looks: zombies, or gone from /proc. The GPU does not come back by itself", on_change=True),
-    Signal(2376, "gpu_job.dead_memory_bytes", Kind.GAUGE, Pace.SECOND, "nvmlProcessInfo_t.usedGpuMemory", "GPU memory of processes that have ended: held by nobody; missing where NVML does not say how much", on_change=True),
-    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "whose a process on the GPU is: job, pod, unit, rank; one event for each process on each GPU, told again as it changes and ends"),
-    Signal(2381, "gpu.told_anew", Kind.EVENT, Pace.EVENT, "the agent", "from when on every gpu.process of the GPU (or gpu.allocation of the host) that holds was told anew, after a restart: what was last told before has ended"),
+    Signal(2374, "gpu_job.unknown_count", Kind.GAUGE, Pace.SECOND, "/proc/PID", "processes of unknown owner: hidden, in another PID namespace, or in a cgroup that names none", on_change=True),
+    Signal(2375, "gpu_job.dead_count", Kind.GAUGE, Pace.SECOND, "/proc/PID/stat", "processes that NVML lists but that had ended at two checks: zombies, or gone from /proc. The GPU does not recover on its own", on_change=True),
+    Signal(2376, "gpu_job.dead_memory_bytes", Kind.GAUGE, Pace.SECOND, "nvmlProcessInfo_t.usedGpuMemory", "GPU memory of processes that have ended; missing if NVML does not report how much", on_change=True),
+    Signal(2380, "gpu.process", Kind.EVENT, Pace.EVENT, "NVML, /proc/PID/cgroup, stat, status; the ranks' helper", "owner of a process on the GPU: job, pod, unit, rank; one event per process and GPU, repeated when it changes and ends"),
+    Signal(2381, "gpu.told_anew", Kind.EVENT, Pace.EVENT, "the agent", "time from which every active gpu.process of the GPU (or gpu.allocation of the host) was reported again, after a restart: those last reported earlier have ended"),
 )
 
-STEP_TEXT = """Steps of the ranks of training jobs that report them ([torch](torch.md)). Device: `JOB/RANK`, or `JOB/pPID` of a rank that is not known."""
+STEP_TEXT = """Steps of the ranks of training jobs that report them ([torch](torch.md)). Device: `JOB/RANK`, or `JOB/pPID` if the rank is unknown."""
 _SLOT = "the rank's slot in /dev/shm/gangline"
 
 STEP_SIGNALS = (
     Signal(2600, "step.steps_count", Kind.COUNTER, Pace.SECOND, _SLOT, "steps since the process began"),
-    Signal(2601, "step.step_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "mean time of the steps of the last 10 s, of a longer one the last; missing once a step takes three times as long, and 30 s: the job stands"),
-    Signal(2602, "step.spread_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "standard deviation of the time of the same steps; missing of fewer than three"),
-    Signal(2603, "step.since_seconds", Kind.GAUGE, Pace.SECOND, "agent", "how long ago a step was seen to end: in a job that hangs the rank that stopped first has the most"),
+    Signal(2601, "step.step_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "mean time of the steps of the last 10 s, or of the last step if longer; missing once a step takes three times as long and 30 s: the job is stopped"),
+    Signal(2602, "step.spread_seconds", Kind.GAUGE, Pace.SECOND, _SLOT, "standard deviation of the time of the same steps; missing for fewer than three"),
+    Signal(2603, "step.since_seconds", Kind.GAUGE, Pace.SECOND, "agent", "time since the last step ended: in a hung job the rank that stopped first has the highest value"),
     Signal(2604, "step.rank_number", Kind.STATE, Pace.SECOND, _SLOT, "rank, as the launcher gave it"),
     Signal(2605, "step.world_count", Kind.GAUGE, Pace.SECOND, _SLOT, "ranks of the whole job, as the launcher gave them"),
     Signal(2606, "step.process_number", Kind.STATE, Pace.SECOND, "holder of the slot's lock, F_GETLK", "PID on the host"),
@@ -287,19 +286,19 @@ STEP_SIGNALS = (
 )
 
 GPU_PROCESS_TEXT = """Processes on GPUs. Device: `GPU-uuid/PID`, under MIG `GPU-uuid/gi1/ci0/PID`, in a partition of AMD's `GPU-id/gi1/PID`.
-Of AMD GPUs: who has queues or memory there, of `/sys/class/kfd/kfd/proc`, memory of `vram_*` there, each 10 s."""
+For AMD GPUs: processes with queues or memory in `/sys/class/kfd/kfd/proc`, memory from `vram_*` there, every 10 s."""
 
 GPU_PROCESS_SIGNALS = (
     Signal(1470, "gpu_process.memory_used_bytes", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetComputeRunningProcesses_v3, ...Graphics..., ...MPSCompute...", "GPU memory that the process holds", on_change=True),
     Signal(1471, "gpu_process.kinds_flags", Kind.STATE, Pace.SECOND, "which of the three lists names it", "1 compute, 2 graphics, 4 client of an MPS server", on_change=True),
-    Signal(1472, "gpu_process.start_nanoseconds", Kind.STATE, Pace.SECOND, "/proc/PID/stat field 22, from boot", "when the process started: with it the PID is one process, also when PIDs are dealt again", on_change=True),
+    Signal(1472, "gpu_process.start_nanoseconds", Kind.STATE, Pace.SECOND, "/proc/PID/stat field 22, from boot", "start time of the process, which identifies it when PIDs are reused", on_change=True),
     Signal(1473, "gpu_process.gpu_instance_number", Kind.STATE, Pace.SECOND, "nvmlProcessInfo_t.gpuInstanceId", "MIG GPU instance that it runs in", on_change=True),
     Signal(1474, "gpu_process.compute_instance_number", Kind.STATE, Pace.SECOND, "nvmlProcessInfo_t.computeInstanceId", "MIG compute instance that it runs in", on_change=True),
 )
 
 MIG_TEXT = """MIG devices. Device: `MIG-uuid`; its GPU is in the inventory. The mode of each GPU is `gpu.mig_mode_state`.
 
-Compute partitions of AMD GPUs (DPX, TPX, QPX, CPX) are such instances: `GPU-id/xcp3`, with number, share of the memory, compute units
+Compute partitions of AMD GPUs (DPX, TPX, QPX, CPX) are in the same table: `GPU-id/xcp3`, with number, share of the memory, compute units
 (`multiprocessors_count`) and dies of KFD's topology, and `sm_active_ratio` of `gfx_busy_inst`."""
 
 MIG_SIGNALS = (
@@ -311,7 +310,7 @@ MIG_SIGNALS = (
     Signal(1445, "mig.gpu_slices_count", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetAttributes.gpuInstanceSliceCount", "GPU slices of the GPU instance", on_change=True),
     Signal(1446, "mig.compute_slices_count", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetAttributes.computeInstanceSliceCount", "slices of the compute instance", on_change=True),
     Signal(1447, "mig.multiprocessors_count", Kind.STATE, Pace.TEN_SECONDS, "nvmlDeviceGetAttributes.multiprocessorCount", "SMs that it may use", on_change=True),
-    Signal(1448, "mig.ecc_sram_uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryErrorCounter(UNCORRECTED, VOLATILE, SRAM)", "data lost in the instance's caches since the driver loaded; DRAM is not told by instance", on_change=True),
+    Signal(1448, "mig.ecc_sram_uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryErrorCounter(UNCORRECTED, VOLATILE, SRAM)", "data lost in the instance's caches since the driver loaded; DRAM is not reported by instance", on_change=True),
     Signal(1449, "mig.memory_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryInfo.total of the MIG device", "memory there is", on_change=True),
     Signal(1450, "mig.memory_used_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "nvmlDeviceGetMemoryInfo.used of the MIG device", "memory in use"),
     Signal(1451, "mig.sm_active_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "GPM 2 NVML_GPM_METRIC_SM_UTIL, by nvmlGpmMigSampleGet; Hopper and later", "mean share of the SMs of its GPU instance that were busy since the sample before"),
@@ -322,7 +321,7 @@ MIG_SIGNALS = (
 
 NVLINK_TEXT = """NVLinks of each GPU, and its links to a Grace CPU (C2C). Device: `GPU-uuid/link0`, `GPU-uuid/c2c0`.
 
-XGMI links of AMD GPUs are such links: bytes (`xgmi_read_data_acc`, `xgmi_write_data_acc`, KiB), state and speed of `gpu_metrics`; errors
+XGMI links of AMD GPUs are in the same tables: bytes (`xgmi_read_data_acc`, `xgmi_write_data_acc`, KiB), state and speed of `gpu_metrics`; errors
 are counted for all links of a GPU together: `crc_errors` of `GPU-id/xgmi`, all that the RAS block `xgmi_wafl` counts."""
 
 def _fec(symbols: int) -> Signal:
@@ -339,47 +338,47 @@ NVLINK_SIGNALS = (
     *(_fec(symbols) for symbols in range(16)),
     Signal(1380, "nvlink.link_state", Kind.STATE, Pace.TEN_SECONDS, "field 165 NVML_FI_DEV_NVLINK_GET_STATE, else nvmlDeviceGetNvLinkState", "0 inactive, 1 active, 2 asleep, 3 active but no traffic allowed", on_change=True),
     Signal(1381, "nvlink.version_code", Kind.STATE, Pace.TEN_SECONDS, "field 166 NVML_FI_DEV_NVLINK_GET_VERSION", "nvmlNvlinkVersion_t: 4 is 3.0, 6 is 4.0, 7 is 5.0", on_change=True),
-    Signal(1382, "nvlink.speed_bytes_per_second", Kind.GAUGE, Pace.TEN_SECONDS, "field 164 NVML_FI_DEV_NVLINK_GET_SPEED, else NVML_FI_DEV_NVLINK_SPEED_MBPS_L*, _COMMON", "pace of the link in one direction", on_change=True),
+    Signal(1382, "nvlink.speed_bytes_per_second", Kind.GAUGE, Pace.TEN_SECONDS, "field 164 NVML_FI_DEV_NVLINK_GET_SPEED, else NVML_FI_DEV_NVLINK_SPEED_MBPS_L*, _COMMON", "speed of the link in one direction", on_change=True),
     Signal(1383, "nvlink.replay_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 161 NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, else NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L* (before NVLink 5)", "transmissions that were repeated", on_change=True),
     Signal(1384, "nvlink.recovery_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 162 NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, else NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L* (before NVLink 5)", "times the link had to be trained again", on_change=True),
     Signal(1385, "nvlink.crc_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 163 NVML_FI_DEV_NVLINK_ERROR_DL_CRC (before NVLink 5)", "checksum errors", on_change=True),
     Signal(1386, "nvlink.crc_flit_errors", Kind.COUNTER, Pace.TEN_SECONDS, "fields NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L* (links 0-11)", "checksum errors of flow control", on_change=True),
     Signal(1387, "nvlink.crc_data_errors", Kind.COUNTER, Pace.TEN_SECONDS, "fields NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L* (links 0-11)", "checksum errors of data", on_change=True),
     Signal(1388, "nvlink.ecc_data_errors", Kind.COUNTER, Pace.TEN_SECONDS, "fields NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L* (links 0-11)", "bit errors of data that were repaired", on_change=True),
-    Signal(1389, "nvlink.malformed_packets_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 206 NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS (NVLink 5)", "packets received that were none", on_change=True),
-    Signal(1390, "nvlink.buffer_overrun_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 207 NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS (NVLink 5)", "packets discarded for want of room", on_change=True),
+    Signal(1389, "nvlink.malformed_packets_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 206 NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS (NVLink 5)", "malformed packets received", on_change=True),
+    Signal(1390, "nvlink.buffer_overrun_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 207 NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS (NVLink 5)", "packets discarded because buffers were full", on_change=True),
     Signal(1391, "nvlink.receive_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 208 NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS (NVLink 5)", "packets received with errors", on_change=True),
     Signal(1392, "nvlink.receive_remote_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 209 NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS (NVLink 5)", "packets that the far side marked as bad", on_change=True),
-    Signal(1393, "nvlink.receive_general_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 210 NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS (NVLink 5)", "packets whose header did not fit", on_change=True),
+    Signal(1393, "nvlink.receive_general_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 210 NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS (NVLink 5)", "packets with an invalid header", on_change=True),
     Signal(1394, "nvlink.local_link_integrity_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 211 NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS (NVLink 5)", "times that local errors passed a threshold", on_change=True),
     Signal(1395, "nvlink.transmit_discards_packets", Kind.COUNTER, Pace.TEN_SECONDS, "field 212 NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS (NVLink 5)", "packets with errors that were not sent", on_change=True),
     Signal(1396, "nvlink.link_recovery_successful_events", Kind.COUNTER, Pace.TEN_SECONDS, "field 213 NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS (NVLink 5)", "recoveries after which the link was up again", on_change=True),
     Signal(1397, "nvlink.link_recovery_failed_events", Kind.COUNTER, Pace.TEN_SECONDS, "field 214 NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS (NVLink 5)", "recoveries after which the link was declared down", on_change=True),
     Signal(1398, "nvlink.link_recovery_events", Kind.COUNTER, Pace.TEN_SECONDS, "field 215 NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS (NVLink 5)", "recoveries, however they ended", on_change=True),
     Signal(1399, "nvlink.effective_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 219 NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS (NVLink 5)", "errors left after correction", on_change=True),
-    Signal(1400, "nvlink.effective_bit_error_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "field 220 NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER (NVLink 5), mantissa and exponent", "share of bits wrong after correction; 1.5e-254 is what a link says that has had none", on_change=True),
+    Signal(1400, "nvlink.effective_bit_error_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "field 220 NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER (NVLink 5), mantissa and exponent", "share of bits wrong after correction; a link without errors reports 1.5e-254", on_change=True),
     Signal(1401, "nvlink.symbol_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 221 NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS (NVLink 5)", "symbols received wrong", on_change=True),
     Signal(1402, "nvlink.symbol_bit_error_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "field 222 NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER (NVLink 5), mantissa and exponent", "share of symbols wrong", on_change=True),
     Signal(1430, "c2c.link_state", Kind.STATE, Pace.TEN_SECONDS, "field 171 NVML_FI_DEV_C2C_LINK_GET_STATUS", "0 inactive, 1 active", on_change=True),
-    Signal(1431, "c2c.speed_max_bytes_per_second", Kind.GAUGE, Pace.TEN_SECONDS, "field 172 NVML_FI_DEV_C2C_LINK_GET_MAX_BW", "pace there could be between GPU and CPU", on_change=True),
+    Signal(1431, "c2c.speed_max_bytes_per_second", Kind.GAUGE, Pace.TEN_SECONDS, "field 172 NVML_FI_DEV_C2C_LINK_GET_MAX_BW", "maximum speed between GPU and CPU", on_change=True),
     Signal(1432, "c2c.crc_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 231 NVML_FI_DEV_C2C_LINK_ERROR_INTR", "checksum errors", on_change=True),
     Signal(1433, "c2c.replay_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 232 NVML_FI_DEV_C2C_LINK_ERROR_REPLAY", "transmissions that were repeated", on_change=True),
     Signal(1434, "c2c.replay_back_to_back_errors", Kind.COUNTER, Pace.TEN_SECONDS, "field 233 NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B", "repetitions right after each other", on_change=True),
     Signal(1435, "c2c.power_state", Kind.STATE, Pace.TEN_SECONDS, "field 234 NVML_FI_DEV_C2C_LINK_POWER_STATE", "0 full power, 1 low power", on_change=True),
 )
 
-NVML_EVENTS_TEXT = """NVML's event set, as one listener of the host. Device: `host`. The events themselves are of their GPUs."""
+NVML_EVENTS_TEXT = """NVML's event set, as one listener of the host. Device: `host`. The events themselves belong to their GPUs."""
 
 NVML_EVENTS_SIGNALS = (
     Signal(1490, "nvml_events.received_events", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlEventSetWait_v2", "events that NVML delivered", on_change=True),
-    Signal(1491, "nvml_events.told_by_kernel_log_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "XIDs of them that the kernel log showed as well, and that were told from there, once", on_change=True),
-    Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the set is then made anew", on_change=True),
+    Signal(1491, "nvml_events.told_by_kernel_log_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "XIDs among them that the kernel log also showed, and that were reported from there, once", on_change=True),
+    Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the set is then recreated", on_change=True),
     Signal(2323, "nvml_events.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made, on all GPUs and on none", on_change=True),
     Signal(1495, "gpu.driver_event", Kind.EVENT, Pace.EVENT, "NVML events: ECC, MIG configuration, page retirement, poison, GPU unavailable, recovery action", "the driver reported it without an XID; NVML's event type in `code`"),
 )
 
 RAS_TEXT = """Errors that the RAS blocks of AMD GPUs have counted since the driver loaded. Device: `GPU-id/umc`; `umc` is the
-memory, `gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. Asked every 10 s: each look asks the firmware."""
+memory, `gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. Read every 10 s, because each read asks the firmware."""
 
 RAS_SIGNALS = (
     Signal(2710, "ras.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ce", "errors that the block repaired", on_change=True),
@@ -388,26 +387,26 @@ RAS_SIGNALS = (
 )
 
 DCGM_TEXT = """What the agent takes from DCGM's host engine (`dcgm`, docs/hardware.md). Device: `host`. Profiling metrics of GPUs before Hopper are
-in `gpu_fast_1s`, under the signals that GPM gives for later ones. That DCGM finds nothing is not shown as health."""
+in `gpu_fast_1s`, under the signals that GPM gives for later ones. A DCGM without findings is not shown as healthy."""
 
 _DCGM_POLICY = "dcgmPolicyRegister; the agent sets no policy and no action"
 
 DCGM_SIGNALS = (
-    Signal(2800, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing where none answers: the outcome of the collector dcgm_1s says why", on_change=True),
-    Signal(2801, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems whose health somebody watches: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
+    Signal(2800, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing if none responds: the outcome of the collector dcgm_1s says why", on_change=True),
+    Signal(2801, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems whose health is watched: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
     Signal(2802, "dcgm.incidents_state", Kind.STATE, Pace.SECOND, "dcgmHealthCheck", "incidents that DCGM's health watches report now", on_change=True),
     Signal(2803, "dcgm.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent", "connections made to a host engine", on_change=True),
-    Signal(2804, "dcgm.told_by_others_events", Kind.COUNTER, Pace.SECOND, "agent", "XIDs of DCGM's that the kernel log or NVML showed as well, and that were told from there, once", on_change=True),
-    Signal(2805, "dcgm.multiplexed_zeros_count", Kind.COUNTER, Pace.SECOND, "agent", "zeros of profiling fields that were left out: the counters were with another field at that moment", on_change=True),
-    Signal(2806, "dcgm.lost_violations_events", Kind.COUNTER, Pace.SECOND, "agent", "policy violations that found no room", on_change=True),
+    Signal(2804, "dcgm.told_by_others_events", Kind.COUNTER, Pace.SECOND, "agent", "XIDs from DCGM that the kernel log or NVML also showed, and that were reported from there, once", on_change=True),
+    Signal(2805, "dcgm.multiplexed_zeros_count", Kind.COUNTER, Pace.SECOND, "agent", "zeros of profiling fields that were discarded: the counters served another field at that moment", on_change=True),
+    Signal(2806, "dcgm.lost_violations_events", Kind.COUNTER, Pace.SECOND, "agent", "policy violations dropped because the queue was full", on_change=True),
     Signal(2810, "gpu.dcgm_failure", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "a health watch of DCGM reports a failure; DCGM's error code in `code`, its words, and the system in the attributes"),
     Signal(2811, "gpu.dcgm_warning", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "the same, a warning"),
     Signal(2812, "gpu.dcgm_policy", Kind.EVENT, Pace.EVENT, _DCGM_POLICY, "a policy that somebody has set in DCGM was violated; the condition in `code`: 0x1 double bit ECC, 0x2 PCIe, 0x4 retired pages, 0x8 thermal, 0x10 power, 0x20 NVLink, 0x40 XID"),
     Signal(2813, "gpu.diagnostic", Kind.EVENT, Pace.EVENT, "gangline diag import", "a diagnostic that somebody ran of the GPU; code 0: all tests passed, 1: a test warned, 2: a test failed; the tests in the attributes"),
 )
 
-NVSWITCH_TEXT = """NVSwitches of the host and their links, from DCGM's host engine: where somebody has it watch these fields, or with `dcgm = "watch"`.
-Devices: the switch's PCI address, or `nvswitch0` with DCGM's number where the engine does not say the address; a link is `0000:05:00.0/link12`.
+NVSWITCH_TEXT = """NVSwitches of the host and their links, from DCGM's host engine: if a client watches these fields, or with `dcgm = "watch"`.
+Devices: the switch's PCI address, or `nvswitch0` with DCGM's number if the engine does not report the address; a link is `0000:05:00.0/link12`.
 An SXID is the event `nvswitch.sxid`. Switches outside the host (NVL72) are not seen from the host."""
 
 def _switch(signal_id: int, name: str, kind: Kind, source: str, tells: str) -> Signal:
@@ -416,8 +415,8 @@ def _switch(signal_id: int, name: str, kind: Kind, source: str, tells: str) -> S
 
 NVSWITCH_SIGNALS = (
     _switch(2814, "nvswitch.temperature_celsius", Kind.GAUGE, "DCGM field 858", "the switch's heat"),
-    _switch(2815, "nvswitch.temperature_slowdown_celsius", Kind.GAUGE, "DCGM field 859", "heat at which it slows down"),
-    _switch(2816, "nvswitch.temperature_shutdown_celsius", Kind.GAUGE, "DCGM field 860", "heat at which it switches itself off"),
+    _switch(2815, "nvswitch.temperature_slowdown_celsius", Kind.GAUGE, "DCGM field 859", "temperature at which it slows down"),
+    _switch(2816, "nvswitch.temperature_shutdown_celsius", Kind.GAUGE, "DCGM field 860", "temperature at which it shuts down"),
     _switch(2817, "nvswitch.power_watts", Kind.GAUGE, "DCGM fields 705, 706, 707", "power of its three rails (VDD, DVDD, HVDD); missing where one is"),
     _switch(2818, "nvswitch.voltage_volts", Kind.GAUGE, "DCGM field 701", "its voltage"),
     _switch(2819, "nvswitch.reset_required_state", Kind.STATE, "DCGM field 864", "1: it must be reset"),
@@ -433,7 +432,7 @@ VGPU_TEXT = """vGPUs that a hypervisor shares its GPUs as, from DCGM's host engi
 
 VGPU_SIGNALS = (
     _switch(2840, "vgpu.memory_used_bytes", Kind.GAUGE, "DCGM field 525, MiB", "memory of the GPU in use by the virtual machine"),
-    _switch(2841, "vgpu.license_state", Kind.STATE, "DCGM field 526", "1: licensed; 0: not, and the driver slows it down"),
-    _switch(2842, "vgpu.frame_rate_limit_hertz", Kind.GAUGE, "DCGM field 527", "frames a second that it may draw"),
+    _switch(2841, "vgpu.license_state", Kind.STATE, "DCGM field 526", "1: licensed; 0: not licensed, and the driver slows it down"),
+    _switch(2842, "vgpu.frame_rate_limit_hertz", Kind.GAUGE, "DCGM field 527", "maximum frames per second"),
     _switch(2843, "vgpu.type_number", Kind.STATE, "DCGM field 522", "vGPU type, by NVML's number"),
 )

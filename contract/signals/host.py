@@ -9,7 +9,7 @@ HOST_SIGNALS = (
     Signal(101, "host.cpu_system_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu system+irq+softirq", "share of all cores' time in the kernel"),
     Signal(102, "host.cpu_idle_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu idle", "share of all cores' time with nothing to do"),
     Signal(103, "host.cpu_iowait_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu iowait", "share of all cores' time idle with I/O outstanding"),
-    Signal(104, "host.cpu_steal_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu steal", "time the hypervisor gave to others"),
+    Signal(104, "host.cpu_steal_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu steal", "time the hypervisor gave to other guests"),
     Signal(105, "host.cpu_busiest_core_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpuN", "the busiest single core; a data loader pinned to one core hides in the mean"),
     Signal(106, "host.runnable_count", Kind.GAUGE, Pace.SECOND, "/proc/stat procs_running", "tasks that could run now"),
     Signal(107, "host.blocked_count", Kind.GAUGE, Pace.SECOND, "/proc/stat procs_blocked", "tasks in uninterruptible wait"),
@@ -21,15 +21,15 @@ HOST_SIGNALS = (
     Signal(113, "host.pressure_io_some_ratio", Kind.GAUGE, Pace.SECOND, "/proc/pressure/io some avg10", "share of time some task waited for I/O"),
     Signal(114, "host.pressure_io_full_ratio", Kind.GAUGE, Pace.SECOND, "/proc/pressure/io full avg10", "share of time all tasks waited for I/O"),
     Signal(115, "host.memory_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo MemTotal", "memory of the host"),
-    Signal(116, "host.memory_available_bytes", Kind.GAUGE, Pace.SECOND, "/proc/meminfo MemAvailable", "memory to be had without swapping"),
-    Signal(117, "host.memory_dirty_bytes", Kind.GAUGE, Pace.SECOND, "/proc/meminfo Dirty", "written by programs, not yet by the disk; a checkpoint shows here"),
+    Signal(116, "host.memory_available_bytes", Kind.GAUGE, Pace.SECOND, "/proc/meminfo MemAvailable", "memory available without swapping"),
+    Signal(117, "host.memory_dirty_bytes", Kind.GAUGE, Pace.SECOND, "/proc/meminfo Dirty", "written by programs but not yet to disk; a checkpoint shows here"),
     Signal(118, "host.swap_used_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo SwapTotal-SwapFree", "memory swapped out"),
     Signal(119, "host.hugepages_free_pages", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo HugePages_Free", "reserved huge pages not in use"),
     Signal(120, "host.oom_kills_count", Kind.COUNTER, Pace.TEN_SECONDS, "/proc/vmstat oom_kill", "processes the kernel killed for memory", on_change=True),
     Signal(121, "host.uptime_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/uptime", "time since boot"),
     Signal(122, "host.load_1m_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/loadavg / cores", "run queue per core, one minute mean"),
-    Signal(123, "host.cpu_frequency_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, mean of 32 cores at most", "what the cores run at now"),
-    Signal(124, "host.cpu_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_count, sum of packages", "times a CPU package braked for heat", on_change=True),
+    Signal(123, "host.cpu_frequency_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, mean of 32 cores at most", "mean clock of the cores now"),
+    Signal(124, "host.cpu_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_count, sum of packages", "times a CPU package throttled because of heat", on_change=True),
     Signal(1870, "host.cpu_interrupt_ratio", Kind.GAUGE, Pace.SECOND, "/proc/stat cpu irq+softirq", "share of all cores' time in interrupts; also within host.cpu_system_ratio"),
     Signal(1871, "host.cpu_busiest_core_number", Kind.STATE, Pace.SECOND, "/proc/stat cpuN", "which core the busiest one was"),
     Signal(1872, "host.cores_saturated_count", Kind.GAUGE, Pace.SECOND, "/proc/stat cpuN", "cores that were busy for at least 95 % of the time"),
@@ -40,25 +40,24 @@ HOST_SIGNALS = (
     Signal(1877, "host.pressure_memory_full_microseconds", Kind.COUNTER, Pace.SECOND, "/proc/pressure/memory full total", "time that all tasks waited for memory"),
     Signal(1878, "host.pressure_io_some_microseconds", Kind.COUNTER, Pace.SECOND, "/proc/pressure/io some total", "time that some task waited for I/O"),
     Signal(1879, "host.pressure_io_full_microseconds", Kind.COUNTER, Pace.SECOND, "/proc/pressure/io full total", "time that all tasks waited for I/O"),
-    Signal(1881, "host.cpu_frequency_min_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, lowest", "what the slowest core runs at; an idle core may be slow"),
-    Signal(1882, "host.cpu_frequency_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, highest", "what the fastest core runs at; a busy host whose fastest core is slow is braked"),
-    Signal(1883, "host.cpu_core_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/core_throttle_count, sum of cores", "times a core braked for heat", on_change=True),
-    Signal(1884, "host.cpu_throttled_milliseconds", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_total_time_ms, sum of packages", "how long CPU packages braked for heat", on_change=True),
+    Signal(1881, "host.cpu_frequency_min_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, lowest", "clock of the slowest core; an idle core may be slow"),
+    Signal(1882, "host.cpu_frequency_max_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, highest", "clock of the fastest core; a busy host whose fastest core is slow is throttled"),
+    Signal(1883, "host.cpu_core_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/core_throttle_count, sum of cores", "times a core throttled because of heat", on_change=True),
+    Signal(1884, "host.cpu_throttled_milliseconds", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_total_time_ms, sum of packages", "time that CPU packages were throttled because of heat", on_change=True),
     Signal(1885, "host.memory_corrupted_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo HardwareCorrupted", "memory that the kernel took out of use for uncorrectable errors"),
 )
 
 CPU_TEXT = """Each core. Device: `cpu17`.
 
-Once a minute, as a mean over that minute: at 1 s the cores of a large host would be thirty times the rows of its
-GPUs. What one core does within a second shows in `host.cpu_busiest_core_ratio`, its number beside it.
+A mean over each minute: at 1 s the cores of a large host would have thirty times the rows of its GPUs. What one core does within a second shows in `host.cpu_busiest_core_ratio`, its number beside it.
 """
 
 CPU_SIGNALS = (
-    Signal(1890, "cpu.busy_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN, all but idle and iowait", "share of the core's time since the last reading that it was wanted: it worked, or the hypervisor had given it to others"),
+    Signal(1890, "cpu.busy_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN, all but idle and iowait", "share of the core's time since the last reading in which it was needed: it worked, or the hypervisor had given it to other guests"),
     Signal(1891, "cpu.system_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN system+irq+softirq", "share of the core's time in the kernel"),
     Signal(1892, "cpu.interrupt_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN irq+softirq", "share of the core's time in interrupts; a NIC whose queues all end on one core shows here"),
-    Signal(1893, "cpu.steal_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN steal", "share of the core's time that the hypervisor gave to others"),
-    Signal(1894, "cpu.frequency_hertz", Kind.GAUGE, Pace.MINUTE, "cpuN/cpufreq/scaling_cur_freq, of 64 cores at most", "what the core runs at now; each may take 10 ms to read (x86 before Linux 5.18), so that of a larger host only each second, third ... core is asked"),
+    Signal(1893, "cpu.steal_ratio", Kind.GAUGE, Pace.MINUTE, "/proc/stat cpuN steal", "share of the core's time that the hypervisor gave to other guests"),
+    Signal(1894, "cpu.frequency_hertz", Kind.GAUGE, Pace.MINUTE, "cpuN/cpufreq/scaling_cur_freq, of 64 cores at most", "clock of the core now; a read may take 10 ms (x86 before Linux 5.18), so on a larger host only every second, third ... core is read"),
 )
 
 CLOCK_TEXT = """The system clock, as the kernel knows it. Device: `host`.
@@ -68,42 +67,42 @@ says its errors; a daemon that steers by frequency alone (phc2sys) may leave the
 """
 
 CLOCK_SIGNALS = (
-    Signal(1940, "clock.offset_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) offset, ns with STA_NANO, else us", "how far the clock still has to be moved; negative: it is ahead"),
-    Signal(1941, "clock.error_estimated_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) esterror", "how wrong the daemon thinks the clock is"),
-    Signal(1942, "clock.error_max_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) maxerror", "how wrong the clock may be; the kernel lets it grow by 0.5 ms a second until the daemon speaks, and ends at 16 s"),
-    Signal(1943, "clock.frequency_offset_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) freq, ppm / 2^16", "by how much the oscillator is corrected: 1e-6 is a microsecond a second"),
-    Signal(1944, "clock.synchronised_state", Kind.STATE, Pace.TEN_SECONDS, "adjtimex(2) status without STA_UNSYNC", "1: some daemon keeps the clock; 0: nobody does"),
+    Signal(1940, "clock.offset_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) offset, ns with STA_NANO, else us", "remaining correction of the clock; negative: it is ahead"),
+    Signal(1941, "clock.error_estimated_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) esterror", "the daemon's estimate of the clock's error"),
+    Signal(1942, "clock.error_max_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) maxerror", "maximum error of the clock; the kernel adds 0.5 ms a second until the daemon updates it, up to 16 s"),
+    Signal(1943, "clock.frequency_offset_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) freq, ppm / 2^16", "correction of the oscillator: 1e-6 is a microsecond a second"),
+    Signal(1944, "clock.synchronised_state", Kind.STATE, Pace.TEN_SECONDS, "adjtimex(2) status without STA_UNSYNC", "1: a daemon synchronizes the clock; 0: none does"),
     Signal(1945, "clock.leap_state", Kind.STATE, Pace.TEN_SECONDS, "adjtimex(2) result", "0 none, 1 a second will be inserted today, 2 one will be left out, 3 it is being inserted, 4 it has been, 5 not synchronised"),
     Signal(1946, "clock.status_flags", Kind.STATE, Pace.TEN_SECONDS, "adjtimex(2) status", "STA_* of sys/timex.h: 1 PLL, 2 PPS frequency, 4 PPS time, 16 insert, 32 delete, 64 unsynchronised, 8192 nanoseconds, ..."),
-    Signal(1947, "clock.tai_offset_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) tai", "TAI - UTC; 0 where nobody has said it"),
+    Signal(1947, "clock.tai_offset_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "adjtimex(2) tai", "TAI - UTC; 0 if not set"),
 )
 
-SETTINGS_TEXT = """Settings of the host that decide speed. Device: `host`. What is a word rather than a number is in the inventory."""
+SETTINGS_TEXT = """Settings of the host that affect performance. Device: `host`. Settings that are words are in the inventory."""
 
 SETTINGS_SIGNALS = (
     Signal(1950, "settings.cpu_governor_other_ratio", Kind.GAUGE, Pace.MINUTE, "cpufreq/policyN/scaling_governor", "share of the frequency domains whose governor is not `performance`"),
-    Signal(1951, "settings.cpu_energy_preference_other_ratio", Kind.GAUGE, Pace.MINUTE, "cpufreq/policyN/energy_performance_preference", "share of the frequency domains that are not to prefer performance over energy"),
-    Signal(1952, "settings.smt_state", Kind.STATE, Pace.MINUTE, "cpu/smt/control", "0 off, 1 on, 2 off for good, 3 the processor has none, 4 the kernel cannot"),
+    Signal(1951, "settings.cpu_energy_preference_other_ratio", Kind.GAUGE, Pace.MINUTE, "cpufreq/policyN/energy_performance_preference", "share of the frequency domains that are set not to prefer performance over energy"),
+    Signal(1952, "settings.smt_state", Kind.STATE, Pace.MINUTE, "cpu/smt/control", "0 off, 1 on, 2 off permanently, 3 the processor has none, 4 the kernel cannot"),
     Signal(1953, "settings.turbo_state", Kind.STATE, Pace.MINUTE, "cpu/intel_pstate/no_turbo (turned round), else cpufreq/boost", "1: cores may run above their base frequency"),
-    Signal(1954, "settings.idle_latency_max_microseconds", Kind.GAUGE, Pace.MINUTE, "cpuN/cpuidle/stateN/latency of states that are not disabled, first core of each package", "the longest that a core may take to wake from an idle state (C-state)"),
+    Signal(1954, "settings.idle_latency_max_microseconds", Kind.GAUGE, Pace.MINUTE, "cpuN/cpuidle/stateN/latency of states that are not disabled, first core of each package", "longest wake-up latency of an allowed idle state (C-state)"),
     Signal(1955, "settings.transparent_hugepages_state", Kind.STATE, Pace.MINUTE, "kernel/mm/transparent_hugepage/enabled", "0 never, 1 madvise, 2 always"),
     Signal(1956, "settings.transparent_hugepages_defrag_state", Kind.STATE, Pace.MINUTE, "kernel/mm/transparent_hugepage/defrag", "0 never, 1 madvise, 2 defer, 3 defer+madvise, 4 always (allocations may stall)"),
     Signal(1957, "settings.numa_balancing_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/kernel/numa_balancing", "0 off, 1 pages follow their tasks, 2 between memory tiers; costs page faults"),
-    Signal(1958, "settings.zone_reclaim_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/vm/zone_reclaim_mode", "not 0: a full node reclaims its own pages before it asks the others"),
+    Signal(1958, "settings.zone_reclaim_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/vm/zone_reclaim_mode", "not 0: a full node reclaims its own pages before it uses other nodes"),
     Signal(1959, "settings.swappiness_number", Kind.GAUGE, Pace.MINUTE, "/proc/sys/vm/swappiness", "how readily the kernel swaps, 0 to 200"),
     Signal(1960, "settings.pcie_aspm_policy_state", Kind.STATE, Pace.MINUTE, "module/pcie_aspm/parameters/policy", "0 default (the firmware's), 1 performance, 2 powersave, 3 powersupersave"),
-    Signal(1961, "settings.clocksource_state", Kind.STATE, Pace.MINUTE, "clocksource/clocksource0/current_clocksource", "0 another, 1 tsc, 2 arch_sys_counter, 3 kvm-clock, 4 Hyper-V, 10 hpet, 11 acpi_pm, 12 jiffies; from 10 on each look at the clock is slow: the kernel found the TSC unstable"),
-    Signal(1962, "settings.gpu_peer_memory_state", Kind.STATE, Pace.MINUTE, "module/nvidia_peermem, module/nv_peer_mem; only with module/nvidia", "how RDMA may reach GPU memory by a module: 0 not, 1 nvidia_peermem, 2 nv_peer_mem"),
+    Signal(1961, "settings.clocksource_state", Kind.STATE, Pace.MINUTE, "clocksource/clocksource0/current_clocksource", "0 another, 1 tsc, 2 arch_sys_counter, 3 kvm-clock, 4 Hyper-V, 10 hpet, 11 acpi_pm, 12 jiffies; from 10 on reading the clock is slow: the kernel found the TSC unstable"),
+    Signal(1962, "settings.gpu_peer_memory_state", Kind.STATE, Pace.MINUTE, "module/nvidia_peermem, module/nv_peer_mem; only with module/nvidia", "module through which RDMA may reach GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem"),
     Signal(1963, "settings.gpu_open_module_state", Kind.STATE, Pace.MINUTE, "/proc/driver/nvidia/version", "1: the driver's kernel modules are the open ones, which DMA-BUF needs to give RDMA GPU memory; 0: the closed ones"),
-    Signal(1964, "settings.kernel_taint_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/kernel/tainted", "what the kernel has gone through: 16 a machine check, 32 a bad page, 128 an oops, 512 a warning, 16384 a soft lockup; 1, 4096 and 8192 are modules"),
-    Signal(1965, "settings.memory_maps_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/vm/max_map_count", "mappings that a process may have; a loader of many shards runs out"),
-    Signal(1966, "settings.threads_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/kernel/threads-max", "threads that the host may have"),
-    Signal(1967, "settings.process_ids_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/kernel/pid_max", "process ids that there are"),
+    Signal(1964, "settings.kernel_taint_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/kernel/tainted", "what has happened to the kernel: 16 a machine check, 32 a bad page, 128 an oops, 512 a warning, 16384 a soft lockup; 1, 4096 and 8192 are modules"),
+    Signal(1965, "settings.memory_maps_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/vm/max_map_count", "maximum mappings of a process; a loader of many shards may exceed it"),
+    Signal(1966, "settings.threads_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/kernel/threads-max", "maximum threads of the host"),
+    Signal(1967, "settings.process_ids_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/kernel/pid_max", "maximum process ids"),
     Signal(1968, "settings.open_files_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/fs/file-nr, first number", "file handles in use on the host"),
-    Signal(1969, "settings.open_files_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/fs/file-nr, third number", "file handles that there may be"),
-    Signal(1970, "settings.socket_receive_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/rmem_max", "largest receive buffer that a socket may ask for; NCCL over TCP"),
-    Signal(1971, "settings.socket_send_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/wmem_max", "largest send buffer that a socket may ask for"),
-    Signal(1972, "settings.cores_isolated_count", Kind.GAUGE, Pace.MINUTE, "cpu/isolated", "cores that the scheduler leaves alone (isolcpus)"),
+    Signal(1969, "settings.open_files_max_count", Kind.GAUGE, Pace.MINUTE, "/proc/sys/fs/file-nr, third number", "maximum file handles"),
+    Signal(1970, "settings.socket_receive_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/rmem_max", "largest receive buffer that a socket may request; NCCL over TCP"),
+    Signal(1971, "settings.socket_send_buffer_max_bytes", Kind.GAUGE, Pace.MINUTE, "/proc/sys/net/core/wmem_max", "largest send buffer that a socket may request"),
+    Signal(1972, "settings.cores_isolated_count", Kind.GAUGE, Pace.MINUTE, "cpu/isolated", "cores excluded from scheduling (isolcpus)"),
 )
 
 NUMA_TEXT = """NUMA nodes. Device: `node0`."""
@@ -111,13 +110,13 @@ NUMA_TEXT = """NUMA nodes. Device: `node0`."""
 NUMA_SIGNALS = (
     Signal(200, "numa.memory_total_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "node/nodeN/meminfo MemTotal", "memory of the node"),
     Signal(201, "numa.memory_free_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "node/nodeN/meminfo MemFree", "memory free on the node"),
-    Signal(202, "numa.hit_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_hit", "pages got where they were wanted"),
-    Signal(203, "numa.miss_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_miss", "pages taken here that were wanted elsewhere"),
-    Signal(204, "numa.foreign_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_foreign", "pages wanted here that came from elsewhere"),
+    Signal(202, "numa.hit_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_hit", "pages allocated on the intended node"),
+    Signal(203, "numa.miss_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_miss", "pages allocated here that were intended for another node"),
+    Signal(204, "numa.foreign_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat numa_foreign", "pages intended for this node but allocated on another"),
     Signal(205, "numa.cores_count", Kind.GAUGE, Pace.MINUTE, "node/nodeN/cpulist", "cores of the node"),
-    Signal(1900, "numa.interleave_hit_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat interleave_hit", "pages of interleaved memory got where they were wanted"),
-    Signal(1901, "numa.local_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat local_node", "pages taken here by a task that ran here"),
-    Signal(1902, "numa.other_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat other_node", "pages taken here by a task that ran on another node: its memory is far from it"),
+    Signal(1900, "numa.interleave_hit_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat interleave_hit", "pages of interleaved memory allocated on the intended node"),
+    Signal(1901, "numa.local_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat local_node", "pages allocated here by a task that ran here"),
+    Signal(1902, "numa.other_pages", Kind.COUNTER, Pace.TEN_SECONDS, "node/nodeN/numastat other_node", "pages allocated here by a task that ran on another node: its memory is remote"),
     Signal(1903, "numa.cpu_busy_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/stat cpuN of the node's cores", "share of the node's cores' time that was not idle, since the last reading"),
     Signal(1904, "numa.cpu_busiest_core_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/stat cpuN of the node's cores", "the busiest single core of the node"),
 )
@@ -128,26 +127,25 @@ HUGEPAGES_SIGNALS = (
     Signal(1910, "hugepages.page_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "node/nodeN/hugepages/hugepages-SIZE", "size of one page"),
     Signal(1911, "hugepages.total_pages", Kind.GAUGE, Pace.TEN_SECONDS, "nr_hugepages", "pages reserved on the node"),
     Signal(1912, "hugepages.free_pages", Kind.GAUGE, Pace.TEN_SECONDS, "free_hugepages", "reserved pages not in use"),
-    Signal(1913, "hugepages.surplus_pages", Kind.GAUGE, Pace.TEN_SECONDS, "surplus_hugepages", "pages above the reserve, taken from common memory"),
+    Signal(1913, "hugepages.surplus_pages", Kind.GAUGE, Pace.TEN_SECONDS, "surplus_hugepages", "pages above the reserve, taken from normal memory"),
 )
 
-EDAC_TEXT = """Errors of host memory, as the EDAC drivers count them. Device: `mc0/dimm3` (`mc0/csrow2` and `mc0/csrow2/ch0` with
-kernels that know no DIMMs), and the controller `mc0` with the sum of its own.
+EDAC_TEXT = """Errors of host memory, as the EDAC drivers count them. Device: `mc0/dimm3` (`mc0/csrow2` and `mc0/csrow2/ch0` with kernels that do not list DIMMs), and the controller `mc0` with the sum of its own.
 
-The counters are of the kernel's driver: they begin anew when it is loaded, and can be set back by hand.
+The kernel's driver keeps the counters: they restart when it is loaded, and can be reset by hand.
 """
 
 EDAC_SIGNALS = (
     Signal(1930, "edac.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/dimmN/dimm_ce_count; mcN/ce_count; csrowN/chN_ce_count", "memory errors that ECC corrected", width_bits=32, on_change=True),
     Signal(1931, "edac.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/dimmN/dimm_ue_count; mcN/ue_count; csrowN/ue_count; csrowN/chN_ue_count", "memory errors that ECC could not correct", width_bits=32, on_change=True),
-    Signal(1932, "edac.corrected_unlocated_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/ce_noinfo_count", "corrected errors that the controller could lay to no DIMM", width_bits=32, on_change=True),
-    Signal(1933, "edac.uncorrected_unlocated_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/ue_noinfo_count", "uncorrected errors that the controller could lay to no DIMM", width_bits=32, on_change=True),
+    Signal(1932, "edac.corrected_unlocated_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/ce_noinfo_count", "corrected errors that the controller could not assign to a DIMM", width_bits=32, on_change=True),
+    Signal(1933, "edac.uncorrected_unlocated_errors", Kind.COUNTER, Pace.TEN_SECONDS, "edac/mc/mcN/ue_noinfo_count", "uncorrected errors that the controller could not assign to a DIMM", width_bits=32, on_change=True),
 )
 
 POWER_TEXT = """Power and heat of the host. Device: RAPL zone (`intel-rapl:0`), or hwmon sensor by chip and the chip's device
 (`coretemp@coretemp.0/temp1`): the numbers of hwmon folders change from boot to boot.
 
-Power is read each second; temperatures, fans and voltages each 10 s: many ask a device or wake a core.
+Power is read each second; temperatures, fans and voltages every 10 s, because many reads ask a device or wake a core.
 """
 
 POWER_SIGNALS = (
@@ -155,28 +153,26 @@ POWER_SIGNALS = (
     Signal(701, "rapl.power_limit_watts", Kind.GAUGE, Pace.TEN_SECONDS, "constraint_0_power_limit_uw", "long-term cap of the package"),
     Signal(710, "hwmon.power_watts", Kind.GAUGE, Pace.SECOND, "class/hwmon/*/power*_input or _average", "power at a sensor; the whole node where the BMC shows it by ACPI (`power_meter`)"),
     Signal(711, "hwmon.temperature_celsius", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/temp*_input", "temperature at a sensor"),
-    Signal(712, "hwmon.temperature_critical_celsius", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/temp*_crit", "where the sensor calls it critical"),
-    Signal(1920, "hwmon.fan_speed_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/fan*_input, rpm / 60", "turns of a fan in a second; 0 is a fan that stands"),
+    Signal(712, "hwmon.temperature_critical_celsius", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/temp*_crit", "critical temperature of the sensor"),
+    Signal(1920, "hwmon.fan_speed_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/fan*_input, rpm / 60", "revolutions of a fan per second; 0 is a stopped fan"),
     Signal(1921, "hwmon.voltage_volts", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/in*_input", "voltage at a sensor"),
-    Signal(1922, "hwmon.power_cap_watts", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/power*_cap", "power that the sensor's device is held to"),
+    Signal(1922, "hwmon.power_cap_watts", Kind.GAUGE, Pace.TEN_SECONDS, "class/hwmon/*/power*_cap", "power cap of the sensor's device"),
 )
 
 TASKS_TEXT = """Processes and threads that wait in the kernel and cannot be interrupted (state D). Device: `host`.
 
-A task in D does not die of SIGKILL. A moment of it is ordinary; a minute with a GPU in hand is a hang.
-Those that hold a GPU, are new or were blocked are looked at in each turn; of the others 512, so that of three
-thousand one that blocks is seen within a minute.
+A task in D does not die of SIGKILL. Short waits are ordinary; a minute in a process that uses a GPU is a hang. Each turn reads tasks that use a GPU, are new or were blocked, and 512 of the others. So among three thousand a blocked one is found within a minute.
 """
 
 TASKS_SIGNALS = (
-    Signal(2120, "tasks.processes_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc", "processes, kernel threads among them; all counts are missing above 16384, when not all are looked at"),
+    Signal(2120, "tasks.processes_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc", "processes, kernel threads among them; all counts are missing above 16384, because then not all are read"),
     Signal(2121, "tasks.blocked_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat state D", "processes whose main thread is in uninterruptible wait, without the kernel's own"),
     Signal(2122, "tasks.blocked_kernel_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat state D, PF_KTHREAD", "kernel threads in uninterruptible wait"),
-    Signal(2123, "tasks.blocked_longest_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat at each look", "longest time that one task, by PID and start, was found blocked at every look; without the kernel's own"),
+    Signal(2123, "tasks.blocked_longest_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat at each check", "longest time that one task, by PID and start, was found blocked at every check; without the kernel's own"),
     Signal(2124, "tasks.blocked_gpu_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/task/TID/stat, /proc/PID/fd", "threads in uninterruptible wait of processes that have /dev/nvidiaN open: a hung driver or storage under a job"),
-    Signal(2125, "tasks.blocked_gpu_longest_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/task/TID/stat, /proc/PID/fd", "longest time that one of them was found blocked at every look"),
-    Signal(2126, "tasks.gpu_holders_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/fd", "processes that have /dev/nvidiaN open, looked up each minute; holding is not using"),
-    Signal(2127, "tasks.zombies_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat state Z", "ended processes that their parent has not taken notice of"),
+    Signal(2125, "tasks.blocked_gpu_longest_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/task/TID/stat, /proc/PID/fd", "longest time that one of them was found blocked at every check"),
+    Signal(2126, "tasks.gpu_holders_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/fd", "processes that have /dev/nvidiaN open, looked up each minute; an open device need not be in use"),
+    Signal(2127, "tasks.zombies_count", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/PID/stat state Z", "ended processes that their parent has not waited for"),
     Signal(2128, "tasks.hung_detected_count", Kind.COUNTER, Pace.TEN_SECONDS, "/proc/sys/kernel/hung_task_detect_count", "tasks that the kernel itself found hung since boot; Linux 6.13 and later"),
 )
 
@@ -189,42 +185,42 @@ NVSwitches (PCI class 0x0680 of vendor 0x10de): without it such a GPU starts no 
 SERVICE_SIGNALS = (
     Signal(2140, "service.running_state", Kind.STATE, Pace.MINUTE, "unit files, cgroup of the unit, /proc/PID/stat, /run/systemd/units", "1 running (for one that runs once: active), 2 installed and not running; in a container it is known by its process"),
     Signal(2141, "service.enabled_state", Kind.STATE, Pace.MINUTE, "*.wants, *.requires of systemd", "1: wanted at boot; 2 in running_state and 1 here is a failure, 2 and 0 is a choice"),
-    Signal(2142, "service.running_seconds", Kind.GAUGE, Pace.MINUTE, "/proc/PID/stat starttime of its oldest process", "since it runs; less than before: it was restarted"),
+    Signal(2142, "service.running_seconds", Kind.GAUGE, Pace.MINUTE, "/proc/PID/stat starttime of its oldest process", "how long it has run; less than before: it was restarted"),
 )
 
-KERNEL_LOG_TEXT = """The kernel log: what its reader counts, and the events that its lines become. Device of `kernel_log.*`: `host`."""
+KERNEL_LOG_TEXT = """The kernel log: counts of its reader, and the events made from its lines. Device of `kernel_log.*`: `host`."""
 
 KERNEL_LOG_SIGNALS = (
     Signal(2200, "kernel_log.read_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg", "records read since the agent started, of the kernel's and of others"),
-    Signal(2201, "kernel_log.told_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent.kernel_log", "events told since the agent started; a storm of one incident is one"),
+    Signal(2201, "kernel_log.told_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent.kernel_log", "events reported since the agent started; a storm of one incident counts as one"),
     Signal(2202, "kernel_log.lost_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg EPIPE, sequence numbers", "records that were overwritten before they were read, since the agent started"),
-    Signal(2203, "kernel_log.not_understood_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg EINVAL, agent.kernel_log", "records too long for the reader or not in the form of a record, since the agent started"),
-    Signal(2204, "kernel_log.incidents_count", Kind.GAUGE, Pace.TEN_SECONDS, "agent.kernel_log", "incidents that may still go on: their last line is less than 60 s old"),
+    Signal(2203, "kernel_log.not_understood_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg EINVAL, agent.kernel_log", "records too long for the reader or malformed, since the agent started"),
+    Signal(2204, "kernel_log.incidents_count", Kind.GAUGE, Pace.TEN_SECONDS, "agent.kernel_log", "incidents that may continue: their last line is less than 60 s old"),
     Signal(2210, "nvswitch.sxid", Kind.EVENT, Pace.EVENT, "kernel log: nvidia-nvswitch SXid; DCGM fields 782, 783, 856, 857", "an NVSwitch reported an SXID; code in `code`, link and severity in the attributes"),
-    Signal(2212, "gpu.driver_message", Kind.EVENT, Pace.EVENT, "kernel log: NVRM", "the driver said something of weight without an XID: a GPU that cannot be initialised, a firmware that does not answer"),
+    Signal(2212, "gpu.driver_message", Kind.EVENT, Pace.EVENT, "kernel log: NVRM", "the driver reported a fault without an XID: a GPU that cannot be initialised, a firmware that does not answer"),
     Signal(2720, "gpu.ras_error", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "an AMD GPU's RAS reports errors: code 0 repaired, 1 not repaired, 2 deferred, 3 more bad pages than the driver's threshold; the block in `block`"),
-    Signal(2721, "gpu.hang", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "a queue of an AMD GPU does not advance: code 0, and the driver resets it; 1, it came back by itself"),
+    Signal(2721, "gpu.hang", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "a queue of an AMD GPU does not advance: code 0: the driver resets it, 1: it recovered on its own"),
     Signal(2722, "gpu.reset", Kind.EVENT, Pace.EVENT, "kernel log: amdgpu", "the driver resets an AMD GPU: code 0 it begins, 1 it failed"),
     Signal(2213, "pcie.aer", Kind.EVENT, Pace.EVENT, "kernel log: AER, DPC, pciehp", "a PCIe error was reported; code 0: corrected, 1: non-fatal, 2: fatal, or the link or card of a slot is gone"),
     Signal(2214, "host.hardware_error", Kind.EVENT, Pace.EVENT, "kernel log: GHES, BERT", "the firmware reported an error; code 0: recoverable, 1: fatal, 2: corrected, 3: information"),
     Signal(2215, "host.machine_check", Kind.EVENT, Pace.EVENT, "kernel log: mce", "a machine check; code 0: corrected, 1: uncorrected"),
     Signal(2216, "host.memory_error", Kind.EVENT, Pace.EVENT, "kernel log: EDAC, memory failure", "a memory error of a DIMM; code 0: corrected, 1: uncorrected"),
-    Signal(2217, "rdma.driver_error", Kind.EVENT, Pace.EVENT, "kernel log: mlx5_core, netdev watchdog", "the driver is in trouble with its adapter: queues, firmware, cable, heat; code 0: an error, 1: the PCIe slot gives less power than it asks for"),
+    Signal(2217, "rdma.driver_error", Kind.EVENT, Pace.EVENT, "kernel log: mlx5_core, netdev watchdog", "the driver has a problem with its adapter: queues, firmware, cable, heat; code 0: an error, 1: the PCIe slot provides less power than it requests"),
     Signal(2218, "net.link_message", Kind.EVENT, Pace.EVENT, "kernel log: network drivers, bonding", "a driver says that a link changed; code 0: down, 1: up"),
-    Signal(2219, "host.out_of_memory", Kind.EVENT, Pace.EVENT, "kernel log: mm/oom_kill", "a process was killed for want of memory; its cgroup in the attributes"),
-    Signal(2220, "host.hung_task", Kind.EVENT, Pace.EVENT, "kernel log: hung_task, unregister_netdevice", "a task did not run for two minutes and more, or a network interface cannot be freed"),
-    Signal(2221, "host.lockup", Kind.EVENT, Pace.EVENT, "kernel log: watchdog, rcu", "a CPU did not come back; code 0: soft, 1: hard, 2: RCU stall"),
-    Signal(2222, "filesystem.error", Kind.EVENT, Pace.EVENT, "kernel log: ext4, xfs, btrfs, jbd2, nfs", "a file system is damaged or cut off; code 0: error, 1: it was made read-only"),
-    Signal(2223, "disk.error", Kind.EVENT, Pace.EVENT, "kernel log: block layer, nvme, ata, md", "a disk failed a request or does not answer"),
-    Signal(2224, "host.kernel_fault", Kind.EVENT, Pace.EVENT, "kernel log: BUG, Oops, panic", "the kernel itself failed; what it does from now on is not to be trusted"),
+    Signal(2219, "host.out_of_memory", Kind.EVENT, Pace.EVENT, "kernel log: mm/oom_kill", "a process was killed because memory ran out; its cgroup in the attributes"),
+    Signal(2220, "host.hung_task", Kind.EVENT, Pace.EVENT, "kernel log: hung_task, unregister_netdevice", "a task did not run for two minutes or more, or a network interface cannot be freed"),
+    Signal(2221, "host.lockup", Kind.EVENT, Pace.EVENT, "kernel log: watchdog, rcu", "a CPU is stuck; code 0: soft, 1: hard, 2: RCU stall"),
+    Signal(2222, "filesystem.error", Kind.EVENT, Pace.EVENT, "kernel log: ext4, xfs, btrfs, jbd2, nfs", "a file system is damaged or unreachable; code 0: error, 1: it was made read-only"),
+    Signal(2223, "disk.error", Kind.EVENT, Pace.EVENT, "kernel log: block layer, nvme, ata, md", "a disk failed a request or does not respond"),
+    Signal(2224, "host.kernel_fault", Kind.EVENT, Pace.EVENT, "kernel log: BUG, Oops, panic", "the kernel itself failed; it can no longer be trusted"),
     Signal(2225, "host.kernel_log_lost", Kind.EVENT, Pace.EVENT, "/dev/kmsg", "records were overwritten before they were read; how many in `count`"),
-    Signal(2226, "rdma.adapter_failed", Kind.EVENT, Pace.EVENT, "kernel log: mlx5_core, efa", "an adapter's firmware does not answer, or its driver gave it up; `state` in the attributes is `back` when it answers again"),
+    Signal(2226, "rdma.adapter_failed", Kind.EVENT, Pace.EVENT, "kernel log: mlx5_core, efa", "an adapter's firmware does not respond, or its driver gave up; `state` in the attributes is `back` when it responds again"),
 )
 
-KUBELET_TEXT = """What kubelet has allocated on this host. Device: `host`. Which pod holds which GPU travels as `gpu.allocation`."""
+KUBELET_TEXT = """What kubelet has allocated on this host. Device: `host`. The event `gpu.allocation` names the pod of each GPU."""
 
 KUBELET_SIGNALS = (
-    Signal(2400, "kubelet.containers_count", Kind.GAUGE, Pace.TEN_SECONDS, "PodResourcesLister/List over pod-resources/kubelet.sock", "containers that hold a GPU, or a part of one", on_change=True),
-    Signal(2401, "kubelet.gpus_count", Kind.GAUGE, Pace.TEN_SECONDS, "PodResourcesLister/List", "distinct GPUs and MIG devices that are held; holding is not using", on_change=True),
-    Signal(2410, "gpu.allocation", Kind.EVENT, Pace.EVENT, "PodResourcesLister/List", "which container holds the GPU by kubelet's word; one event for each holding, told again as it ends"),
+    Signal(2400, "kubelet.containers_count", Kind.GAUGE, Pace.TEN_SECONDS, "PodResourcesLister/List over pod-resources/kubelet.sock", "containers to which a GPU, or a part of one, is allocated", on_change=True),
+    Signal(2401, "kubelet.gpus_count", Kind.GAUGE, Pace.TEN_SECONDS, "PodResourcesLister/List", "distinct GPUs and MIG devices that are allocated; they need not be in use", on_change=True),
+    Signal(2410, "gpu.allocation", Kind.EVENT, Pace.EVENT, "PodResourcesLister/List", "container to which kubelet has allocated the GPU; one event per allocation, repeated when it ends"),
 )

@@ -163,8 +163,10 @@ def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
     listed = say("list")
     assert "reported out by others: 2 hosts" in listed and ": burn-in" in listed
     assert "reported out by others: 1 host, which" in say("list", "--host", "nodes/h0")
-    assert "by your word in all: 1 host;" in say("back", "h0")
-    assert "by your word in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say("list")
+    assert "reported out by you in all: 1 host;" in say("back", "h0")
+    assert "reported out by you in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say(
+        "list"
+    )
     assert "no agent has registered as h9" in say("back", "h9", code=4)
     assert "no agent has registered as h9" in say("list", "--host", "h9", code=4)
 
@@ -284,7 +286,7 @@ def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
 @pytest.mark.parametrize(
     ("state_text", "told"),
     [
-        ("hot", ""), ("it has got worse: hot", ": more is wrong with it"),
+        ("hot", ""), ("it has got worse: hot", ": it has got worse"),
         ("accepted by ann", ": accepted by ann"), ("", ""),
     ],
 )  # fmt: skip

@@ -384,9 +384,7 @@ def test_a_clock_that_was_set_back_is_told() -> None:
     service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
     assert service._withheld_reason() == ""
     behind_ns = 5 * HOUR_NS
-    assert (
-        "set back: advice stands still until it has caught up 5.0 h" in service._withheld_reason()
-    )
+    assert "set back: advice is paused until it has caught up 5.0 h" in service._withheld_reason()
     store.close()
 
 

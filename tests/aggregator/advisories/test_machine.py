@@ -58,7 +58,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
             "a1",
             "h1",
             "slurm",
-            "it has been healthy for 15 min: what a1 set can be taken away",
+            "it has been healthy for 15 min: what a1 set can be removed",
         )
     ]
     (back,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)

@@ -112,7 +112,7 @@ def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
     world.see("h1", action=Action.AVOID)
     said = world.later(1)
     assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert "the same was rejected" in told(said, Publish)[0].words
+    assert "the same advisory was rejected" in told(said, Publish)[0].words
 
 
 def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
@@ -226,7 +226,7 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
     would = world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
     (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
     assert refused == would and refused.why == "state"
-    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted there")
+    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted on it")
     for _ in range(8):
         assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
     world.give(Available(world.now_ns, "h1"))

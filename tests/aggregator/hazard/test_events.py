@@ -91,9 +91,9 @@ def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"{}", "expected a list of events, found an object"),
         (b"[]", "0 events"),
         (b"[1]", "event 0: expected an object"),

@@ -150,7 +150,7 @@ def test_without_a_measure_of_the_work_nobody_says_whose_it_is() -> None:
     pass_steps(world, 16)
     score = world.score(world.hosts[1])
     assert (score.state, score.relative_speed < 0.95) == (HealthState.WATCH, False)
-    assert "whether it has more to do is not known" in score.reason_message
+    assert "whether it has more work is unknown" in score.reason_message
 
 
 @pytest.mark.parametrize("hosts", [2, 6])
