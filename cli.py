@@ -1,4 +1,4 @@
-"""The one `gangline` command: a table of commands, each imported only when it is called."""
+"""The `gangline` command: a table of commands, each imported only when it runs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "evaluate": (
         ".aggregator.commands.evaluate",
         "aggregator",
-        "measure the judgement on recordings",
+        "measure the quality of scores on recordings",
     ),
     "permit": (".aggregator.commands.permit", "aggregator", "let hosts enforce their own findings"),
     "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
@@ -120,7 +120,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agent",
         "run the daemon of this host; `agent status`: its state",
     ),
-    "diag": (".agent.commands.diag", "agent", "take over the result of a `dcgmi diag -j`"),
+    "diag": (".agent.commands.diag", "agent", "import the result of a `dcgmi diag -j`"),
     "release": (".agent.commands.release", "agent", "close GPUs before a reset or a driver unload"),
     "resume": (".agent.commands.resume", "agent", "reopen released GPUs"),
     "simulate": (".simulator.command", "simulate", "run simulated hosts"),

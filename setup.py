@@ -1,4 +1,4 @@
-"""How `ext/` is compiled: by all cores, and Cython's own code (memoryviews, most of it) once, not in each module."""
+"""Compiles `ext/` on all cores; Cython's shared code (mostly memoryviews) is compiled once, not in each module."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Report a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
+"""Reports a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
 
 Every step of a torch optimizer, or every call of `mark()`, writes count, time and scatter into a slot of 128 bytes in
 shared memory. A step costs no system call, no thread and no lock. This file imports the standard library only, runs on
-Python 3.8 and later, may be copied by itself, and never raises into the job: where a slot cannot be had, nothing is reported.
+Python 3.8 and later, may be copied by itself, and never raises into the job: without a slot, nothing is reported.
 
 The slot (little endian; the first 64 bytes are written once, the other 64 by each step):
 
@@ -130,7 +130,7 @@ def _first() -> None:
     try:
         _slot = _Slot()
         _write = _slot.write
-    except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+    except Exception:  # noqa: BLE001 - whatever it is, the job continues
         _slot, _write = None, _nothing
     _write()
 
@@ -192,7 +192,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _is_next(optimizer: int) -> bool:
-    """Say whether this optimizer, which is not counted, is from now on."""
+    """Return whether this optimizer, which is not counted, is from now on."""
     global _counted, _others, _others_since
     steps = _slot.steps() if _slot is not None else 0.0
     _others = _others + 1 if steps == _others_since else 1

@@ -1,8 +1,8 @@
-"""`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins only if its agent does not bar it.
+"""`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins unless its agent bars it.
 
-Before each join the agent's socket is asked, for ASK_SECONDS_MAX at most. A host that is barred raises `BarredHostError` before it
-joins, so that with `--nnodes=3:4` the others go on without it. When nobody answers, or not in time, the host joins. Options of
-`--rdzv-conf` are those of c10d, and `agent_socket`. Needs torch and nothing else; torch 2.5 and later load it by its entry point.
+Before each join it queries the agent's socket, for ASK_SECONDS_MAX at most. A barred host raises `BarredHostError` before it
+joins, so that with `--nnodes=3:4` the others continue without it. Without an answer in time, the host joins. Options of
+`--rdzv-conf` are those of c10d, and `agent_socket`. Needs only torch; torch 2.5 and later load it by its entry point.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ask(path: str, seconds_max: float = ASK_SECONDS_MAX) -> HealthAnswer | None:
             )
             return _answer(connection, deadline)
     except (OSError, ValueError) as error:
-        log.info("gangline: the agent at %s gave no answer (%s); this host joins", path, error)
+        log.info("gangline: the agent at %s did not answer (%s); this host joins", path, error)
         return None
 
 
@@ -202,7 +202,7 @@ def rendezvous() -> Callable[[Any], Any]:
             return str(self._inner.get_run_id())
 
         def shutdown(self) -> bool:
-            # To close the rendezvous would end the job of the others, who go on.
+            # To close the rendezvous would end the job of the others, who continue.
             return True if self._is_barred else bool(self._inner.shutdown())
 
     def create(parameters: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Time, as a thing that is handed in."""
+"""The clock that the daemon is given, so that tests can move time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PeriodicSchedule:
     """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:
-        """*periods_ns*: name -> nanoseconds between its turns, in the order they are to be taken."""
+        """*periods_ns*: name -> nanoseconds between its turns, in the order they must be taken."""
         for name, period in periods_ns.items():
             if period <= 0:
                 raise ValueError(f"{name}: a period must be positive, got {period} ns")

@@ -1,4 +1,4 @@
-"""A turn: one pass of one collector, timed and judged in one place for all of them; and turns in threads of their own."""
+"""Runs one turn of one collector: measures its duration and classifies its outcome; also in a thread with a deadline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallTimeout(Exception):
 
 
 class RestartRequired(Exception):
-    """This process can go on no more, and another can: it has a library loaded that nothing unloads.
+    """This process can continue no more, and another can: it has a library loaded that nothing unloads.
 
     `run_collector` lets it through. A sampler ends on it, and another takes its lane over.
     """
@@ -54,8 +54,9 @@ class CollectOutcome(IntEnum):
 class Collector:
     """One source of signals at one pace. A subclass sets `name` and `pace`, writes `collect`, and overrides what else it can do.
 
-    A collector that reads through a driver sets `enters_driver`: it is called in a process of its own that the daemon can leave
-    behind, and enters the driver between `ext.place.enter` and `leave`. One thread calls it, never two at once. But for `collect`
+    A collector that reads through a driver sets `enters_driver`: it runs in a separate process that the daemon can
+    abandon, and calls the driver between `ext.place.enter` and `leave`.
+    One thread calls it, never two at once. But for `collect`
     and `record`, no method raises.
     """
 
@@ -83,7 +84,7 @@ class Collector:
 
     @property
     def can_exclude(self) -> bool:
-        """Say whether it can leave some of its devices alone and go on with the others: whether it overrides `exclude`."""
+        """Return whether it can leave some of its devices alone and continue with the others: whether it overrides `exclude`."""
         return type(self).exclude is not Collector.exclude
 
     def slow_devices(self) -> frozenset[str]:
@@ -105,17 +106,17 @@ class Collector:
         and without opening a device."""
 
     def idle(self, until_ns: int) -> None:
-        """Do work of its own between turns, as samples at 10 Hz: return at that boot time, soon after this process is called
-        (`ext.place.call`), or at once where there is nothing to do."""
+        """Do work between turns, such as samples at 10 Hz. Return at that boot time, soon after this process is
+        called (`ext.place.call`), or at once if there is nothing to do."""
 
     @property
     def has_idle_work(self) -> bool:
-        """Say whether it overrides `idle`."""
+        """Return whether it overrides `idle`."""
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a look at
-        anything. Now and then it takes its turn all the same."""
+        """Skip the due turn if it would only repeat NO_DATA, and return whether it was skipped.
+        Now and then it takes its turn all the same."""
         return False
 
     def start(self, publisher: EventPublisher) -> None:
@@ -180,7 +181,7 @@ NAME_BYTES_MAX = 63
 
 
 def call_slot_name(name: str) -> str:
-    """Return the name by which a device is told to the place, and named when it is to be spared."""
+    """Return the name by which a device is told to the place, and named when it must be spared."""
     return device_key(name, NAME_BYTES_MAX)
 
 
@@ -215,7 +216,7 @@ class ExcludingCollector(Collector):
         self._excluded = devices
 
     def is_excluded(self, device: str) -> bool:
-        """Say whether no call on *device* may be made."""
+        """Return whether no call on *device* may be made."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded
 
 

@@ -1,4 +1,4 @@
-"""What an operator may set of the agent. TOML file, `--set key=value`, or nothing at all."""
+"""Settings of the agent, from a TOML file and `--set key=value`. All have defaults."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def label_error(label: str) -> str:
 
 
 def _is_accepted_label(label: str) -> bool:
-    """Say whether an aggregator takes the whole of it."""
+    """Return whether an aggregator takes the whole of it."""
     name, _, value = label.partition("=")
     names = value.split() if name == _RAILS else [value]
     fit = (len(one) <= topology.NAME_CHARACTERS_MAX for one in names)
@@ -200,7 +200,7 @@ class AgentConfig:
     )
     state_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/state"),
-        description="folder of what must survive a restart, such as the position in the kernel log",
+        description="folder for state that must survive a restart, such as the position in the kernel log",
     )
     run_folder: str = setting(
         "",

@@ -1,4 +1,4 @@
-"""The loop: each second the turns of this process and of the samplers, one frame, the spool, and wait."""
+"""The agent's main loop: each second it runs collectors, reads samplers, and spools one frame."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .transport.client import Client
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
 OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
-#: A device that comes and goes has the inventory read anew no more often than this.
+#: A device that comes and goes has the inventory reread no more often than this.
 INVENTORY_NS_MIN = 10 * SECOND_NS
 #: The schedule's names for a frame's end, when all of its second are asked how it stands, and for the agent's own signals.
 FRAME_TICK, SELF_TICK = "", "agent"
@@ -86,8 +86,9 @@ class Daemon:
         blocking_findings: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """*collectors* have names of their own, none of them `FRAME_TICK` or `SELF_TICK`; their turns come in this
-        order, but those of *samplers* come from there. *on_wakeup* is called whenever the loop comes round, for what others
-        ask of this thread, and returns when it has to be again, if before the next second; *on_second* once a second, at the very end.
+        order, but those of *samplers* come from there. *on_wakeup* is called in each round of the loop, for requests
+        of other threads, and returns its next due time, if before the next second;
+        *on_second* once a second, at the very end.
         *blocking_findings*: how many findings bar this host from jobs."""
         self._clock, self._spool = clock, spool
         self._client, self._frame_builder, self._publisher = client, frame_builder, publisher
@@ -130,8 +131,9 @@ class Daemon:
         return self._self_metrics.last_results()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
-        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
-        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`SamplerPool.take`).
+        """Tick until *stop* is set. *wait* returns at the given boot time (ns) or shortly after it, so that those who
+        begin then have sent their messages. It returns earlier when it has set *stop*, or a sampler has sent a
+        message; and what can be read, if it knows (`SamplerPool.take`).
         Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
@@ -147,7 +149,7 @@ class Daemon:
             log.exception("the last frame failed", extra={"cause": "daemon.end"})
 
     def tick(self, ready: Collection[int] | None = None) -> int:
-        """Do what is to be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
+        """Do what must be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
         now_ns = self._clock.boottime_ns()
         try:
             self._tick(now_ns, ready)

@@ -1,6 +1,7 @@
-"""`dcgmi diag -j` of DCGM 3 and 4: what it says of each GPU. Pure; the agent runs no diagnostic.
+"""Parser of `dcgmi diag -j` output of DCGM 3 and 4, by GPU. Pure; the agent runs no diagnostic.
 
-DCGM 4 renamed the report's key, names GPUs as entities, and gives the serial numbers by entity. Names of tests differ by version and are shown as they are.
+DCGM 4 renamed the report's key, names GPUs as entities, and lists serial numbers by entity. Test names differ by version
+and are shown unchanged.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _load(content: bytes) -> dict[str, Any]:
     try:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NotAReport(f"no JSON: {error}") from None
+        raise NotAReport(f"not JSON: {error}") from None
     assert isinstance(root, dict)  # it begins with a brace
     return root
 

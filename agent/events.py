@@ -1,4 +1,4 @@
-"""How a collector tells what cannot wait for its turn: an XID, a link that went down, a GPU that is lost."""
+"""Publishes events that cannot wait for the next turn: an XID, a link down, a lost GPU."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class EventPublisher:
 
 
 # ----------------------------------------------------------------------
-# One XID has two witnesses: the kernel log, with its text, and NVML, without. It is told once.
+# One XID has two witnesses: the kernel log, with its text, and NVML, without. It is reported once.
 #
 # The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment.
 # Shown by the kernel log within that, it is told from there; else from NVML. While nobody reads the
-# kernel log, NVML's word is told at once.
+# kernel log, NVML's word is reported at once.
 
 SECOND_NS = 1_000_000_000
 #: The two words of one XID are no further apart than this, and NVML's is held back for as long.
@@ -136,7 +136,7 @@ class XidDeduplicator:
             struct.pack_into("<q", self._memory, at, max(1, boottime_ns))
 
     def was_recorded(self, address: str, code: int, boottime_ns: int) -> bool:
-        """Say whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
+        """Return whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
         name, since_ns = address.encode(errors="replace")[:16], boottime_ns - DUPLICATE_NS_MAX
         return any(
             at_ns and at_ns >= since_ns and number == code and recorded_name.rstrip(b"\0") == name

@@ -1,4 +1,4 @@
-"""The blocks of a tick as one frame: on-change tables thinned, limits kept, and what the ids mean."""
+"""Builds one frame from the blocks of a tick: thins on-change tables, applies limits, adds id dictionaries."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _SentTable:
         self.keyframe = keyframe
 
     def same_keys(self, block: Block) -> bool:
-        """Say whether the block's rows and columns are those of before: mostly they are the same objects."""
+        """Return whether the block's rows and columns are those of before: mostly they are the same objects."""
         same = self.devices is block.devices and self.signal_ids is block.signal_ids
         return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
 
@@ -109,9 +109,9 @@ class _SentTable:
 class FrameBuilder:
     """Makes the frames of one run.
 
-    A reader that applies the frames in order, each row replacing the one before of its table and
-    device, holds the full state of every on-change table after each frame: a device that is gone is
-    sent once more with no valid cell. For that an on-change table must be in one block: a second one
+    A reader applies the frames in order; each row replaces the previous one of its table and device. It then has the
+    full state of every on-change table after each frame. A removed device is sent once more with no valid cell.
+    For that an on-change table must be in one block: a second one
     in the same frame is left out.
     """
 
@@ -130,7 +130,7 @@ class FrameBuilder:
         """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
         a table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
         table left out counts as not sent. The frame is deflated only if it is long: mostly it is sent
-        as differences, and has its receipt before it would be written.
+        as differences, and is acknowledged before it would be written.
         """
         stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
         keyframe = boottime_ns // KEYFRAME_NS
@@ -149,8 +149,8 @@ class FrameBuilder:
         return data
 
     def force_keyframes(self) -> None:
-        """Let each on-change table travel whole when it comes next: a reader that heard nothing of before would know
-        of no device, and take the first count of an error for where the counter stands."""
+        """Send each on-change table whole next time. A new reader would otherwise know no devices, and take the first
+        count of an error for the counter's start."""
         for sent in self._sent.values():
             sent.keyframe = -1
 
@@ -198,8 +198,8 @@ class FrameBuilder:
     def _encode_fitting(
         self, stamp: frames.Stamp, parts: Sequence[Block], reason: str
     ) -> tuple[bytes, dict[int, str]]:
-        """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
-        while the rest is too much together (*reason*), the largest."""
+        """Return a frame, and by index why a part is left out: first those that no frame can carry, then the largest
+        while the rest is too large together (*reason*)."""
         dropped = {
             i: error
             for i, part in enumerate(parts)

@@ -1,7 +1,7 @@
-"""The GPUs that this host ever had, kept over boots, and which of them are missing.
+"""The GPUs that this host has ever had, kept across boots, and which of them are missing.
 
-One small file in the state folder, replaced whole. Whoever takes a GPU out for good deletes it: the list then begins
-anew with what the host has.
+The list is one small file in the state folder, replaced atomically. If you remove a GPU permanently, delete the file:
+the list then restarts with the GPUs present.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class GpuInventory(NamedTuple):
-    """The GPUs that an inventory found to answer (UUID -> PCI address), and the addresses of those of which it says
-    nothing: they are left alone, may not be asked, or belong to a virtual machine."""
+    """The GPUs that responded to an inventory (UUID -> PCI address), and the addresses of those it could not read:
+    they are skipped, not permitted, or belong to a virtual machine."""
 
     found: Mapping[str, str]
     unqueried: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class GpuList:
         except OSError as error:
             self.last_error = f"{self._path}: {error.strerror}"
         except ValueError as error:
-            self.last_error = f"{self._path}: {error}; it is begun anew"
+            self.last_error = f"{self._path}: {error}; the list is created anew"
         return {}
 
     def _store(self, expected: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ def parse_gpus(content: bytes) -> dict[str, str]:
         gpus = json.loads(content)["gpus"]
         items = list(gpus.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"holds no list of GPUs: {str(error)[:200]}") from error
+        raise ValueError(f"does not contain a list of GPUs: {str(error)[:200]}") from error
     if len(items) > GPUS_MAX:
         raise ValueError(f"{len(items)} GPUs, at most {GPUS_MAX}")
     for key, at in items:
@@ -128,7 +128,7 @@ def parse_gpus(content: bytes) -> dict[str, str]:
             or not is_uuid(key)
             or max(len(key), len(at)) > NAME_CHARACTERS_MAX
         ):
-            raise ValueError(f"{key[:40]!r} is no GPU with its PCI address")
+            raise ValueError(f"{key[:40]!r} is not a GPU with its PCI address")
     return dict(items)
 
 

@@ -1,10 +1,10 @@
-"""Letting go of GPUs so that they can be repaired: on command, and by itself when the driver is taken off one.
+"""Closes GPUs so that they can be repaired: on command, or when the driver is unbound from one.
 
-An open device node defeats a reset, a MIG change and an unload of the driver. What is let go of is taken back at its
-expiry, on command, or when the driver is bound to the GPU again.
+An open device node blocks a reset, a MIG change and an unload of the driver. A released GPU is resumed when the release
+expires, on command, or when the driver is bound to the GPU again.
 
-Signs that a driver is being taken off a GPU, all of them heeded: NVML's own event; the line of kernel-open/nvidia's
-nv-pci.c by which it says that it waits, in steps of half a second, until nobody has the GPU open; and sysfs, where the
+Three signs show that a driver is being unbound from a GPU, and all are used: NVML's own event; the log line of
+kernel-open/nvidia's nv-pci.c, which waits in steps of half a second until nobody has the GPU open; and sysfs, where the
 kernel removes the driver's link to the device before it calls the driver's `remove` (drivers/base/dd.c). The uevents
 `unbind` and `remove` come after that, which is too late.
 """
@@ -34,18 +34,18 @@ from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
 
 # ----------------------------------------------------------------------
-# Which GPU is to be left alone after what its driver said, and when that is said anew. Pure: events
+# Which GPU must be skipped after what its driver said, and when that is said again. Pure: events
 # in, GPUs out.
 #
-# A GPU that fell off the bus (XID 79), or whose firmware does not answer (119, 120), holds every
-# call for seconds and may never give it back. How long it is left alone, in growing intervals, is
+# A GPU that fell off the bus (XID 79), or whose firmware does not respond (119, 120), holds every
+# call for seconds and may never give it back. How long it is skipped, in growing intervals, is
 # the supervisor's of the samplers; here is only what begins it.
 
 SECOND_NS = 1_000_000_000
-#: XIDs after which every call may hang, and why, in words.
+#: XIDs after which every call may hang, and why, as text.
 HANGING_XIDS = {
     79: "XID 79: it fell off the bus",
-    119: "XID 119: its firmware (GSP) does not answer",
+    119: "XID 119: its firmware (GSP) does not respond",
     120: "XID 120: its firmware (GSP) failed",
 }
 LOST = "gpu.lost"
@@ -58,7 +58,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def is_address(name: str) -> bool:
-    """Say whether *name* is a PCI address as sysfs writes it."""
+    """Return whether *name* is a PCI address as sysfs writes it."""
     return _ADDRESS.fullmatch(name) is not None
 
 
@@ -71,7 +71,7 @@ def address_of(event: HealthEvent) -> str:
 
 
 def quarantine_reason(event: HealthEvent) -> str:
-    """Return in words why the event's GPU is to be left alone; empty when it is not."""
+    """Return as text why the event's GPU must be skipped; empty when it is not."""
     if event.attributes.get("previous_boot") == "yes":
         return ""
     if event.name == "gpu.xid":
@@ -88,7 +88,7 @@ class XidQuarantine:
         self._began_ns: dict[str, int] = {}
 
     def check(self, event: HealthEvent, now_ns: int) -> tuple[str, str] | None:
-        """Return (PCI address, why) when a GPU is to be left alone from now on; else None."""
+        """Return (PCI address, why) when a GPU must be skipped from now on; else None."""
         reason, address = quarantine_reason(event), address_of(event)
         reported_ns = max(event.boottime_ns, event.last_boottime_ns)
         if not reason or not address or now_ns - reported_ns > FRESH_NS_MAX:
@@ -122,19 +122,19 @@ class UnreleasedHandle(NamedTuple):
 def unreleased_handles(
     samplers: SamplerPool, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> Sequence[UnreleasedHandle]:
-    """Return who of us has one of *devices* (None: any, or the driver) open, by the kernel's word and by what the
-    samplers know, and what they are stuck in. *nodes*: `nvidia3` -> PCI address."""
+    """Return which of the agent's processes has one of *devices* (None: any, or the driver) open, according to the
+    kernel and the samplers, and the calls they are stuck in. *nodes*: `nvidia3` -> PCI address."""
     stuck = _stuck_calls(samplers)
     found = open_handles(roots.proc, roots.dev, agent_processes(roots.proc)).found
     blockers = blocking(found, nodes, devices)
     pairs = sorted({(address, holder.process_id) for holder, address in blockers})
     if not pairs and samplers.may_hold(devices):
-        return [UnreleasedHandle("", 0, stuck or "a sampler has not let go")]
+        return [UnreleasedHandle("", 0, stuck or "a sampler has not released it")]
     return [UnreleasedHandle(address, process_id, stuck) for address, process_id in pairs]
 
 
 def _stuck_calls(samplers: SamplerPool) -> str:
-    """Return the calls that do not return, in words."""
+    """Return the calls that do not return, as text."""
     return "; ".join(
         f"{state.call} on {state.device or 'the driver'} has not returned "
         f"for {state.hung_seconds:.0f} s"
@@ -144,7 +144,7 @@ def _stuck_calls(samplers: SamplerPool) -> str:
 
 
 # ----------------------------------------------------------------------
-# GPUs that the driver is being taken off: let go of, and taken back when it is on them again. Pure.
+# GPUs that the driver is being taken off: release, and taken back when it is on them again. Pure.
 
 SECOND_NS = 1_000_000_000
 #: A driver that was said to go and is still there after this long has stayed.
@@ -154,14 +154,14 @@ UNBIND_WAIT_MESSAGE = "non-zero usage count"
 
 
 def is_unbind(event: HealthEvent) -> bool:
-    """Say whether the event tells that the driver is being taken off its GPU, and may wait for us."""
+    """Return whether the event tells that the driver is being unbound from its GPU, and may wait for us."""
     if event.name == "gpu.driver_binding":
         return event.attributes.get("state") == "unbind"
     return event.name == "gpu.driver_message" and UNBIND_WAIT_MESSAGE in event.message
 
 
 def is_bind(event: HealthEvent) -> bool:
-    """Say whether the event tells that a driver is on its GPU again."""
+    """Return whether the event tells that a driver is on its GPU again."""
     return event.name == "gpu.driver_binding" and event.attributes.get("state") == "bind"
 
 
@@ -174,7 +174,7 @@ class DriverUnbindTracker:
         self._since_ns: dict[str, int] = {}  # those that it is being, or was, taken off
 
     def unbind_started(self, addresses: Iterable[str], now_ns: int) -> frozenset[str]:
-        """Return those of *addresses* that are to be let go of: of each unbind once."""
+        """Return those of *addresses* that must be released: of each unbind once."""
         new = frozenset(addresses) - self._since_ns.keys()
         for address in sorted(new)[: GPUS_MAX - len(self._since_ns)]:
             self._since_ns[address] = now_ns
@@ -187,11 +187,11 @@ class DriverUnbindTracker:
 
     @property
     def has_unbound(self) -> bool:
-        """Whether a GPU is being, or was, taken off: `update` is to be asked also when sysfs shows what it showed."""
+        """Whether a GPU is being, or was, taken off: `update` must be asked also when sysfs shows what it showed."""
         return bool(self._since_ns)
 
     def update(self, bound: frozenset[str], now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Take what sysfs shows now, and return what is to be let go of, and what may be taken back."""
+        """Take what sysfs shows now, and return what must be released, and what may be taken back."""
         unbound, rebound = self._bound - bound, bound - self._bound
         never_unbound = {
             address
@@ -205,12 +205,12 @@ class DriverUnbindTracker:
         return self.unbind_started(unbound, now_ns), self.bound_again(rebound | never_unbound)
 
     def is_unbound(self, address: str) -> bool:
-        """Say whether a GPU that had the driver has none now, as far as sysfs shows."""
+        """Return whether a GPU that had the driver has none now, as far as sysfs shows."""
         return address in self._ever_bound and address not in self._bound
 
 
 # ----------------------------------------------------------------------
-# What was let go of, as one small file in the run folder: an agent that begins anew, or that takes
+# What was released, as one small file in the run folder: an agent that starts over, or that takes
 # the place of one that was killed, does not take back a GPU in the middle of its repair. Of another
 # boot it is without meaning.
 
@@ -226,7 +226,7 @@ log = logging.getLogger(__name__)
 
 
 class ReleasedGpu(NamedTuple):
-    """A GPU that was let go of. `address` None: all of them."""
+    """A GPU that was released. `address` None: all of them."""
 
     address: str | None
     until_ns: int
@@ -242,14 +242,14 @@ def format_released(boot_id: bytes, released: Iterable[ReleasedGpu]) -> bytes:
 
 
 def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[ReleasedGpu]:
-    """Return what is let go of at *now_ns*; nothing of another boot. Raises ValueError for what is no such file."""
+    """Return what is released at *now_ns*; nothing of another boot. Raises ValueError for what is no such file."""
     try:
         document = json.loads(content)
         if document["boot_id"] != boot_id.hex():
             return []
         found = [_parse_entry(each) for each in document["released"][:RELEASED_GPUS_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"is no list of released GPUs: {str(error)[:200]}") from error
+        raise ValueError(f"is not a list of released GPUs: {str(error)[:200]}") from error
     latest_ns = now_ns + int(RELEASE_SECONDS_MAX * 1e9)
     return [each for each in found if now_ns < each.until_ns <= latest_ns]
 
@@ -257,9 +257,9 @@ def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[Released
 def _parse_entry(entry: dict[str, object]) -> ReleasedGpu:
     address, until_ns, reason = entry["gpu"], entry["until_ns"], entry["why"]
     if address is not None and not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
-        raise ValueError(f"{str(address)[:40]!r} is no PCI address")
+        raise ValueError(f"{str(address)[:40]!r}  is not a PCI address")
     if not isinstance(until_ns, int) or not isinstance(reason, str):
-        raise TypeError("a time or a reason is none")
+        raise TypeError("a time or a reason is invalid")
     return ReleasedGpu(
         address, until_ns, "".join(filter(str.isprintable, reason))[:REASON_CHARACTERS_MAX]
     )
@@ -272,7 +272,7 @@ class ReleaseStateFile:
         self._path, self._boot_id = folder / FILE_NAME, boot_id
 
     def read(self, now_ns: int) -> list[ReleasedGpu]:
-        """Return what is let go of at this boot time, as an agent before this one noted it."""
+        """Return what is released at this boot time, as an agent before this one noted it."""
         try:
             with open(self._path, "rb") as file:
                 return parse_released(file.read(FILE_BYTES_MAX), self._boot_id, now_ns)
@@ -294,7 +294,7 @@ class ReleaseStateFile:
             new.replace(self._path)
         except OSError as error:
             message = (
-                f"{self._path}: {error.strerror}; after a restart the GPUs would be taken back"
+                f"{self._path}: {error.strerror}; after a restart the agent would reopen the GPUs"
             )
             log.warning("%s", message, extra={"cause": "released.file"})
 
@@ -349,7 +349,7 @@ class CallbackQueue:
             os.close(descriptor)
 
 
-#: What is let go of without a time is taken back after a quarter of an hour.
+#: What is released without a time is taken back after a quarter of an hour.
 RELEASE_SECONDS_DEFAULT = 900.0
 #: A sampler that has not let go by then is stuck in the driver: who asked is told so.
 RELEASE_NS_MAX = 5 * SECOND_NS
@@ -357,14 +357,14 @@ RELEASE_NS_MAX = 5 * SECOND_NS
 HANDLE_POLL_NS = 20_000_000
 #: The driver's links to its devices are looked at so often.
 BINDING_CHECK_NS = SECOND_NS
-#: What is to be kept longer is asked for anew so long before its end.
+#: What must be kept longer is asked for again so long before its end.
 EXTEND_NS = 10 * SECOND_NS
 #: States of a device that nobody but the samplers' own trials is to enter (`agent.sampler.quarantine.State`). One that is
 #: HUNG is not yet: it may only be slow to open.
 EXCLUDED_STATES = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
 GPU = "gpu"  # their lane
 NO_GPUS: frozenset[str] = frozenset()
-UNBIND_REASON = "the driver is being taken off it"
+UNBIND_REASON = "the driver is being unbound from it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +387,8 @@ class GpuReleaser:
         file: ReleaseStateFile,
         nodes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """*samplers* have let go of what *file* has from an agent before this one. *publisher* is told of each GPU that
-        was let go of or taken back. *nodes*: of the driver -> PCI address, `nvidia3` -> `0000:9b:00.0`, asked of nobody
+        """*samplers* have release what *file* has from an agent before this one. *publisher* is told of each GPU that
+        was released or taken back. *nodes*: of the driver -> PCI address, `nvidia3` -> `0000:9b:00.0`, asked of nobody
         who may hang."""
         self._samplers, self._callbacks, self._clock, self._roots = (
             samplers,
@@ -399,7 +399,7 @@ class GpuReleaser:
         self._publisher, self._file, self._nodes = publisher, file, nodes
         self._xid_quarantine = XidQuarantine()
         before = file.read(clock.boottime_ns())
-        self._reasons = {each.address: each.reason for each in before}  # of what is let go of
+        self._reasons = {each.address: each.reason for each in before}  # of what is released
         self._pending: list[_PendingRelease] = []
         self._drivers_folder = roots.sys / "bus/pci/drivers/nvidia"
         self._folder_watch = Glance(self._drivers_folder)
@@ -431,8 +431,8 @@ class GpuReleaser:
     # The daemon's thread -------------------------------------------------------------------
 
     def tick(self) -> int | None:
-        """Do what was asked and what is due: at each tick, whenever the callback queue can be read, and at the time that
-        this returns, if any."""
+        """Handle requests and due work. Called at each tick, whenever the callback queue is readable, and at the time
+        that this returns, if any."""
         self._callbacks.run()
         now_ns = self._clock.boottime_ns()
         if now_ns // BINDING_CHECK_NS != self._checked_second:
@@ -454,7 +454,7 @@ class GpuReleaser:
         reason: str,
         on_done: Callable[[Sequence[UnreleasedHandle]], None],
     ) -> None:
-        """Let go of *devices* (None: all GPUs) for *seconds*, and *on_done* once nothing is held, or who still does.
+        """Release *devices* (None: all GPUs) for *seconds*, and *on_done* once nothing is held, or who still does.
 
         A longer time that somebody asked for before stands.
         """
@@ -464,7 +464,7 @@ class GpuReleaser:
         self._complete_pending(now_ns)
 
     def apply_state_file(self) -> None:
-        """Let go of what `gangline release` noted there while nobody answered: since this agent began to sample."""
+        """Release what `gangline release` noted there while nobody answered: since this agent began to sample."""
         now_ns, released = self._clock.boottime_ns(), self._samplers.released()
         for address, until_ns, reason in self._file.read(now_ns):
             if until_ns > released.get(address, 0):
@@ -472,7 +472,7 @@ class GpuReleaser:
                 self._release(devices, (until_ns - now_ns) / 1e9, reason)
 
     def resume(self, devices: frozenset[str] | None) -> Sequence[str | None]:
-        """Take *devices* back (None: all), and return those that had been let go of."""
+        """Take *devices* back (None: all), and return those that had been released."""
         resumed = [d for d in self._samplers.released() if devices is None or d in devices]
         if resumed:
             self._samplers.resume(devices)
@@ -481,7 +481,7 @@ class GpuReleaser:
         return resumed
 
     def released(self) -> list[ReleasedGpu]:
-        """Return what is let go of now."""
+        """Return what is released now."""
         released = self._samplers.released().items()
         return [
             ReleasedGpu(address, until_ns, self._reasons.get(address, ""))
@@ -490,7 +490,7 @@ class GpuReleaser:
 
     @property
     def abandoned_count(self) -> int:
-        """How many samplers were ever left behind in a driver."""
+        """How many samplers were ever abandoned in a driver."""
         return self._samplers.abandoned_count
 
     def unhealthy_devices(self) -> Sequence[DeviceState]:
@@ -517,7 +517,7 @@ class GpuReleaser:
         self.avoided = None if avoids_all else frozenset(each for each in avoided if each)
         inventory.interrupt(self.avoided)
         if not inventory.is_within(before, self.avoided):  # after a repair it may be another GPU
-            self._publisher.request_inventory("GPUs that were left out may be asked again")
+            self._publisher.request_inventory("skipped GPUs may be called again")
 
     def _record(self, addresses: Iterable[str | None], state: str, reason: str) -> None:
         """Remember why, and tell it of each GPU."""
@@ -538,7 +538,7 @@ class GpuReleaser:
         """The samplers take back by themselves what is over."""
         released = self._samplers.released()
         if expired := [address for address in self._reasons if address not in released]:
-            self._record(expired, "resumed", "its time is over")
+            self._record(expired, "resumed", "its release expired")
 
     def _complete_pending(self, now_ns: int) -> None:
         """Answer who asked, once nothing is held, or when the time is over."""
@@ -576,7 +576,7 @@ class GpuReleaser:
             self._resume_rebound(rebound)
 
     def _extend_unbound(self, now_ns: int) -> None:
-        """Let go anew of what has no driver yet as its time ends."""
+        """Let go again of what has no driver yet as its time ends."""
         for address, until_ns in self._samplers.released().items():
             if address is None or self._reasons.get(address) != UNBIND_REASON:
                 continue

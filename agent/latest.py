@@ -1,6 +1,6 @@
-"""The last readings of this host, for those who ask on the host: what is wrong with it, and its metrics.
+"""Latest readings of this host, for its local findings and metrics.
 
-The daemon's thread writes, any thread reads: what a table showed is an immutable copy, swapped whole.
+The daemon's thread writes and any thread reads: each table's readings are an immutable copy that is replaced whole.
 """
 
 from __future__ import annotations

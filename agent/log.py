@@ -1,4 +1,4 @@
-"""The daemon's log: one line a record on stderr, at most one line a cause a minute, and no secret in any."""
+"""The agent's log: one line per record on stderr, at most one line per cause and minute, no secrets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class RateLimitFilter(logging.Filter):
     """Lets the first record of a cause through, and then one a minute that tells how many it stands
     for. The cause is the record's `cause` (`extra={"cause": ...}`), else where it was logged.
 
-    A recovery is let through at once if the last line of its topic told of trouble, so that the log does not end
-    on what is over: `extra={"topic": ..., "well": True}`, and of the trouble the same topic and `"well": False`.
+    A recovery is logged at once if the last line of its topic was a failure, so that the log does not end with a
+    resolved failure: `extra={"topic": ..., "well": True}`, and of the trouble the same topic and `"well": False`.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Wires the daemon: settings, collectors, spool, events, client, loop."""
+"""Builds the daemon: settings, collectors, spool, events, client, loop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 class ProcessSignals:
     """SIGTERM and SIGINT end the wait and set `stop`; a sampler that speaks only ends it. SIGHUP sets
-    `stop` too, once the settings of now are found to be good: the run then begins anew.
+    `stop` too, once the settings of now are found to be good: the run then starts over.
 
     A handler runs between two instructions of the main thread, which may hold the Event's lock just
     then: it only notes the number, and Python writes a byte to the pipe that the wait looks at.
@@ -100,8 +100,8 @@ class ProcessSignals:
         self._descriptors = descriptors
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return at that boot time (for a second's beginning, `SAMPLER_GRACE_NS` after it), or sooner: with `stop` set when a
-        signal has come, else when somebody spoke.
+        """Return at that boot time (at a second's start, `SAMPLER_GRACE_NS` later), or earlier: with `stop` set after
+        a signal, else after a message.
 
         Returns the descriptors that can be read.
         """
@@ -131,7 +131,7 @@ class ProcessSignals:
         self.stop.set()
 
     def restart_requested(self) -> bool:
-        """Return whether the run ends to begin anew, and nobody has asked since that it should only end."""
+        """Return whether the run ends to start over, and nobody has asked since that it should only end."""
         return self._restart and not {signal.SIGTERM, signal.SIGINT} & set(self._received)
 
 
@@ -160,7 +160,7 @@ def run(
     """Sample and send until SIGTERM or SIGINT, then flush and return within 5 s.
 
     For the main thread. *preforked*: what `prefork` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
-    Returns whether the run ended to begin anew with them (`service.reexec`). Raises SettingsError, and FolderError when spool
+    Returns whether the run ended to start over with them (`service.reexec`). Raises SettingsError, and FolderError when spool
     or events cannot be held.
     """
     clock = SystemClock()

@@ -1,7 +1,7 @@
-"""What is done before the daemon is imported: its collectors are made, and the fork server is forked.
+"""Work before the daemon is imported: creates its collectors and forks the fork server.
 
-A page that the daemon writes to is copied, and what it imports after the fork its samplers never carry: so the
-fork server is forked from a process that holds what samplers need, and nothing else.
+A page that the daemon writes to is copied, and samplers do not inherit what the daemon imports after the fork. So the
+fork server is forked from a process that holds only what samplers need.
 """
 
 from __future__ import annotations

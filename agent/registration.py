@@ -1,4 +1,4 @@
-"""What the agent tells the aggregator of itself, and the inventory that this is made from."""
+"""Builds the agent's registration message from its inventory."""
 
 from __future__ import annotations
 
@@ -285,8 +285,8 @@ def machine_owner(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")
 
     It is the board's UUID (DMI product_uuid, readable by root) or, where that is not to be had, the
     lowest address of the physical network cards; and the host's name. The same disk in another
-    machine therefore gives another fingerprint. Only one address counts, so that a card that dies,
-    which is what we are here to report, does not make the machine a stranger to its own spool; an
+    machine therefore gives another fingerprint. Only one address counts, so that a failed network card, which the
+    agent must report, does not make the spool foreign to its machine; an
     address that somebody set counts only if there is none a card was made with (the slaves of a
     bond bear the bond's).
     """

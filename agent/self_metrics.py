@@ -1,4 +1,4 @@
-"""The agent about itself: how its collectors' turns went, what waits, and what it costs the host."""
+"""The agent's signals about itself: turns of its collectors, unsent data, and its own CPU and memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SelfMetrics:
         urgent: Callable[[], object] = lambda: None,
     ) -> None:
         """*counts* returns the value of every signal of `agent_10s`, always in the same order. ValueError for less.
-        *urgent*: of these, what is told at once when it has changed."""
+        *urgent*: of these, what is reported at once when it has changed."""
         names = counts().keys()
         missing = {signal.name for signal in TABLES["agent_10s"]} ^ names
         if missing:
@@ -147,7 +147,7 @@ class ConnectionLog:
         counts: Callable[[], tuple[int, ...]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*losses*: what is lost, in words -> the words of the last; *counts* of them so far, in this order."""
+        """*losses*: what is lost, as text -> the words of the last; *counts* of them so far, in this order."""
         self._monotonic = monotonic
         self._disconnect_logged_at = -DISCONNECT_LOG_SECONDS_MIN
         self._connection, self._losses, self._counts = connection, losses, counts

@@ -1,4 +1,4 @@
-"""What the agent and the service manager say to each other: sd_notify(3), over its socket, without its library."""
+"""Notifies the service manager by the sd_notify(3) protocol, without libsystemd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .config import AgentConfig
 WATCHDOG_DIVISOR = 3
 #: Reload, and two ways to end.
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-#: Children that sit in a driver and do not die of SIGKILL are left behind after this long.
+#: Children that sit in a driver and do not die of SIGKILL are abandoned after this long.
 CHILDREN_SECONDS_MAX = 0.5
 
 
@@ -55,13 +55,13 @@ class Notifier:
             self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """The same process will begin anew; READY ends it."""
+        """The same process will start over; READY ends it."""
         # MONOTONIC_USEC lets the manager tell this reload from one before it (systemd 253 and later).
         monotonic = _monotonic_microseconds()
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=beginning anew")
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=restarting")
 
     def reload_failed(self, reason: str) -> None:
-        """A reload was asked for and is not made: the agent goes on as it was."""
+        """A reload was asked for and is not made: the agent continues as it was."""
         monotonic = _monotonic_microseconds()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}")
         self._send(f"READY=1\nSTATUS=not reloaded: {' '.join(reason.split())}")
@@ -71,7 +71,7 @@ class Notifier:
         self._send("STOPPING=1\nSTATUS=sending what is left")
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Release the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -93,7 +93,7 @@ def _address(path: str) -> str | bytes:
 
 
 def _watchdog_ns(environment: Mapping[str, str]) -> int:
-    """Return how often WATCHDOG is to be said; 0 for never: nobody asked, or asked another process."""
+    """Return how often WATCHDOG must be said; 0 for never: nobody asked, or asked another process."""
     given, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (given.isascii() and given.isdigit()) or process not in ("", str(os.getpid())):
         return 0
@@ -117,7 +117,7 @@ def reexec() -> None:
 
 
 def _end_children() -> None:
-    """Kill what is left of them, an inventory in a driver: what begins anew would never bury it."""
+    """Kill what is left of them, an inventory in a driver: what starts over would never bury it."""
     try:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
@@ -143,11 +143,11 @@ def unblock_signals() -> None:
 
 
 # ----------------------------------------------------------------------
-# SIGHUP: the settings are read again and looked at; if they are good, the agent begins anew with
+# SIGHUP: the settings are read again and looked at; if they are good, the agent starts over with
 # them.
 #
 # Anew and whole, as the same process with the same spool: nothing is lost, and nothing has two ways
-# to be set. A wrong setting is said in one line, and the agent goes on as it was.
+# to be set. A wrong setting is said in one line, and the agent continues as it was.
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Reload:
         self._notifier = notifier
 
     def try_reload(self) -> bool:
-        """Return whether the run is to end and begin anew. Never raises.
+        """Return whether the run is to end and start over. Never raises.
 
         If so, a further SIGHUP waits for the one that begins.
         """
@@ -176,7 +176,7 @@ class Reload:
             config = self._read()
             self._check(config)
             check_folders(config)
-        except Exception as error:  # noqa: BLE001 - whatever it is, going on is better
+        except Exception as error:  # noqa: BLE001 - whatever it is, continuing is better
             log.error(
                 "reload failed, the old settings stay in force: %s",
                 error,

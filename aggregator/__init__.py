@@ -1,1 +1,1 @@
-"""The service: durable store, fleet state, judgement, API, SQL."""
+"""The service: durable store, fleet state, scoring, API, SQL."""

@@ -1,7 +1,7 @@
-"""Reports of recoveries and throughputs: stored once each, and the factors of a price that follow from them, for the next snapshot.
+"""Stores reports of recoveries and throughputs once each, and computes the price factors of the next snapshot.
 
-The aggregator is the one writer. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
-`AdvisoryEngine` writes. Factors are estimated beside the loop after new reports, and once an hour, as reports age.
+Only the aggregator writes them. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
+`AdvisoryEngine` writes. Factors are estimated outside the event loop after new reports, and once an hour as reports age.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class CalibrationLog:
     # Reports -----------------------------------------------------------------------------------
 
     def is_known(self, incident: str) -> bool:
-        """Say whether a recovery was reported before."""
+        """Return whether a recovery was reported before."""
         return incident in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
@@ -156,7 +156,7 @@ class CalibrationLog:
 
     async def persisted(self) -> None:
         """Return once all recoveries are on disk. Raises ServiceUnavailable: they count once they are written."""
-        # Who waits may hang up: what is being written goes on, or it would be written twice.
+        # Who waits may hang up: what is being written continues, or it would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)
         task.add_done_callback(self._flush_done)
@@ -165,7 +165,7 @@ class CalibrationLog:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # raised to whoever waits; nobody may
+            task.exception()  # raised to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:

@@ -32,9 +32,10 @@ def parse_listen(
         )
     if not is_loopback(address) and not beyond_loopback:
         raise SettingsError(
-            f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
-            "plain text; set tls_certificate_file and tls_key_file (`gangline admin cert` makes them), "
-            "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
+            f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all "
+            "traffic would be unencrypted. Set tls_certificate_file and tls_key_file (`gangline "
+            "admin cert` creates them), listen on 127.0.0.1, or use --set "
+            "listen_beyond_loopback=true if the network is trusted"
         )
     return address, int(port)
 
@@ -53,7 +54,7 @@ def check_metrics(text: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only this machine reaches *address*, which may be in brackets."""
+    """Return whether only this machine reaches *address*, which may be in brackets."""
     if address == "localhost":
         return True
     try:
@@ -421,19 +422,28 @@ class AggregatorConfig:
         description="hours that readings are kept as Parquet, counted from when they were received",
     )
     segments_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
+        1 << 40,
+        low=1 << 20,
+        high=1 << 60,
+        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
     rollups_1m_days: int = setting(
         14, low=1, high=3660, description="days that rollups by minute are kept"
     )
     rollups_1m_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
+        1 << 40,
+        low=1 << 20,
+        high=1 << 60,
+        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
     rollups_1h_days: int = setting(
         400, low=1, high=36_600, description="days that rollups by hour are kept"
     )
     rollups_1h_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
+        1 << 40,
+        low=1 << 20,
+        high=1 << 60,
+        description="maximum bytes of these; beyond the limit the oldest are deleted",
     )
     disk_free_bytes_min: int = setting(
         20 << 30,
@@ -513,7 +523,7 @@ class AggregatorConfig:
         7200.0,
         low=120,
         high=604_800,
-        description="what advice set on a host ends after this time, unless renewed",
+        description="effects of advice on a host end after this time, unless renewed",
     )
     advice_verify_seconds: float = setting(
         900.0,
@@ -537,7 +547,7 @@ class AggregatorConfig:
         ),
     )
 
-    # scores and plans: a process of its own for whoever asks for them in a loop
+    # scores and plans: a process of its own for anyone who asks for them in a loop
     listen_scores: str = setting(
         SCORES_AUTO,
         description=(

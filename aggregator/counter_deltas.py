@@ -1,4 +1,4 @@
-"""`contract.counters.compare` for whole tables at once; a property test holds them equal."""
+"""Vectorized `contract.counters.compare` for whole tables; a property test holds the two equal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Array = TypeVar("Array", bound=NDArray[Any])
 
 #: Arrays from this size on have memory of their own.
 MAPPED_BYTES_MIN = 1 << 20
-#: Cells that are copied, or left alone for they are zero, at a time: some pages.
+#: Cells that are copied, or skipped for they are zero, at a time: some pages.
 _BLOCK_CELLS = 4096
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses, tuples, enums and numbers as JSON, and back: what is remembered over a restart."""
+"""Converts dataclasses, tuples, enums and numbers to JSON and back, for state kept across restarts."""
 
 from __future__ import annotations
 

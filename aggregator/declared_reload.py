@@ -1,4 +1,4 @@
-"""What is declared, kept in force while we run: files are looked at every few seconds, and a bad one changes nothing."""
+"""Reloads declarations while the service runs: checks the files every few seconds; an invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .fleet.fleet import Fleet
 from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 
 # ----------------------------------------------------------------------
-# Whether files rest, so that half a copy is not taken, and what becomes of those that never do.
+# Whether files rest, so that half a copy is not used,  and what becomes of those that never do.
 
 #: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
 UNSTABLE_POLLS = 12
 
 
 class FileStability:
-    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each look."""
+    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each check."""
 
     def __init__(self) -> None:
         self._stamps: object = None
@@ -42,11 +42,11 @@ class FileStability:
 
     @property
     def needs_compare(self) -> bool:
-        """What the files hold is to be read and handed to `compare`, though they do not rest."""
+        """What the files hold must be read and handed to `compare`, though they do not rest."""
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* hold what they held at the look before, else words on one that does not; None: ask at the next."""
+        """Return "" if *files* hold what they held at the previous check, else words on one that does not; None: ask at the next."""
         before, self._digests = (
             self._digests,
             {one.name: hashlib.sha256(one.data).digest() for one in files},
@@ -57,10 +57,7 @@ class FileStability:
         changed = [name for name in names if before.get(name) != self._digests.get(name)]
         if not changed:
             return ""
-        return (
-            f"{min(changed)}: was written again and again for a minute, and says something else each time: it may be half "
-            "written. Write it only when there is news"
-        )
+        return f"{min(changed)}: changed continuously for a minute, so it may be incomplete. Write it only when its content changes"
 
 
 log = logging.getLogger(__name__)
@@ -71,7 +68,7 @@ POLL_SECONDS = 5
 PLACES_SECONDS = 30
 #: What is wrong with the files, as a finding of the aggregator itself.
 FINDING = "aggregator.declared"
-#: Problems that are told of in it; `gangline declared check` tells all.
+#: Problems that are reported in it; `gangline declared check` tells all.
 PROBLEMS_SHOWN_MAX = 3
 #: Versions that wait for the disk; the oldest go first.
 UNWRITTEN_MAX = 8
@@ -116,7 +113,7 @@ class DeclaredReloader:
         self._problems: tuple[str, ...] = ()
         #: The version in force is of files: none at all any more is a mount that is away, not somebody's word.
         self._had_files = False
-        #: What is wrong with the files, in words; "" when nothing is.
+        #: What is wrong with the files, as text; "" when nothing is.
         self.error = ""
 
     def begin(self, now_ns: int) -> None:
@@ -264,10 +261,10 @@ class DeclaredReloader:
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.error = (
-                f"what is declared in {self._path} is not taken, {stays}: "
+                f"what is declared in {self._path} is not used,  {stays}: "
                 f"{'; '.join(self._problems[:PROBLEMS_SHOWN_MAX])}{rest}"
             )
-            clears = "the files are right"
+            clears = "the files are valid"
             self._fleet.add_finding(
                 Finding(AGGREGATOR_HOST, FINDING, "", self.error, now_ns, clears_when=clears)
             )
@@ -293,10 +290,7 @@ class DeclaredReloader:
 
 
 def _no_files_message(path: Path) -> str:
-    return (
-        f"{path}: no file there ends in {', '.join(ENDINGS)} any more: a mount that is away? "
-        "To declare nothing, leave an empty file there, as none.toml"
-    )
+    return f"{path}: no file there ends in {', '.join(ENDINGS)} any more. Is a mount missing? To declare nothing, leave an empty file there, such as none.toml"
 
 
 def _stamps(path: Path | None) -> Stamps:

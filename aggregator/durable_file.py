@@ -1,4 +1,4 @@
-"""A folder on disk: what was done in it is to last."""
+"""Makes changes in a folder durable (fsync)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 # ----------------------------------------------------------------------
-# Copying files whole: with their checksum, durable, and seen while it goes on.
+# Copying files whole: with their checksum, durable, and seen while it continues.
 
 CHUNK_BYTES = 4 << 20
 
@@ -43,11 +43,11 @@ class CopyError(Exception):
 
 
 def os_error_message(error: OSError) -> str:
-    """Return in words what the machine did not let us do to a file, and what to do."""
+    """Return as text what the machine did not let us do to a file, and what to do."""
     if isinstance(error, PermissionError):
         return "permission denied; run it as the aggregator's user, or as root"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "there is a file where a folder is expected"
+        return "a file exists where a folder is expected"
     return error.strerror or str(error)
 
 

@@ -1,10 +1,10 @@
-"""What the aggregator says no to. Each carries its words; `service/status.py` gives each its status."""
+"""Errors that the aggregator raises for a caller, each with its message; `service/status.py` maps each to a gRPC status."""
 
 from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """The base of all: an answer in words for the other side, not a fault of ours."""
+    """The base of all: an answer as text for the other side, not a fault of ours."""
 
     #: When the other side is to try again, where we know it.
     retry_seconds: float | None = None
@@ -79,7 +79,7 @@ class ServiceUnavailable(ServiceError):
 
 
 class StreamRefused(ServiceError):
-    """So many frames in a row were bad that nothing good is to be expected of this stream."""
+    """So many frames in a row were bad that nothing good must be expected of this stream."""
 
     field = "frame"
 

@@ -1,4 +1,4 @@
-"""Prometheus' exposition of the aggregator and the executors, by prometheus_client; the server is `metrics_server`."""
+"""Prometheus text format for the aggregator and the executors, by prometheus_client; the server is `metrics_server`."""
 
 from __future__ import annotations
 

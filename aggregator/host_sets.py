@@ -1,7 +1,7 @@
-"""Sets of hosts as operators and Slurm write them: `gpu[001-128,200],head`, read and folded by ClusterShell's NodeSet.
+"""Host sets in the notation of Slurm: `gpu[001-128,200],head`, parsed and folded by ClusterShell's NodeSet.
 
-Names are counted before anything is expanded: `gpu[0-999999999]` is nine characters and a billion names. Groups (`@rack1`) are
-not read, as they come from files and commands of the machine that the program happens to run on.
+Names are counted before expansion: `gpu[0-999999999]` is short but means a billion names. Groups (`@rack1`) are not
+supported, because their definition depends on the machine that runs the program.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _count(item: str) -> int:
 def _range_count(text: str) -> int:
     found = _RANGE.fullmatch(text.strip())
     if not found:
-        raise HostSetError(f"[{text[:20]}] is no range: expected numbers as [001-016,020]")
+        raise HostSetError(f"[{text[:20]}] is not a range: expected numbers as [001-016,020]")
     first, last = found[1], found[2] or found[1]
     padded = any(len(one) > 1 and one.startswith("0") for one in (first, last))
     if int(last) < int(first) or (padded and len(first) != len(last)):

@@ -1,4 +1,4 @@
-"""The judge's turn: all hosts are judged every second, and soon after a fatal event; what follows is told to whoever is to know."""
+"""The judging loop: scores all hosts every second, and soon after a fatal event, and publishes the results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class JudgeLoop:
     scores: ScoreProcess | None
     #: gRPC's health service.
     health: Any
-    #: What stands against the aggregator itself, in words.
+    #: Findings about the aggregator itself, as text.
     alarms: Callable[[], tuple[str, ...]]
     #: What the first judgement follows.
     restored: Judgement
@@ -232,11 +232,11 @@ class JudgeLoop:
         """Return what our clock says. Where it leapt, that says nothing about hosts."""
         jump = self.jump_detector.check()
         if jump.jump_ns:
-            self._apply_clock_jump("our clock was set forward by", jump.jump_ns, jump.now_ns)
+            self._apply_clock_jump("the clock was set forward by", jump.jump_ns, jump.now_ns)
             self.advisory_engine.apply_clock_jump(jump.jump_ns, jump.now_ns)
         if jump.suspended_ns:
             self._apply_clock_jump(
-                "this machine stood still for", jump.suspended_ns, jump.now_ns, suspended=True
+                "this machine was suspended for", jump.suspended_ns, jump.now_ns, suspended=True
             )
             self.advisory_engine.resume_after_suspend(jump.now_ns)
         return jump.now_ns
@@ -244,7 +244,7 @@ class JudgeLoop:
     def _apply_clock_jump(
         self, message: str, jump_ns: int, now_ns: int, *, suspended: bool = False
     ) -> None:
-        log.warning("%s %.0f s: hosts are as fresh as they were", message, jump_ns / 1e9)
+        log.warning("%s %.0f s: the ages of hosts' readings are kept", message, jump_ns / 1e9)
         self.fleet.apply_clock_jump(jump_ns, now_ns, suspended=suspended)
         self.ingest.sessions.apply_clock_jump(jump_ns, now_ns)
         self._jump_ns += jump_ns
@@ -269,7 +269,7 @@ class JudgeLoop:
             self.ingest.findings.find(AGGREGATOR_HOST, name, message, now_ns, expires=False)
 
     def _report_failure(self, failed: str) -> None:
-        """Let the snapshot before stand, and say so: to whoever asks for scores, and on record."""
+        """Let the snapshot before stand, and say so: to anyone who asks for scores, and on record."""
         now_ns, before = self.wall_ns(), self.snapshot_holder.snapshot
         self._report_finding(JUDGING_FINDING, failed, now_ns)
         self.store.submit_findings(self.ingest.findings.changes(now_ns))
@@ -289,7 +289,7 @@ class JudgeLoop:
         return replace(judged, workloads=self.runs.workloads(now_ns))
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
-        """Return *snapshot* with what stands against the aggregator itself: a disk that takes nothing, alarms."""
+        """Return *snapshot* with findings about the aggregator itself: a disk that takes nothing, alarms."""
         self.ingest.findings.report_not_storing(self.store.failing, now_ns)
         if store_error := self.store.failure_summary:
             self.telemetry.report_not_storing()
@@ -328,7 +328,7 @@ def restore_from_store(
 def _restore_findings(fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int) -> None:
     """Take over what was found of hosts that are known still. Judging ends what it finds itself, other findings expire."""
     for one in store.open_findings:
-        # An alarm is found anew, if it is so.
+        # An alarm is found again, if it is so.
         is_alarm = one.host == AGGREGATOR_HOST and one.name.startswith(ALARMS)
         if is_alarm or (one.host not in fleet.index and one.host != AGGREGATOR_HOST):
             store.submit_findings([replace(one, cleared_ns=now_ns, clears_when=NOT_REEVALUATED)])
@@ -348,13 +348,13 @@ def _faults(store: Store, now_ns: int) -> FaultHistory:
 
 
 # ----------------------------------------------------------------------
-# Our wall clock set forward: seen by one that nobody sets, so that it makes no host silent and no symptom old.
+# Forward jumps of the wall clock, detected by the monotonic clock, so that no host seems silent and no symptom old.
 #
-# A machine that was suspended stood still: its steady clock did, while time passed for all others. A virtual machine
-# whose clocks all stood still, until its wall clock was put right, cannot be told from one whose clock was set
-# forward. Nor is a process that was stopped seen here: its steady clock went on, and what passed has passed.
+# A suspended machine is one such case: its monotonic clock stopped while time passed. A virtual machine whose clocks
+# all stopped, until its wall clock was corrected, looks the same as one whose clock was set forward. A stopped process
+# is not detected here, because its monotonic clock continued.
 
-#: Less makes nobody silent, and may be what passes between two looks at two clocks on a busy machine.
+#: Less makes nobody silent, and may be what passes between two checks at two clocks on a busy machine.
 JUMP_NS_MIN = 5_000_000_000
 #: Clocks that are read further apart than this are not compared: we were stopped between them.
 READ_SPREAD_NS_MAX = 1_000_000_000
@@ -379,7 +379,7 @@ class ClockJumpDetector:
         steady_ns: Callable[[], int],
         boottime_ns: Callable[[], int] | None = None,
     ) -> None:
-        """*steady_ns*: a clock that goes on evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
+        """*steady_ns*: a clock that continues evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
         is suspended, as CLOCK_BOOTTIME; None: it never is."""
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
         self._boottime_ns = boottime_ns or steady_ns

@@ -1,4 +1,4 @@
-"""A histogram of seconds: what Prometheus calls one, and quantiles of it for ourselves."""
+"""A histogram of seconds, in Prometheus' form, with quantiles for internal use."""
 
 from __future__ import annotations
 

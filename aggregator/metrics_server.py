@@ -1,6 +1,6 @@
-"""`/metrics` of an aggregator or an executor: plain HTTP, one request a connection, bounded in all it takes.
+"""`/metrics` of an aggregator or an executor: plain HTTP, one request per connection, with limits on everything.
 
-It runs on a loop of its own, so that whoever asks slowly or often costs no agent anything.
+It runs on its own event loop, so slow or frequent scrapers do not delay agents.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AggregatorMetricsServer:
         )
 
     async def close(self) -> None:
-        """Let go of everybody."""
+        """Release everybody."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._connections)
@@ -81,7 +81,7 @@ class AggregatorMetricsServer:
             self.dropped_count += 1
             writer.transport.abort()
         except (OSError, asyncio.CancelledError):
-            writer.transport.abort()  # it hung up, or was let go: nobody waits for us to finish
+            writer.transport.abort()  # it closed the connection, or was let go: nobody waits for us to finish
         finally:
             self._connections.pop(task, None)
             writer.close()
@@ -101,7 +101,7 @@ class AggregatorMetricsServer:
                 metrics_http.REQUEST_BYTES_MAX + 1
             )  # longer than a request may be, whatever it says
         except asyncio.IncompleteReadError:
-            return  # it hung up before it had asked
+            return  # it closed the connection before it had asked
         writer.write(metrics_http.respond(head, self._render))
         await writer.drain()
         writer.write_eof()

@@ -1,4 +1,4 @@
-"""The mirror file on disk: written whole or not at all, and read only if nobody else could have written it."""
+"""The mirror file on disk: replaced atomically, and read only if no other user could have written it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def check_folder(folder: Path) -> None:
         status = os.stat(folder)
     except OSError as error:
         raise MirrorFileError(
-            f"{folder}: {error.strerror}; make it: install -d -m 755 -o USER {folder}"
+            f"{folder}: {error.strerror}; create it: install -d -m 755 -o USER {folder}"
         ) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise MirrorFileError(f"{folder} is no folder")
+        raise MirrorFileError(f"{folder} is not a folder")
     if status.st_mode & OTHERS_WRITE:
         raise MirrorFileError(
             f"users other than its owner may write to {folder} and could replace the file. Run "
@@ -84,8 +84,8 @@ def write(path: Path, content: bytes) -> None:
 def read(path: Path) -> Mirror:
     """Return what the file says, whether or not it is still valid. Raises MirrorFileError, MirrorError.
 
-    It is believed if it is a file of its own (no link, no pipe) that belongs to root, to us, or to the owner of its folder,
-    and that, as its folder, nobody else may write.
+    It is trusted if it is a regular file (no link, no pipe) owned by root, this user, or the owner of its folder, and
+    if nobody else may write to it or its folder.
     """
     try:
         folder = os.stat(path.parent)

@@ -1,7 +1,7 @@
-"""The mirror file: the health of all nodes for schedulers' plugins, which read it without asking anybody. Layout: docs/slurm_plugins.md.
+"""Format of the mirror file: the health of all nodes for scheduler plugins. Layout: docs/slurm_plugins.md.
 
-Pure: what the aggregator answered and what Slurm says in, bytes out, and back. Numbers are ASCII at fixed places, so that C, Lua
-and shell read them. The checksum needs no bit operations, which the Lua within Slurm does not have.
+Pure: the aggregator's response and Slurm's state in, bytes out, and back. Numbers are ASCII at fixed offsets, so that C, Lua and
+shell can read them. The checksum needs no bit operations, which Slurm's Lua lacks.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def checksum_of(content: bytes) -> str:
 
 
 def is_node_name(name: str) -> bool:
-    """Say whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
+    """Return whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -137,9 +137,10 @@ def parse_slurm_nodes(node_text: str, config_text: str) -> SlurmNodes:
 def excludable(faulty: Iterable[str], slurm: SlurmNodes) -> tuple[list[str], int]:
     """Return nodes that jobs may be told to leave out, and the largest job, in nodes, that is not refused because of it.
 
-    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes that are
-    alike in all that a job can ask stand in for each other: while as many of each kind are left as the job has nodes, another
-    choice of nodes fits wherever one with excluded nodes did. Kinds of which more than half is faulty are not touched. Across
+    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes
+    that are equal in everything a job can request are interchangeable. While as many of each kind are left as the job
+    has nodes, another choice fits wherever one with excluded nodes did.
+    Kinds of which more than half is faulty are not touched. Across
     switches one node does not stand in for another, so that with a topology this holds for jobs of one node.
     """
     kinds = {name: (key, slurm.features[name]) for name, key in slurm.kinds.items()}
@@ -245,7 +246,7 @@ def parse(content: bytes) -> Mirror:
     line, newline, rest = content.partition(b"\n")
     match = _HEAD.fullmatch(line.decode("ascii", "replace"))
     if match is None or not newline:
-        raise MirrorError(f"its first line is none of {MAGIC} {VERSION}, or half of one")
+        raise MirrorError(f"its first line is not a complete first line of {MAGIC} {VERSION}")
     checksum, summed, line_bytes, file_bytes, computed, valid_until, count, record, *others = (
         match.groups()
     )
@@ -274,12 +275,12 @@ def parse(content: bytes) -> Mirror:
 def _parse_record(record: str) -> MirrorNode:
     match = _RECORD.fullmatch(record[:-1])
     if match is None:
-        raise MirrorError(f"a record is not as it should be: {record[:40]!r}")
+        raise MirrorError(f"malformed record: {record[:40]!r}")
     name, bucket, ready, score, hazard, speed, state, reason = match.groups()
     try:
         numbers = float(score), float(hazard), float(speed)
     except ValueError:
-        raise MirrorError(f"a number of {name[:64]} is none") from None
+        raise MirrorError(f"a number of {name[:64]} is invalid") from None
     return MirrorNode(name, int(bucket), ready == "1", *numbers, state, reason)
 
 

@@ -1,4 +1,4 @@
-"""What judging a fleet yields: evidence, a score per host, and a snapshot of all, immutable.
+"""Results of judging a fleet: evidence, a score per host, and an immutable snapshot of all.
 
 The enumerations follow `contract/wire/score.proto`, number by number (a test holds it).
 """
@@ -125,7 +125,7 @@ class Evidence:
     device: str
     value: float
     unit: str
-    normal: str  # what is normal, in words: "below 83"
+    normal: str  # what is normal, as text: "below 83"
     log_hazard_delta: float
     relative_speed_factor: float  # 1.0 costs no speed
     score_delta: float  # what taking it away would give back; negative: it speaks against the host
@@ -229,10 +229,10 @@ class Snapshot:
     horizon_seconds: float
     hosts: Sequence[HostScore]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
-    alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
+    alarms: tuple[str, ...] = ()  # findings about the aggregator itself, as text
 
     def is_listed(self, host: HostScore) -> bool:
-        """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
+        """Return whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
         silent_seconds = (self.computed_ns - host.last_received_ns) / 1e9
         ended = host.last_received_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
         return not (host.simulated and ended)
@@ -248,4 +248,4 @@ class Finding:
     message: str  # what is wrong and what to do
     since_ns: int
     cleared_ns: int = 0  # 0: still so
-    clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"
+    clears_when: str = ""  # what ends it, as text: "the GPU is reset, or the host boots"

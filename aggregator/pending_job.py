@@ -1,4 +1,4 @@
-"""Why a job of Slurm waits: how many nodes are left after each thing that it asks for, from the text of scontrol. Pure."""
+"""Why a Slurm job is pending: how many nodes remain after each of its constraints, from scontrol's output. Pure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _names(text: str) -> frozenset[str]:
     try:
         return frozenset(expand_hosts(text, NODES_MAX))
     except HostSetError as error:
-        raise MirrorError(f"{text[:80]!r} is no list of nodes: {error}") from error
+        raise MirrorError(f"{text[:80]!r} is not a list of nodes: {error}") from error
 
 
 def _words(text: str) -> frozenset[str]:
@@ -256,4 +256,4 @@ def verdict(job: PendingJob, steps: Sequence[NodeFilter]) -> str:
         return f"Slurm: Priority: jobs before it in the queue come first; {steps[-1].left} nodes are left for the {job.nodes} that it needs"
     if short is None:
         return f"{steps[-1].left} nodes are left for the {job.nodes} that it needs (Slurm: {job.reason})"
-    return f"from {short.name!r} on too few are left: {short.left} of the {job.nodes} that it needs (Slurm: {job.reason})"
+    return f"from {short.name!r} on too few nodes are left: {short.left} of the {job.nodes} that it needs (Slurm: {job.reason})"

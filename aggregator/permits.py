@@ -1,7 +1,7 @@
-"""The fleet's permit to enforce: granted by an operator for a time, given to hosts a minute at a time.
+"""The fleet's enforcement permit: granted by an operator for a limited time, issued to hosts a minute at a time.
 
-It is withheld, though granted, while the fleet itself is in doubt: a policy or a driver that condemns
-many hosts at once is a fault of its own, and must not take the fleet out.
+A granted permit is withheld while the fleet as a whole looks wrong: a policy or a driver that condemns many hosts at once is
+itself a fault, and must not take the fleet out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .errors import InvalidArgument
 from .model import HealthState, Snapshot
 from .scoring.results import columns_of
 
-#: A grant ends by itself; whoever wants it longer looks at the fleet again.
+#: A grant ends by itself; anyone who wants it longer looks at the fleet again.
 GRANT_SECONDS_MAX = 7 * 86_400
-#: Hosts hold it for so long after the last word of ours.
+#: Hosts hold it for this long after the last word of ours.
 LEASE_SECONDS = 60
 REASON_CHARACTERS_MAX = 200
 FILE_NAME, FILE_BYTES_MAX = "permit.json", 4096
@@ -34,7 +34,7 @@ class Grant(NamedTuple):
 
     granted_ns: int = 0
     until_ns: int = 0
-    reason: str = "none was ever granted"
+    reason: str = "none has ever been granted"
 
     def seconds_left(self, now_ns: int) -> int:
         """Return the whole seconds left; 0 when it is over, or of a future that our clock left again."""
@@ -114,7 +114,7 @@ class Permits:
 
     def _evaluate_fleet(self, snapshot: Snapshot) -> str:
         if snapshot.degraded_reason:
-            return f"the fleet's picture is degraded: {snapshot.degraded_reason}"
+            return f"the fleet's state is degraded: {snapshot.degraded_reason}"
         columns = columns_of(snapshot)
         count = int((~columns.ended).sum())
         bad = int(((columns.state == HealthState.UNHEALTHY) & ~columns.ended).sum())
@@ -122,7 +122,8 @@ class Permits:
         if bad > most:
             return (
                 f"{bad} of {count} hosts are UNHEALTHY, which is more than "
-                f"{100 * self._share_max:g} %: a fault that many share is not each host's own"
+                f"{100 * self._share_max:g} %: a fault that many hosts share is not caused by each "
+                "host"
             )
         return ""
 
@@ -151,7 +152,7 @@ def _load(path: Path, boot_id: str) -> Grant:
             is_typed and grant.until_ns - grant.granted_ns <= GRANT_SECONDS_MAX * SECOND_NS
         )
         if fields["boot_id"] != boot_id:
-            return Grant(reason="none was granted since this machine booted")
+            return Grant(reason="none has been granted since this machine booted")
         if (
             is_within_limit
             and isinstance(grant.reason, str)

@@ -1,4 +1,4 @@
-"""Who calls: set once, by the guard, before a service's own code runs."""
+"""The caller of a request: set once, by the guard, before a service's code runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRANTABLE_ROLES = (Role.AGENT, Role.SCHEDULER, Role.OPERATOR, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever makes a call. Two of equal `role`, `name` and `auth_method` are one caller to every limit.
+    """Anyone who makes a call. Two of equal `role`, `name` and `auth_method` are one caller to every limit.
 
     `host`: the one host that an agent writes as; "" for the others. `auth_method`: how it was recognised. `proof`: of two
     that claim one host name the one with the greater proof has it: (0, 0) none, (1, when its token was made),
@@ -56,7 +56,7 @@ class Principal:
         return f"{self.role} {self.name!r} (by {self.auth_method})"
 
 
-#: On plain loopback without any login configured: whoever is on this machine may do everything.
+#: On plain loopback without any login configured: anyone who is on this machine may do everything.
 LOCAL = Principal(Role.ADMIN, "local")
 #: The same beyond loopback.
 ANYONE = Principal(Role.ANYONE, "anyone", auth_method="plain")
@@ -90,7 +90,7 @@ _EXECUTORS = _SCHEDULERS - {Role.ANYONE}
 _OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 _READERS = _OPERATORS | {Role.ANYONE}
 _ADMINS = frozenset({Role.ADMIN})
-#: Answered to whoever reaches the port: a load balancer has no login.
+#: Answered to anyone who reaches the port: a load balancer has no login.
 PUBLIC: frozenset[Role] = frozenset(Role)
 
 #: Service -> method -> roles. `*`: all of its methods.

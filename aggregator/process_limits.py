@@ -1,4 +1,4 @@
-"""What a worker process takes from itself: its priority, its limits, its rights."""
+"""Reduces the rights of a worker process: its priority, its resource limits, its privileges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests for recordings of hosts and what received of them: in memory only, few, and for a minute.
+"""Requests for recordings of hosts and the parts received: in memory only, few, and for a minute.
 
-A request goes down with the next receipt of the host's stream; the pieces of its answer come up by UploadRecording.
-Owned by the loop's thread.
+A request travels with the next receipt on the host's stream; its pieces come back through UploadRecording. Owned by the event
+loop's thread.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RecordingExchange:
         try:
             self._add(pending, piece)
         except (InvalidArgument, ResourceExhausted) as error:
-            pending.error = f"what the host sent is refused: {error}"
+            pending.error = f"the host's data is rejected: {error}"
             _finish(pending)
             raise
 
@@ -125,7 +125,7 @@ class RecordingExchange:
         if pending.total_bytes < 0:
             if self.answer_bytes + piece.total_bytes > ANSWER_BYTES_MAX:
                 raise ResourceExhausted(
-                    f"recordings of {ANSWER_BYTES_MAX} bytes are on their way already",
+                    f"recordings of {ANSWER_BYTES_MAX} bytes are already being sent",
                     REQUEST_RETRY_SECONDS,
                 )
             pending.total_bytes, pending.stored = piece.total_bytes, list(piece.stored)

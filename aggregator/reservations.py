@@ -1,8 +1,8 @@
-"""Reserved nodes: who holds which, until when, and a fencing token that only grows, so that no node is promised twice.
+"""Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
 
-The aggregator is the one writer. All that is reserved is one file in its folder, replaced whole and durably before a caller is
-told. While we run, time left is counted by a steady clock, so that a clock that is set ends no reservation early; after a
-restart, by the wall clock, and never for longer than the reservation was for.
+Only the aggregator writes them. All reservations are in one file in its folder, replaced atomically and durably before a caller
+gets its answer. While the aggregator runs, a monotonic clock counts the time left, so setting the wall clock ends no
+reservation early. After a restart the wall clock counts, but never for longer than the reservation's original length.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Reservations:
         assert not any(host in self._by_host for host in hosts)
         if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:
             raise ResourceExhausted(
-                f"{len(self._active)} reservations of {len(self._by_host)} nodes stand, at most {RESERVATIONS_MAX} of "
-                f"{HOSTS_MAX}: release some, or wait until they expire",
+                f"{len(self._active)} reservations of {len(self._by_host)} nodes are active, at "
+                f"most {RESERVATIONS_MAX} of {HOSTS_MAX}. Release some, or wait until they expire",
                 RETRY_SECONDS,
             )
         # Also above those of a file that was lost.
@@ -127,7 +127,8 @@ class Reservations:
         one = self._find(name, owner, token)
         if one is None:
             raise NotFound(
-                f"{name[:100]!r} has expired or was released, or never was: reserve again, and stop acting on its nodes"
+                f"{name[:100]!r} has expired, was released, or never existed. Reserve again, and "
+                "stop using its nodes"
             )
         renewed = one._replace(expire_ns=self._steady_ns() + ttl_ns, ttl_ns=ttl_ns)
         self._active[one.token] = renewed
@@ -179,7 +180,7 @@ class Reservations:
             raise PermissionDenied(f"{name} is of {one.owner!r}, not of {owner!r}")
         if one.token != token:
             raise EtagMismatch(
-                f"fencing_token {token} is not that of {name}: send the token that Reserve gave"
+                f"fencing_token {token} is not that of {name}: send the token that Reserve returned"
             )
         return one
 

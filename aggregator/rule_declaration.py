@@ -1,4 +1,4 @@
-"""What a rule is, as `rule_catalogue/` declares it: one row a rule. What follows from the rows is computed there."""
+"""Type of a rule's row in `rule_catalogue/`, which also computes everything that follows from the rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rule:
     cause at the same time may have one fault (`advisories/shared_causes.py`). "": each device has its own.
 
     It counts once it was there for `enter_seconds` on end, and is over once it was away for
-    `leave_seconds`; `clears` says the second in words.
+    `leave_seconds`; `clears` says the second as text.
 
     `reads`: names of the signals that decide it, by themselves or through what the fleet derives from them. `counts`: of
     the counters that are followed from reading to reading for it. Of other signals the fleet remembers nothing.
@@ -178,11 +178,11 @@ class ClearCondition(NamedTuple):
         span = f"{self.seconds / 60:.0f} minutes"
         if self.seconds >= 7200.0:
             span = f"{self.seconds / 3600:.0f} hours"
-        return f"it does not come again for {span}"
+        return f"it does not recur for {span}"
 
 
 class EventKind(NamedTuple):
-    """One (name, code) of events: what it means, in words, and from how many lines on it counts."""
+    """One (name, code) of events: what it means, as text, and from how many lines on it counts."""
 
     rule: Rule
     message: str

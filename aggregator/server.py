@@ -1,7 +1,7 @@
-"""The service as one process: gRPC on one loop, which owns the fleet; the store has its own threads.
+"""The service as one process: gRPC on one event loop, which owns the fleet; the store has its own threads.
 
-Here its parts are wired, started and ended. What it does each second is `judge_loop.py`, where it listens `server.py`, what
-a port answers `service/grpc_server.py`, and what it takes over from before a restart `judge_loop.py`.
+This module wires, starts and stops the parts. `judge_loop.py` does the work of each second and restores state after a restart;
+`service/grpc_server.py` makes the gRPC servers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ from .service.telemetry import AdmissionControl, TelemetryService
 from .store.store import Store
 
 # ----------------------------------------------------------------------
-# Where the aggregator listens, by its settings; and in words why it cannot listen there, and what
+# Where the aggregator listens, by its settings; and as text why it cannot listen there, and what
 # would be right.
 
 
@@ -192,14 +192,11 @@ def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
     address, port, option = endpoint
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
-        remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
+        remedy = f"`ip address` lists the addresses of this machine. Name one with {option}ADDRESS:{port}"
     elif number == errno.EACCES:
-        remedy = f"Ports below 1024 are root's: name a higher one with {option}{address}:PORT"
+        remedy = f"Ports below 1024 need root. Name a higher one with {option}{address}:PORT"
     else:
-        remedy = (
-            f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
-            f"this one another port with {option}{address}:PORT"
-        )
+        remedy = f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it. Stop that program, or choose another port with {option}{address}:PORT"
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 
 
@@ -240,7 +237,7 @@ class Aggregator:
             self._jump_detector = ClockJumpDetector(wall_ns, time.monotonic_ns, _boottime_ns)
         else:
             self._jump_detector = ClockJumpDetector(wall_ns, steady_ns or wall_ns)
-        # Node indexes begin anew with each process, so that its epoch is the moment of its start.
+        # Node indexes start over with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.snapshot_holder = SnapshotHolder()
         self.port = self.token_port = 0
@@ -479,7 +476,7 @@ class Aggregator:
     # While it runs -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Begin what goes on by itself, and say that we serve."""
+        """Begin what continues by itself, and say that we serve."""
         self._lag.start()
         if self._log_exporter is not None:
             self._log_exporter.start()

@@ -1,7 +1,7 @@
-"""The aggregator's worker processes, as it sees them: started, spoken to in packets, ended.
+"""The aggregator's end of its worker processes: starts them, exchanges packets, stops them.
 
-A worker is a module of ours that runs as a process of its own. Its standard input is a socket that keeps packets apart;
-it ends when that closes, or its parent is gone (`contract/workers.py`).
+A worker is a Gangline module that runs as a separate process. Its standard input is a packet socket; it exits when the socket
+closes or its parent exits (`contract/workers.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make bench`: each figure against its floor or its peer, measured in the same run, as a ratio."""
+"""`make bench`: runs each benchmark against its floor or peer in the same run, and prints ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's cost at its real pace, cold, against a C program that does the same reads (floor.c), in one run.
+"""CPU of the agent at its real rate with cold caches, against a C program that does the same reads (floor.c).
 
 A host that is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host) and eight
 GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport to a real aggregator. The

@@ -1,4 +1,4 @@
-"""What the sweep over eight AMD GPUs costs beside a C program that reads the same files.
+"""CPU of reading eight AMD GPUs, against a C program that reads the same files.
 
 The host is the folder of an MI300X host in SPX: eight tables of 3,872 bytes, their memory in use, and a tenth of 48 RAS
 counts a turn. CPU time of the thread alone, the median over the turns: back to back, as a sweep is compared, and cold,

@@ -1,4 +1,4 @@
-"""`gangline check` against the bare start of an interpreter, many times in turn: it runs in every prolog."""
+"""Run time of `gangline check` against a bare interpreter start, because every prolog runs it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The frame codec against the well-kept libraries that could stand in its place: protobuf and Arrow.
+"""The frame codec against the libraries that could replace it: protobuf and Arrow.
 
 One host's `gpu_1s` table of eight GPUs, values of a training job; bytes on the wire and CPU for encode
 and decode. Everything is deflated alike (level 1, raw), so that what differs is the coding.
 
 And the same table each second of a stream, as differences to the second before, against the samples of
-Prometheus remote-write: of the values above, drawn anew each second, which is more noise than hardware
+Prometheus remote-write: of the values above, drawn again each second, which is more noise than hardware
 has; and of a host of the simulated world, whose noise is its physical model's. Then the frames of that host with
 all tables, as its agent sends them. All streams also against what zlib alone could do: each frame XOR the last one
 of the same length, deflated.
@@ -48,7 +48,7 @@ def gpu_block(source: random.Random, gpus: int = 8) -> Block:
 
 
 def gpu_blocks(source: random.Random, gpus: int = 8) -> Iterator[Block]:
-    """Yield such readings for ever: each signal keeps its level, its noise is drawn anew."""
+    """Yield such readings for ever: each signal keeps its level, its noise is drawn again."""
     uuids = [f"GPU-{source.getrandbits(128):032x}" for _ in range(gpus)]
     signals = TABLES["gpu_1s"]
     levels: list[int] = []

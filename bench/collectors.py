@@ -1,4 +1,4 @@
-"""What the collectors of files cost, cold: each takes a turn once a second, asleep in between.
+"""CPU of the collectors that read files, cold: one turn a second, asleep in between.
 
 On the folder host of `agent_cost`. CPU time of the thread alone, the median over the turns; against one pass of
 `ext.counterfiles` over the same files, which is C without a line of Python between two reads.

@@ -1,4 +1,4 @@
-"""Commits and receipts while operators ask, against the same without: in turns, of one aggregator under one load."""
+"""Latency of commits and receipts with operators' queries against the same without, alternating under one load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What listening to DCGM costs: two agents of the same host over the same seconds, one of them with a host engine.
+"""CPU of reading DCGM: two agents on one host over the same seconds, one of them with a host engine.
 
 The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health watched: the dearest that `listen` meets. The stand-in
 answers within the agent's process, where a true client waits for a socket.

@@ -1,4 +1,4 @@
-"""The fast lane: from a record of the kernel's log to the aggregator's receipt, against a bare echo.
+"""Latency of an event, from the kernel log record to the aggregator's receipt, against a bare echo.
 
 Both between the same two processes, in turn, by the same HTTP/2 client and server libraries. The lane is
 the agent's own reader, queue and client and a whole aggregator: two fsyncs, four threads. The echo is one
@@ -232,7 +232,7 @@ def _take(follower: LogReader, records: list[bytes]) -> float:
 
 
 def _storm() -> tuple[float, float, list[HealthEvent]]:
-    """Return the microseconds of CPU a line, the bytes that the process grew by, what was told."""
+    """Return the microseconds of CPU a line, the bytes that the process grew by, what was reported."""
     events: list[HealthEvent] = []
     follower = _follower(events)
     tokens = [f"{chr(97 + n // 6)}{chr(103 + n % 6)}" for n in range(STORM_FORMS)]

@@ -1,4 +1,4 @@
-"""A whole aggregator, with a bare echo beside it in the same process and on the same loop.
+"""A whole aggregator and a bare echo server on the same process and event loop.
 
     python -m bench.events_server FOLDER
 

@@ -1,4 +1,4 @@
-"""What an executor costs, and how fast it is: a real Slurm, real advice over gRPC, and the executor's own loop.
+"""CPU and latency of an executor: real Slurm, real advice over gRPC, and the executor's own loop.
 
 - From PROPOSED to the last command answered, and until the job runs elsewhere. Peer: the same commands by a script that knows node and
   job beforehand (hold, requeue, `StartTime=now` in the next second), which is the floor.

@@ -1,4 +1,4 @@
-"""What the scheduler extender costs: its answer against an echo of as many bytes, and the real kube-scheduler with and without it."""
+"""Latency of the scheduler extender against an echo of as many bytes, and of the real kube-scheduler with and without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm, and nobody's hand in it.
+"""Time from a kernel log line until the job runs elsewhere: real agent, aggregator, executor and Slurm, no operator.
 
 Each round has new processes of all four. The job runs on three of eight nodes; the agent is one of these hosts, and reads a FIFO as
 /dev/kmsg. Slurm has the settings that docs/slurm.md recommends. What Slurm needs alone (28 s to notice a dead slurmd with

@@ -1,4 +1,4 @@
-"""From a line of the kernel's log to the host's own verdict and to a proposed advisory, against the limit and an echo.
+"""Time from a kernel log line to the host's local verdict and to a proposed advisory, against the limit and an echo.
 
 A real agent reads a FIFO as /dev/kmsg, a real aggregator judges, a watcher takes the advice. Each round is a new pair of
 processes, for one host of the fleet may be out at a time; the line falls anywhere within the second.

@@ -1,4 +1,4 @@
-"""How good the memory of runs is, on generated fingerprints (*simulated*): `python -m bench.fingerprint_quality [--train]`.
+"""Quality of the run history on generated fingerprints (*simulated*): `python -m bench.fingerprint_quality [--train]`.
 
 Trained and calibrated on seeds 1 to 5; every figure is of seeds 111 to 113, which no choice was made by, and of the
 generator of `run_families.py`, to which nothing was fitted. The budget was fixed first: of runs whose workload was seen

@@ -1,4 +1,4 @@
-"""Runs of jobs: a second of 1,024 hosts in 200 jobs, their forecasts, and the earlier runs most like one of 100,000."""
+"""CPU of runs of jobs: one second of 1,024 hosts in 200 jobs, forecasts, and the most similar runs of 100,000."""
 
 from __future__ import annotations
 

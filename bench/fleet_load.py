@@ -1,4 +1,4 @@
-"""The whole load of a fleet, rising until receipts fall behind, and the CPU a row at the largest load sustained.
+"""Rising fleet load until receipts fall behind, and the CPU per row at the largest sustained load.
 
 Against a raw Arrow insert of as many GPU rows. `python -m bench.load` runs longer, and other loads.
 """

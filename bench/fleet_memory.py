@@ -1,4 +1,4 @@
-"""Memory of the fleet's state with 80,000 GPUs, their ports and links, against the raw cells it must hold.
+"""Memory of the fleet state with 80,000 GPUs, their ports and links, against the raw cells.
 
 A process of its own reads made frames of 10,000 hosts through the same code as the service: 8 GPUs, 9 ports and
 144 links each, in every table of theirs, twice, so that counters have a step: every cell has a value, and of one

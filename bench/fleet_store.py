@@ -1,4 +1,4 @@
-"""A store of 80,000 GPUs as of LAST_S, for the benches that ask one: made in DuckDB, without a frame."""
+"""Builds a store of 80,000 GPUs as of LAST_S for the query benchmarks, in DuckDB, without frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = {
     "rdma_10s_changes": 8, "pcie_10s": 16, "pcie_10s_changes": 16, "host_1s": 1, "host_10s": 1,
     "collector_10s": 32, "nvlink_10s": 144, "nvlink_10s_changes": 144,
 }  # fmt: skip
-#: So long before its last reading the operators' file was written that the next one begins with.
+#: This long before its last reading the operators' file was written that the next one begins with.
 FILES_SECONDS = 15
 #: Readings of the last so many seconds there are of all tables: what the next file looks through.
 READINGS_SECONDS = 2 * FILES_SECONDS

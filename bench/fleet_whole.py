@@ -1,4 +1,4 @@
-"""What a connected host costs the aggregator in memory, and what a fleet would: two sizes, the slope, and the limit.
+"""Memory of the aggregator per connected host: two fleet sizes, the slope, and the limit.
 
 And what comes on top while the operators' file is written, which is bounded: the limit is for the peak.
 """

@@ -1,4 +1,4 @@
-"""A host that is a folder, with as many counter files as a large GPU host has, and which of them the agent reads."""
+"""A host as a folder, with as many counter files as a large GPU host, and the list of those that the agent reads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
 def files_of(roots: Roots, pace: str) -> set[str]:
     """Return the files that the collectors of a pace read in each turn through kept descriptors, or would.
 
-    Those that are opened anew each time (unit files, processes) are not among them: the agent reads more. To be
+    Those that are reopened each time (unit files, processes) are not among them: the agent reads more. To be
     called while this process keeps no other collector's descriptors: they are how it finds out.
     """
     gc.collect()  # the descriptors of a call before

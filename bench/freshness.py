@@ -1,4 +1,4 @@
-"""From a reading to its being visible in the API, and to its receipt, while a fleet speaks; against the limit."""
+"""Delay from a reading until the API shows it, and until its receipt, under a fleet's load; against the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of eight GPUs at a steady rate: the rows that a fleet's GPUs tell, without their hosts' other tables.
+"""Frames of eight GPUs at a steady rate: the GPU rows of a fleet, without other tables.
 
     python -m bench.gpu_rows --address 127.0.0.1:7600 --rows-per-second 80000 --seconds 20 --seed 1
 

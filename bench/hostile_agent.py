@@ -1,4 +1,4 @@
-"""Honest agents' receipts while others are hostile, against the same receipts without them, in turns of one run.
+"""Receipt latency of honest agents with hostile agents, against the same without, alternating in one run.
 
     python -m bench hostile_agent                 in all ways at once, each by an agent of its own
     python -m bench.hostile_agent                 each way alone, and a control: about a minute each

@@ -1,4 +1,4 @@
-"""CPU a row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
+"""CPU per row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
 Ours: a real aggregator process; messages made beforehand, sent on as many gRPC streams as fill a commit
 within their credit, by this process, until the last receipt. Its judging and history are put off: they are
@@ -295,7 +295,7 @@ def _rest(running: Running) -> None:
 
 @asynccontextmanager
 async def connections(address: str, count: int) -> AsyncIterator[list[grpc.aio.Channel]]:
-    """Yield channels as from so many machines: each has its own connection."""
+    """Yield channels as from so many machines: use a new id for each request connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
     yield channels

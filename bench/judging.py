@@ -1,4 +1,4 @@
-"""Judging 10,000 hosts of 8 GPUs every second: cores, and the ratio to one numpy pass over the same arrays.
+"""CPU of judging 10,000 hosts of 8 GPUs every second, in cores, and the ratio to one numpy pass over the same arrays.
 
 A process of its own fills the arrays of a fleet directly, with the devices of `fleet_memory`, and moves them on between
 two judgements as a second of frames would: all that is told each second, a tenth of what comes every ten, and of what

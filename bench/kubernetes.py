@@ -1,4 +1,4 @@
-"""How fast an executor of Kubernetes is: a real API server with RBAC, real advice over gRPC, and the executor's own loop.
+"""Latency of the Kubernetes executor: a real API server with RBAC, real advice over gRPC, and the executor's own loop.
 
 From PROPOSED until somebody else reads the taint, and until all pods of an evicted gang are deleted. Peer: the same JSON patch by a script
 that knows the node beforehand and keeps no ledger, which is the floor.

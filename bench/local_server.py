@@ -1,4 +1,4 @@
-"""The servers of `bench.local_socket`, each in a process of its own: ours, and a bare one of grpcio's."""
+"""Servers of `bench.local_socket`, one process each: the agent's, and a bare one of grpcio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every bench shares: a result that is a ratio, and the kernel's own accounting of processes."""
+"""Shared by all benchmarks: a result as a ratio, and process accounting from the kernel."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class CallTimer:
         return list(struct.unpack(f"{len(self.names)}L", self._counts.read_bytes()))
 
     def rates(self, seconds: int, gpus: int) -> dict[str, float]:
-        """Count for so long; return the calls a GPU and second of each function that was called."""
+        """Count for this long; return the calls a GPU and second of each function that was called."""
         before = self.counts()
         time.sleep(seconds)
         made = zip(self.names, before, self.counts(), strict=True)

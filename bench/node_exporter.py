@@ -1,4 +1,4 @@
-"""Debian's node_exporter as a peer, where it can be had: its binary, unpacked and not installed."""
+"""Debian's node_exporter as a peer, where available: its binary, unpacked but not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask, over 80,000 GPUs: each view or macro against the best hand-written SQL over the same tables.
+"""Operators' queries over 80,000 GPUs: each view or macro against the best hand-written SQL over the same tables.
 
 `python -m bench.operator_sql --rows 100000000` is the whole size (3 GB of disk, about ten minutes); `make bench` asks
 a twelfth of it. Readings, scores and rollups are made in DuckDB; the operators' file is written by the store's own code.

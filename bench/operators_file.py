@@ -1,4 +1,4 @@
-"""What the operators' file of 80,000 GPUs costs, and how long it holds the GIL: a part of `operator_sql`."""
+"""Cost of the snapshot file of 80,000 GPUs, and how long writing it holds the GIL: a part of `operator_sql`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_file(folder: Path) -> list[Result]:
     now_ns = LAST_S * 10**9 + 10**9 // 2
     file = OpsFile(folder, writer.cursor, 200_000)
     first = _cost(lambda: file.write(now_ns - FILES_SECONDS * 10**9))
-    Path("/proc/self/clear_refs").write_text("5")  # the highest begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the highest starts over
     before = _memory_bytes("VmRSS")
     with _Gil() as gil:
         again = _cost(lambda: file.write(now_ns))
@@ -101,7 +101,7 @@ class _Gil:
 
 
 def _show(connection: Any, folder: Path) -> None:
-    """Have the views show those minutes, and the present be the last reading: a store's start makes both anew."""
+    """Have the views show those minutes, and the present be the last reading: a store's start recreates both."""
     for grain in ("1m", "1h"):
         view = f"rollups.gpu_1s_{grain} AS FROM read_parquet('{folder}/*.parquet')"
         connection.execute(f"CREATE OR REPLACE VIEW {view}")

@@ -1,4 +1,4 @@
-"""CPU of the packaged agent against the same agent on the distribution's Python, both at the same time on the same host.
+"""CPU of the packaged agent against the same agent on the distribution's Python, both at once on one host.
 
     python -m bench.packaged_agent DIST [--seconds N] [--python /usr/bin/python3]
 

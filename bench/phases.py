@@ -1,4 +1,4 @@
-"""What the phases of a job cost a host: tracker, history and period of eight GPUs, against a C loop that only copies the ring.
+"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that only copies the ring.
 
 The same ring takes the same samples with and without them, one after another as fast as it can, in simulated time; CPU
 time is the thread's own. The sweep asks no driver, so that what NVML costs is in neither.

@@ -1,4 +1,4 @@
-"""Plans for 4,096 of 10,000 nodes, timed at the client, against an echo that takes and returns as many bytes.
+"""Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of as many bytes.
 
 The server is that of `score_nodes`: an aggregator whose scores and plans a process of its own answers, with declared racks,
 leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate, so that both meet the same machine. All

@@ -1,4 +1,4 @@
-"""CPU a row of Debian's Prometheus that scrapes the readings of GPUs each second, against ours for the same rows.
+"""CPU per row of Debian's Prometheus that scrapes GPU readings each second, against Gangline's for the same rows.
 
 A row is one GPU at one time, all signals of `gpu_1s`. Prometheus: a target a host, 8 GPUs, prepared texts
 whose values change, at more and more hosts while it keeps up. Ours: `ingest_cost`, live one-second frames of such rows.

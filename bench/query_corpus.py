@@ -1,4 +1,4 @@
-"""Receipts and commits of a fleet while the hostile corpus runs through the Query door, against the same without."""
+"""Receipts and commits of a fleet while the hostile corpus runs through the Query call, against the same without."""
 
 from __future__ import annotations
 

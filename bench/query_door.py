@@ -1,4 +1,4 @@
-"""A query through the second door (a process of its own, over gRPC) against the same on the file in process.
+"""A query through the Query call (a separate process, over gRPC) against the same query on the file in process.
 
 Both open the newest snapshot for each query, as an operator's next question does. What is bought with the
 difference: a query that can be killed. And what the spare process takes that makes it quick.

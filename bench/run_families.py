@@ -1,4 +1,4 @@
-"""Generated runs of a second kind, for evaluation only: nothing is fitted to them (*simulated*).
+"""Generated runs of a second kind, for evaluation only; nothing is fitted to them (*simulated*).
 
 They share no assumption with `fingerprints/generated.py`. A family is a model that is trained: arithmetic, bytes and a
 reading time for each sample give the time of a step, and from it every share, rate and power follows. A variant of a

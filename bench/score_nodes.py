@@ -1,4 +1,4 @@
-"""ScoreNodes over 10,000 hosts, timed at the client, against an echo that returns as many bytes.
+"""Latency of ScoreNodes over 10,000 hosts at the client, against an echo of as many bytes.
 
 A real aggregator whose scores a process of its own answers (`listen_scores`), and an echo, `grpc.aio` in a process of
 its own too; calls alternate, so that both meet the same machine. Four times: all idle; with 10,000 hosts of eight GPUs

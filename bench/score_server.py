@@ -1,4 +1,4 @@
-"""Server side of the ScoreNodes bench, each role a process of its own: `scores` or `echo`.
+"""Server side of the ScoreNodes benchmark, one process per role: `scores` or `echo`.
 
     python -m bench.score_server scores --hosts 10000
     python -m bench.score_server echo --bytes 300000
@@ -34,7 +34,7 @@ from gangline.aggregator.server import Aggregator
 #: Hosts whose score is another one with each judgement.
 CHANGES = 100
 ECHO = "/bench.Echo/Echo"
-#: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
+#: Anyone who makes a load connects its hosts one after another, and does not come again when told to wait.
 RECONNECTS = 100_000
 
 

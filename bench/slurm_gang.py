@@ -1,4 +1,4 @@
-"""From the loss of a node until all ranks of a step run on healthy ones: `gangline gang` with a spare, against a requeue without one.
+"""Time from the loss of a node until all ranks of a step run on healthy nodes: `gangline gang` with a spare, against a requeue.
 
 A real slurmctld and five slurmd on this machine, with settings that wait for nothing (`batch_sched_delay=0,sched_min_interval=0`).
 The loss is `scontrol update state=down`, as an executor sends it; how long Slurm takes to notice a dead host by itself is not in it.

@@ -1,4 +1,4 @@
-"""What job_submit.lua costs a submission: `sbatch` to a slurmctld that has it, against one that has no plugin.
+"""Cost of job_submit.lua per submission: `sbatch` to a slurmctld with the plugin, against one without.
 
 Two real controllers of 10,000 nodes on this machine (without their slurmd, so that they are down), and submissions to them in turns.
 The mirror is of all nodes with faults among them, which jobs leave out, and swapped as often as `gangline mirror` does for a cluster

@@ -1,4 +1,4 @@
-"""What 33 simulated hosts of eight GPUs cost the aggregator: processor and memory of all its processes, against a budget.
+"""CPU and memory of all aggregator processes with 33 simulated hosts of eight GPUs, against a budget.
 
 Long enough for readings to leave for Parquet once (every five minutes), which its packer does.
 """

@@ -1,4 +1,4 @@
-"""A training step that is reported against the same step that is not: 1 ms of work, in rounds that take turns, in one process.
+"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one process.
 
 The step is a stand-in optimizer with the hook's call as torch makes it. Beside it the hook's own cost, against a call of a function
 that does nothing; both without the loop around them.

@@ -1,4 +1,4 @@
-"""Judging who slows down whom: 1,024 hosts of 8 GPUs in 200 gangs, one pass at the end of a window.
+"""CPU of finding stragglers: 1,024 hosts of 8 GPUs in 200 gangs, one pass at the end of a window.
 
 The same arrays as in `judging`, whose hosts work for 200 gangs of five or six hosts. A pass takes the window's means, compares
 each host and each GPU with its gang and its own past, and runs the rules of gangs; between two windows a second costs only

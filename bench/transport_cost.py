@@ -1,4 +1,4 @@
-"""The agent's client (sans-IO h2 in a thread) against the same calls by grpclib: CPU a frame, memory.
+"""The agent's client (sans-IO h2 in a thread) against grpclib for the same calls: CPU per frame, memory.
 
 Each client is a process of its own that registers and streams frames of 2 KB, as fast as receipts let
 it and at an agent's pace, to one small grpc.aio server. Beside it the agent's client by TLS, against itself in plain

@@ -1,4 +1,4 @@
-"""Turns without and with something beside one load, in one run: what the machine does by itself falls on both alike."""
+"""Alternates turns of one load with and without an addition in one run, so that noise of the machine affects both."""
 
 from __future__ import annotations
 

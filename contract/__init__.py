@@ -1,1 +1,1 @@
-"""What agent and aggregator agree on: signals, frames, counters, policy, settings, TLS, the wire."""
+"""Contract between agent and aggregator: signals, frames, counters, policy, settings, TLS, the wire."""

@@ -1,4 +1,4 @@
-"""Readings of one table at one time, in columns: what a collector fills, a frame carries, a store inserts."""
+"""A block: the readings of one table at one time, in columns."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ class Block:
 
 
 def is_float(signal_id: int) -> bool:
-    """Say whether the signal's cells are doubles. An unknown signal's are not (its dictionary says)."""
+    """Return whether the signal's cells are doubles. An unknown signal's are not (its dictionary says)."""
     signal = BY_ID.get(signal_id)
     return signal is not None and signal.kind is Kind.GAUGE

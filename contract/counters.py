@@ -1,9 +1,9 @@
-"""Counter algebra: two observations of a hardware counter, and what may be said of the step between.
+"""Counter algebra: compares two readings of a hardware counter, with wraps, resets and saturation.
 
-Half of the false alarms and blind spots of this field come from subtracting counters as if they were
-numbers. Everything that subtracts goes through here: `compare` where boot, device and driver may
-change between two readings, `counter_delta` where one process reads one device (arrays:
-`aggregator/counter_deltas.py`, SQL: `ops.counter_step`, sums of RAPL: `ext.counterfiles.Meter`, all tested equal).
+Subtracting counters as if they were numbers causes half of the false alarms and blind spots in this field. Everything that
+subtracts goes through here: `compare` where boot, device and driver may change between two readings, `counter_delta` where one
+process reads one device. Equivalents, all tested equal: `aggregator/counter_deltas.py` for arrays, `ops.counter_step` in SQL,
+and `ext.counterfiles.Meter` for sums of RAPL.
 """
 
 from __future__ import annotations

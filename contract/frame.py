@@ -1,4 +1,4 @@
-"""The frame: many readings of one host in columns, the unit of transport.
+"""The frame: many readings of one host in columns; the unit of transport.
 
 Layout, little endian, version 1:
 
@@ -128,7 +128,7 @@ def _with_checksum(header: bytes, body: bytes | bytearray) -> bytes:
 
 
 def is_plain(frame: bytes) -> bool:
-    """Say whether this is a frame of ours whose payload is not deflated."""
+    """Return whether this is a frame of ours whose payload is not deflated."""
     return frame[:4] == MAGIC and frame[8 : _CODING_OFFSET + 1] == bytes((VERSION, 0))
 
 

@@ -1,7 +1,7 @@
-"""Which GPUs to expect of a host: all that it ever had, until others take their places.
+"""The set of GPUs expected on a host: all it has ever had, until others replace them.
 
-The agent compares by it what it finds on its host, the aggregator what hosts register with. Pure: sets in, sets out.
-A set is a mapping of GPU (UUID, as NVML gives it) -> PCI address ("" where nobody said it).
+The agent uses it for the GPUs that it finds, the aggregator for the GPUs that hosts register. Pure: sets in, sets out.
+A set maps each GPU (UUID, as NVML gives it) to its PCI address ("" where unknown).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ PASSTHROUGH_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub",
 
 
 def is_uuid(key: str) -> bool:
-    """Say whether *key* names a GPU for good: not the PCI address of one that never said who it is."""
+    """Return whether *key* names a GPU for good: not the PCI address of one that never said who it is."""
     return key.startswith("GPU-")
 
 
 def update_expected(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Return the GPUs to expect of a host of which these were *expected*, once *found* was seen to work.
 
-    A GPU that is gone stays expected. It was replaced, and is expected no longer, where another GPU is at its address, or
-    where the host has as many GPUs as were expected.
+    A GPU that is gone stays expected. It counts as replaced, and is no longer expected, if another GPU is at its
+    address, or if the host has as many GPUs as expected.
     """
     if len(found) >= len(expected):
         return dict(found)

@@ -1,4 +1,4 @@
-"""The policy of findings: what a host may find wrong with itself without asking anybody. `host_policy.py` reads it."""
+"""Reads the policy of findings that a host makes without an aggregator (`host_policy.toml`)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class PolicyRow:
         return tuple(name for each in conditions for name in each.signals)
 
     def matches_device(self, device: str) -> bool:
-        """Say whether the row is about *device*."""
+        """Return whether the row is about *device*."""
         wanted = self.device
         return (
             not wanted or device == wanted or (wanted[-1] == "*" and device.startswith(wanted[:-1]))
@@ -147,11 +147,11 @@ class Policy:
     off: frozenset[str] = field(default_factory=frozenset[str])
 
     def applies_to(self, host: str) -> bool:
-        """Say whether *host* is among the share that takes it: the same hosts first each time."""
+        """Return whether *host* is among the share that takes it: the same hosts first each time."""
         return self.rollout_share >= 1.0 or _rollout_position(host) < self.rollout_share
 
     def is_enforceable(self, name: str) -> bool:
-        """Say whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
+        """Return whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
         coded = CODE_NAME.fullmatch(name)
         wanted = coded[1] if coded else name
         row = next((row for row in self.rows if row.name == wanted), None)
@@ -188,7 +188,7 @@ def _rollout_position(host: str) -> float:
 #
 # Parsing is strict: a table that is half understood is refused whole, with the line that is wrong.
 
-#: A longer policy is none of ours.
+#: A longer policy is not Gangline's.
 POLICY_BYTES_MAX = 256 << 10
 ROWS_MAX = 256
 CONDITIONS_MAX = 8
@@ -266,7 +266,7 @@ def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[PolicyRow]:
         try:
             row = _row(entry)
             if row.name in names:
-                raise PolicyError("stands in the table twice")
+                raise PolicyError("is in the table twice")
         except (PolicyError, TypeError, KeyError, OverflowError) as error:
             where = f"{_line_of(text, '[[row]]', number)}row {_printable(str(entry.get('name')))!r}"
             raise PolicyError(f"{where}: {_printable(str(error))}") from error
@@ -280,7 +280,7 @@ def _line_of(text: str, start: str, number: int = 0) -> str:
     return f"line {at[number]}: " if number < len(at) else ""
 
 
-#: Key -> what it may hold, in words and as a check.
+#: Key -> what it may hold, as text and as a check.
 _TEXTS = (
     "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
     "action", "scope", "clears",
@@ -306,7 +306,7 @@ def _row(entry: dict[str, Any]) -> PolicyRow:
     if "hidden_by" in entry and not _NAME.fullmatch(entry["hidden_by"]):
         raise PolicyError("hidden_by: expected a row's name, as driver_hung")
     if not entry.get("source"):
-        raise PolicyError('source: say where the limit is from, or "assumed"')
+        raise PolicyError('source: state the source of the limit, or "assumed"')
     values = dict(entry)
     for key in ("when", "unless"):
         values[key] = tuple(_condition(one) for one in entry.get(key, ()))

@@ -1,4 +1,4 @@
-"""One request of HTTP/1.1 and its answer: bytes in, bytes out. No body is read, no connection kept."""
+"""Parser of one HTTP/1.1 request and its response: bytes in, bytes out. No request body, no keep-alive."""
 
 from __future__ import annotations
 

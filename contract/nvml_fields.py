@@ -1,4 +1,4 @@
-"""NVML field ids by driver version: which id asks for which reading, and which ids must prove themselves.
+"""NVML field ids by driver version: the id of each reading, and ids that are checked before use.
 
 nvmlDeviceGetFieldValues takes numbers, and some numbers changed their meaning between driver branches: a
 wrong one answers NVML_SUCCESS with another quantity. The table below was made from NVIDIA's published

@@ -1,6 +1,6 @@
-"""Log records to an OpenTelemetry collector: OTLP over HTTP, as JSON (opentelemetry.io/docs/specs/otlp). Standard library alone.
+"""Client that sends log records to an OpenTelemetry collector: OTLP/HTTP with JSON (opentelemetry.io/docs/specs/otlp). Standard library only.
 
-Nothing waits for the collector: records wait in a queue of bounded length, and what has no room is counted.
+Callers never wait for the collector: records wait in a bounded queue, and those beyond it are dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recording of the flight recorder: the last minutes of every GPU at full rate, in one file.
+"""File format of the flight recorder: the last minutes of every GPU at full rate.
 
 Layout, all numbers little-endian: MAGIC, version (u16), bytes of the header and of the body (u32 each), CRC-32 of both
 (u32); the header as JSON; the body, compressed by zlib: the samples' offsets from the first (int64, ns), then of each
@@ -139,7 +139,7 @@ def decode_header(data: bytes) -> GpuRecording:
 def _prefix(data: bytes) -> tuple[int, int, int]:
     """Return the bytes of header and body, and their checksum."""
     if not data.startswith(MAGIC):
-        raise RecordingError(f"it is no recording: it does not begin with {MAGIC.decode()}")
+        raise RecordingError(f"it is not a recording: it does not begin with {MAGIC.decode()}")
     if len(data) < _PREFIX.size:
         raise RecordingError(f"it is truncated: {len(data)} bytes")
     _, version, header_bytes, body_bytes, checksum = _PREFIX.unpack_from(data)
@@ -176,9 +176,9 @@ def _json(header: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise RecordingError(f"the header is no JSON: {str(error)[:100]}") from error
+        raise RecordingError(f"the header is not JSON: {str(error)[:100]}") from error
     if not isinstance(fields, dict):
-        raise RecordingError("the header is no table of fields")
+        raise RecordingError("the header is not a table of fields")
     return fields
 
 
@@ -207,20 +207,22 @@ def _names(names: Any, count_max: int) -> tuple[str, ...]:
         or len({*map(str, names)}) < len(names)
     ):
         raise RecordingError(
-            f"a list of names is none, names one twice, or has more than {count_max}"
+            f"a list of names is invalid, names one twice, or has more than {count_max}"
         )
     return tuple(map(_text, names))
 
 
 def _text(text: Any) -> str:
     if not isinstance(text, str) or len(text) > TEXT_CHARACTERS_MAX:
-        raise RecordingError(f"a text is none, or has more than {TEXT_CHARACTERS_MAX} characters")
+        raise RecordingError(
+            f"a text is invalid, or has more than {TEXT_CHARACTERS_MAX} characters"
+        )
     return text
 
 
 def _count(number: Any) -> int:
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise RecordingError(f"{str(number)[:40]} is no time in ns")
+        raise RecordingError(f"{str(number)[:40]} is not a time in ns")
     return number
 
 

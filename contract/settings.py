@@ -1,6 +1,6 @@
 """Settings of a daemon: a frozen dataclass, filled from a TOML file and from `--set key=value`.
 
-A wrong key, type or range names the key, the value, and what would be right.
+An error for a wrong key, type or range names the key, the value, and what would be right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one row of the catalogue says, and the rules every row obeys."""
+"""Type of one row of the signal catalogue, and the rules that every row follows."""
 
 from __future__ import annotations
 

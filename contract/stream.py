@@ -1,4 +1,4 @@
-"""A frame on a stream, as differences to the frames before it: about an eighth of a deflated one.
+"""Encodes a frame as the difference to earlier frames of its stream: about an eighth of a deflated frame.
 
 A frame in the spool needs nothing else to be read. A stream keeps its order, so that both of its ends may
 remember of each table what passed last, and only what has changed since needs to travel. What comes out at
@@ -30,7 +30,7 @@ A table:
         the steps, zigzag, one after another without gaps
 
 What a receiver holds of one stream is bounded by CONTEXT_BYTES_MAX, which it says in RegisterNode's answer;
-a sender remembers no more, and sends the tables that do not fit defined anew each time. It remembers a table
+a sender remembers no more, and sends the tables that do not fit defined again each time. It remembers a table
 from its second coming on: a stream begins with all tables, and those of each second are to find room before
 those of each minute. Frames with tables that are not remembered are mostly names: that is what they are
 deflated for.

@@ -1,6 +1,6 @@
-"""TLS as a client of the aggregator, by the standard library: its files, and words for what goes wrong.
+"""TLS for clients of the aggregator, by the standard library: its files and its error messages.
 
-For the agent and for the commands. `ssl` costs an importer some megabytes: import this only where TLS is asked for.
+Used by the agent and the commands. Importing `ssl` takes several megabytes: import this module only if TLS is requested.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _UNKNOWN_CA = (2, 18, 19, 20, 21, 24)
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 #: What the other side's alert says of our certificate (RFC 8446, 6.2), by OpenSSL's names.
 _ALERTS = {
-    "CERTIFICATE_REQUIRED": "it wants a certificate of ours, and none is set",
-    "CERTIFICATE_EXPIRED": "it says that our certificate has run out",
+    "CERTIFICATE_REQUIRED": "it requires a client certificate, and none is set",
+    "CERTIFICATE_EXPIRED": "it says that the client certificate has expired",
     "UNKNOWN_CA": "it does not know the CA of our certificate",
     "BAD_CERTIFICATE": "it does not take our certificate",
     "CERTIFICATE_UNKNOWN": "it does not take our certificate",
-    "CERTIFICATE_REVOKED": "it says that our certificate is revoked",
-    "UNSUPPORTED_CERTIFICATE": "our certificate is none for a client",
-    "HANDSHAKE_FAILURE": "it finds no common way to speak, or wants a certificate of ours",
+    "CERTIFICATE_REVOKED": "it says that the client certificate is revoked",
+    "UNSUPPORTED_CERTIFICATE": "the certificate is not valid for a client",
+    "HANDSHAKE_FAILURE": "no common TLS version or cipher, or it requires a client certificate",
     "PROTOCOL_VERSION": "it speaks other versions of TLS",
     "NO_APPLICATION_PROTOCOL": "it does not speak HTTP/2: no aggregator listens there",
 }
@@ -71,7 +71,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _no_password() -> str:
     """OpenSSL would ask at the terminal of a daemon."""
-    raise TlsError("the key is encrypted; it must be readable as it is")
+    raise TlsError("the key is encrypted. Store it unencrypted")
 
 
 def _file_error(error: Exception) -> str:
@@ -97,7 +97,7 @@ def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | 
         if reason.endswith(f"ALERT_{alert}"):
             return f"TLS: {message}"
     if isinstance(error, ssl.SSLEOFError | ConnectionError):
-        return "TLS: it hung up in the middle of the handshake" + _client_auth_hint(files)
+        return "TLS: it closed the connection during the handshake" + _client_auth_hint(files)
     if isinstance(error, TimeoutError):
         return "TLS: no answer to the handshake in time: another program, or one that hangs"
     return f"TLS: {reason or error}"
@@ -106,7 +106,7 @@ def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | 
 def _client_auth_hint(files: TlsFiles) -> str:
     if files.certificate:
         return ": it does not take our certificate, or does not speak TLS"
-    return ": it does not speak TLS, or wants a certificate of ours, and none is set"
+    return ": it does not speak TLS, or requires a client certificate, and none is set"
 
 
 def _verification_error(
@@ -139,7 +139,8 @@ def parse_token(text: str, origin: str) -> str:
     is_printable = text.isascii() and text.isprintable() and " " not in text
     if not text or len(text) > TOKEN_BYTES_MAX or not is_printable:
         raise TlsError(
-            f"{origin} holds no token: one line is expected, as `gangline admin token new` makes it"
+            f"{origin} does not contain a token. Expected one line, as `gangline admin token new` "
+            "writes it"
         )
     return text
 
@@ -161,12 +162,12 @@ def diagnosis(host: str, port: int, files: TlsFiles, seconds_max: float) -> str:
 def hangup_message(files: TlsFiles) -> str:
     """Return what it means that the other side ends a connection after the handshake, without a word."""
     if files.certificate:
-        return "TLS: it hung up without a word: it does not take our certificate"
-    return "TLS: it hung up without a word: a certificate of ours is wanted, and none is set"
+        return "TLS: it closed the connection without an error: it rejects the client certificate"
+    return "TLS: it closed the connection without an error: it requires a client certificate, and none is set"
 
 
 def speaks_tls(host: str, port: int, seconds_max: float) -> bool:
-    """Say whether TLS is spoken there, by whomever."""
+    """Return whether TLS is spoken there, by whomever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(PROTOCOLS)

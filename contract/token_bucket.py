@@ -1,4 +1,4 @@
-"""A token bucket: so much a second, and a burst at once. The clock is handed in: seconds of any steady one."""
+"""A token bucket: a rate per second and a burst. The caller passes the time, in seconds of any monotonic clock."""
 
 from __future__ import annotations
 

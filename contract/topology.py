@@ -1,4 +1,4 @@
-"""Where a host stands, by name of each field: as files of people have it, and an agent's own labels (`gangline.rack`)."""
+"""Location of a host: the fields, in declaration files and in an agent's own labels (`gangline.rack`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Child processes: how one ends with its parent, and the loop of a process that forks others (a fork server).
+"""Child processes: a child that exits with its parent, and the loop of a fork server.
 
-The agent's samplers and the aggregator's queries are forked by a small process with one thread: a fork of a daemon
-would copy its threads' locks as they stand. Its owner sends it commands, and it answers with a `ChildReport` when a child
-has started and when it has ended. A command that asks for a child carries one end of the child's own socket.
+A small single-threaded process forks the agent's samplers and the aggregator's queries, because a fork of a daemon would copy
+its threads' locks in their current state. Its owner sends it commands, and it sends a `ChildReport` when a child has started
+and when it has exited. A command that requests a child carries one end of the child's own socket.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The compiled parts: what must not hold the GIL, or must not allocate. Import the module you need."""
+"""Compiled modules: code that must release the GIL or must not allocate. Import each module separately."""

@@ -1,4 +1,4 @@
-"""adjtimex(2), which the standard library has not: what the kernel knows of its clock."""
+"""adjtimex(2), which the standard library lacks: the kernel's state of its clock."""
 
 def read() -> tuple[int, int, int, int, int, int, int]:
     """Return (state, status, offset, frequency, largest error, estimated error, TAI offset), as `struct timex` has them.

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""adjtimex(2), which the standard library has not: what the kernel knows of its clock."""
+"""adjtimex(2), which the standard library lacks: the kernel's state of its clock."""
 
 from libc.errno cimport errno
 from libc.string cimport memset

@@ -1,4 +1,4 @@
-"""Tables that a driver shows as files of bytes (`gpu_metrics` of amdgpu), read in one pass without the GIL.
+"""Reads binary tables in sysfs files (`gpu_metrics` of amdgpu) in one pass without the GIL.
 
 A file's plan says where each value is and which cell it fills. A pass reads each file once (pread from its start), checks
 that the table is still the planned one, and fills the cells. It allocates nothing. What cannot be read is missing.

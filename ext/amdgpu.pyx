@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Tables that a driver shows as files of bytes, read in one pass without the GIL."""
+"""Reads binary tables in sysfs files of amdgpu in one pass without the GIL."""
 
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -564,7 +564,7 @@ cdef void _close(TableFile *file) noexcept:
 
 
 cdef void _forget(TableFile *file) noexcept:
-    """Free the plan; the next one begins to count anew, and goes on with the times held so far nowhere."""
+    """Free the plan; the next one begins to count again, and continues with the times held so far nowhere."""
     free(file.mark_offset)
     free(file.mark_bytes)
     free(file.marks)

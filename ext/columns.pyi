@@ -1,4 +1,4 @@
-"""Cells of a block as few bytes, and back. Buffers in, bytes out; ValueError when sizes disagree."""
+"""Encodes the cells of a block compactly, and decodes them. Buffers in, bytes out; ValueError when sizes disagree."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Cells of a block as few bytes, and back.
+"""Encodes the cells of a block compactly, and decodes them.
 
-Packed: one validity bit per cell, then the cells as differences to the row before, by byte plane (all
-lowest bytes first): neighbouring devices read alike, so that the upper planes are runs of zeros, which
-deflate takes to nearly nothing. A cell that is not valid repeats the one before it.
+Encoding: one validity bit per cell, then the cells as differences to the previous row, by byte plane (all lowest bytes first).
+Neighboring devices have similar values, so the upper planes are runs of zeros, which deflate compresses to almost nothing. An
+invalid cell repeats the one before it.
 """
 
 from cpython.buffer cimport PyBUF_READ

@@ -1,4 +1,4 @@
-"""Many small counter files, read through kept descriptors in one pass without the GIL.
+"""Reads many small counter files through open descriptors in one pass without the GIL.
 
 A file is added with the cells it fills; a pass reads each file once (pread from its start) and parses
 all of its cells straight into the buffers they were bound to. A pass allocates nothing. What cannot be
@@ -44,7 +44,7 @@ class CounterFiles:
         """Bind to pairs of (cells of 8 bytes, valid bytes); both stay bound and must not be resized.
 
         Of the files, the first *kept_max* keep their descriptor, the others are opened each pass. After
-        an error a file is left alone for 1, 3, 7 ... passes, at most *wait_passes_max* (0: never left
+        an error a file is skipped for 1, 3, 7 ... passes, at most *wait_passes_max* (0: never left
         alone); a whole group that answers nothing but errors likewise, probed by one file each time.
         Raises ValueError when a pair's sizes disagree.
         """
@@ -74,7 +74,7 @@ class CounterFiles:
 
         The number in the file times *scale* is the value; above *most* (before scaling) it is missing, and
         so is a gauge of all ones in 32 or 64 bits: drivers say so that they have no value.
-        *span*: the number counts and begins again after so many (0: nobody knows); the value is what it has
+        *span*: the number counts and begins again after this many (0: nobody knows); the value is what it has
         counted since the first pass (`Meter`).
         Raises ValueError for a cell outside the buffers, or a shape that a whole number cannot have.
         """
@@ -86,7 +86,7 @@ class CounterFiles:
         """Read all files once; return `missing_cells`. RuntimeError while another thread's pass runs."""
 
     def reopen(self) -> None:
-        """Let the next pass open all files anew: there may be others under their names."""
+        """Let the next pass open all files again: there may be others under their names."""
 
     def close(self) -> None:
         """Close all descriptors; during another thread's pass, as soon as it returns."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Many small counter files, read through kept descriptors in one pass without the GIL."""
+"""Reads many small counter files through open descriptors in one pass without the GIL."""
 
 from libc.errno cimport EINTR, EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENXIO, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
@@ -231,10 +231,10 @@ cdef class CounterFiles:
                 self._read_group(&self.groups[i])
 
     cdef void _read_group(self, Group *group) noexcept nogil:
-        """Read a device's files; one that only refuses is asked by one file and then left alone.
+        """Read a device's files; one that only refuses is asked by one file and then skipped.
 
-        Each refused read may put a line into the kernel log. So a group that has not answered yet
-        (or no longer does) is probed by a single file, another one each time, after a growing wait.
+        Each refused read may put a line into the kernel log. So a group without a response is probed by a single
+        file, a different one each time, after a growing delay.
         """
         cdef Py_ssize_t count = group.end - group.first, k, i
         cdef Py_ssize_t start = 0 if group.trusted else group.probe % count
@@ -518,7 +518,7 @@ cdef uint64_t _digest(const char *text, Py_ssize_t size) noexcept nogil:
 
 
 cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, const char *key) noexcept nogil:
-    """Say whether what follows the number is what the shape allows. A cut-off number is none."""
+    """Return whether what follows the number is what the shape allows. A cut-off number is none."""
     if size == BUFFER_BYTES and at == size:
         return False
     if cell.shape == SHAPE_CODE:

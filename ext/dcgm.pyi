@@ -1,4 +1,4 @@
-"""DCGM: the client library, loaded at run time, and a host engine that runs already. None is ever started."""
+"""DCGM: loads the client library at run time, and connects to a running host engine. It never starts one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

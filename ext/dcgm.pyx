@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""DCGM by its C ABI: the library found at run time, and a host engine that runs already. See dcgm.pyi.
+"""DCGM by its C ABI: loads the library at run time, and connects to a running host engine. See dcgm.pyi.
 
-No host engine is ever started or embedded: the calls that would are not even looked up. The process's place (`place`)
-says which call is being made, so that one that does not return is seen.
+It never starts or embeds a host engine: the functions that would are not even looked up. The process's place (`place`) shows
+the current call, so a call that does not return is detected.
 """
 
 from collections import namedtuple

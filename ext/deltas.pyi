@@ -1,4 +1,4 @@
-"""Frames of one stream as differences to those before. After a ValueError an object is of no more use."""
+"""Encodes frames of one stream as differences to earlier ones. After a ValueError an object is unusable."""
 
 class Encoder:
     """The sending side: keeps at most *bytes_max* of tables."""

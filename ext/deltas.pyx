@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames of one stream as differences to those sent before on it, and back, byte for byte.
+"""Encodes frames of one stream as differences to earlier frames, and decodes them, byte for byte.
 
-Both sides keep of each table the last cells that passed, within a limit. `contract/stream.py` has the
-layout, `deltas_cells.pxd` what becomes of the cells.
+Both sides keep the last cells of each table, within a limit. `contract/stream.py` describes the layout, and `deltas_cells.pxd`
+the encoding of cells.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
@@ -25,7 +25,7 @@ cdef enum:
     DEFINED = 1
     SOME_ROWS = 2
 cdef uint64_t PAYLOAD_MAX = 8 << 20
-#: Which rows of its slot the table in hand has. One for all: whoever uses it holds the GIL.
+#: Which rows of its slot the table in hand has. One for all: anyone who uses it holds the GIL.
 cdef uint16_t[ROWS_MAX] CHOSEN
 
 

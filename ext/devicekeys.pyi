@@ -1,4 +1,4 @@
-"""Which row each device has: (host, name) -> row, and back, in few bytes a device."""
+"""Index of devices: (host, name) -> row, and back, in few bytes per device."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Which row each device has: (host, name) -> row, and back, in few bytes a device.
+"""Index of devices: (host, name) -> row, and back, in few bytes per device.
 
-A dict of tuples takes 300 bytes a device, and a fleet has millions of them: links, PCIe functions. Names stand one after
-another in one piece of memory, without what they begin with as one before does: the links of a GPU begin with its UUID.
-A table of rows, at most three quarters full, finds them.
+A dict of tuples takes 300 bytes per device, and a fleet has millions of devices: links, PCIe functions. Names are stored one
+after another in one block of memory, without the prefix that they share with the previous one: the links of a GPU begin with
+its UUID. A hash table of rows, at most three quarters full, finds them.
 
-A row that is given to another device of its host has its new name elsewhere, until there are so many of these that all
-names are written anew.
+When a row is reused for another device of its host, the new name is appended; all names are rewritten once there are too many
+such rows.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -20,7 +20,7 @@ cdef enum:
     FIRST = 64
     NAME_BYTES_MAX = 255
     ROWS_MAX = 0x7FFF0000
-    #: So many names stand behind one number that says where.
+    #: This many names stand behind one number that says where.
     BLOCK = 8
     #: Before a name: its size, how much of it is as in an earlier one, and if any is, how far back that stands.
     HEAD = 2
@@ -28,7 +28,7 @@ cdef enum:
     BACK_MAX = 0xFFFF
     #: In the table of rows: one stood here whose name is another now.
     GONE = -2
-    #: Names are written anew after so many new ones, and an eighth of all.
+    #: Names are rewritten after this many new ones, and an eighth of all.
     RENAMED_MIN = 64
 
 
@@ -257,7 +257,7 @@ cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
 
 
 cdef bint _is(const uint8_t *at, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-    """Say whether the name that stands at *at* is this one."""
+    """Return whether the name that stands at *at* is this one."""
     if at[0] != size:
         return False
     if not at[1]:

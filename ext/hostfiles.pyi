@@ -1,4 +1,4 @@
-"""What is read of the host each second: files of /proc whole, their numbers, folders at a glance, rows of cells.
+"""Fast reads of host files each second: whole /proc files, their numbers, folder listings, rows of cells.
 
 Numbers are whole, unsigned and of 64 bits; what is none, or all ones of 32 or 64 bits, is None.
 """
@@ -95,7 +95,7 @@ class CoreShares(NamedTuple):
     steal: float
 
 class CoreTimes:
-    """The cores' times of /proc/stat between two looks."""
+    """The cores' times of /proc/stat between two checks."""
 
     count: int
     """Cores in the text that was taken last."""
@@ -109,7 +109,7 @@ class CoreTimes:
         """Return what one text says, and what passed since the one before."""
 
     def shares(self) -> dict[int, CoreShares]:
-        """Return the shares of each core's time by its number, of cores that both texts name and whose clock went on."""
+        """Return the shares of each core's time by its number, of cores that both texts name and whose clock continued."""
 
 def pressure(data: Buffer) -> tuple[float | None, float | None, int | None, int | None]:
     """Return shares of the last 10 s (some, full) and microseconds since boot (some, full) of /proc/pressure."""

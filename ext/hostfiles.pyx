@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What is read of the host each second: files of /proc whole, their numbers, folders at a glance, rows of cells."""
+"""Fast reads of host files each second: whole /proc files, their numbers, folder listings, rows of cells."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsUnsignedLongLong

@@ -1,4 +1,4 @@
-"""Frames as they come: into the fleet's latest cells, and into the columns of a commit."""
+"""Reads arriving frames in place: into the fleet's latest cells, and into the columns of a commit."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +64,7 @@ class Cells:
     ) -> None:
         """Put frames into these arrays from now on: cells are columns by *capacity* rows. ValueError.
 
-        *gap_seconds*: the longest given to `put`; *elapsed_seconds*: what boot time went on by since they were set to 0.
+        *gap_seconds*: the longest given to `put`; *elapsed_seconds*: what boot time continued by since they were set to 0.
         """
 
 class Received:

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Frames as they come, read where they lie: into the fleet's latest cells, and into the columns of a commit.
+"""Reads arriving frames in place: into the fleet's latest cells, and into the columns of a commit.
 
-A stream's tables mostly have the same names and devices each second. What a table begins with is read once, and known
-again by its digest: the bytes themselves, of a host with many links seven kilobytes a table, are not kept. Its cells are unpacked where they are to stand. `contract/frame.py` has the layout, and is
-what this is held equal to: whatever is not read here is left to it, so that it finds the words.
+Most tables of a stream have the same names and devices each second. A table's header is parsed once and then recognized by its
+digest; the bytes themselves, seven kilobytes per table on a host with many links, are not kept. Cells are unpacked directly
+into their destination. `contract/frame.py` describes the layout, and a test holds the two equal. Whatever this module cannot
+read is left to that one, which raises the error.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -25,7 +26,7 @@ cdef enum:
     COLUMNS_MAX = 512
     TABLE_NAME_BYTES_MAX = 64
     DEVICE_BYTES_MAX = 96
-    #: What is known of one stream's tables: more of it is read anew each time. A host with eight GPUs has 40 tables.
+    #: What is known of one stream's tables: more of it is reread each time. A host with eight GPUs has 40 tables.
     KEPT_BYTES_MAX = 12 << 10
     #: Tables in different columns that are kept, of all agents, in about so many bytes: dozens of versions of agents.
     #: More would be an attack.

@@ -1,4 +1,4 @@
-"""NVML by its C ABI: the library found at run time, and a sweep over all GPUs without the GIL.
+"""NVML by its C ABI: loads the library at run time, and reads all GPUs without the GIL.
 
 A device is known by its PCI address (`0000:3b:00.0`) and its UUID; an index is used to find it and never kept.
 """
@@ -61,10 +61,10 @@ def cap(calls_per_second: int) -> None:
     """Cap the calls on each GPU; 0: no cap. CALLS_PER_SECOND_MAX until told so."""
 
 def forget_accounts() -> None:
-    """Begin all accounts anew."""
+    """Begin all accounts again."""
 
 def is_loaded(library: str) -> bool:
-    """Say whether this process has a library loaded, by the name or path that the loader knows it by."""
+    """Return whether this process has a library loaded, by the name or path that the loader knows it by."""
 
 class NvmlAbsent(Exception):
     """There is no NVML library here, or what is here is not one. The words say which."""
@@ -127,7 +127,7 @@ class Nvml:
         """Attach the GPU at a PCI address and return its nvmlDevice_t. Raises NvmlError."""
 
     def close(self) -> None:
-        """Let go of every GPU that this object made NVML attach; then every method raises NvmlError.
+        """Release every GPU that this object made NVML attach; then every method raises NvmlError.
 
         The process as a whole lets go once each `Nvml` is closed.
         """
@@ -210,7 +210,7 @@ class Rows:
         """Return the rows in which a count is less than when it was last known. Here a mask of 0 says: doubles."""
 
     def forget(self, row: int) -> None:
-        """Have `fallen` compare with nothing: the counts began anew. Raises IndexError."""
+        """Have `fallen` compare with nothing: the counts started over. Raises IndexError."""
 
 def abi() -> dict[str, int]:
     """Return sizes, offsets and version words as this module was compiled with; keys are C expressions."""

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""NVML by its C ABI: the library found at run time, and a sweep over all GPUs without the GIL.
+"""NVML by its C ABI: loads the library at run time, and reads all GPUs without the GIL.
 
-Each symbol is looked up once; one that the driver does not export costs its reading and no other.
-A sweep writes into memory made before, calls only what its readings need, and asks for all fields
-of a GPU in one call. Readings are in base units, so that what lands in the memory is final.
+Each symbol is looked up once; a symbol that the driver lacks costs only its reading. A sweep writes into preallocated memory,
+makes only the calls that its readings need, and requests all fields of a GPU in one call. Readings are in base units, so the
+values in memory are final.
 
-The process's place (`place`) tells which call on which GPU is being made, and each GPU has an account of its calls.
+The process's place (`place`) shows the current call and GPU, and each GPU has an account of its calls.
 
-The library stays loaded until a driver was updated under it and nobody has it open: then it is let go of, or the
-process would go on with the old library until it is restarted.
+The library stays loaded until the driver is updated and nobody has it open. Then it is unloaded; otherwise the process would use
+the old library until it is restarted.
 """
 
 import mmap
@@ -82,7 +82,7 @@ ALL_BITS = 2**64 - 1
 
 CALLS_PER_SECOND_MAX, CALLS_AT_ONCE_MAX = ACCOUNT_CALLS_PER_SECOND_MAX, ACCOUNT_CALLS_AT_ONCE_MAX
 
-# Shared with the processes that are forked from now on: what one has counted, the next one goes on with.
+# Shared with the processes that are forked from now on: what one has counted, the next one continues with.
 _ACCOUNTS = mmap.mmap(-1, ACCOUNTS_MAX * sizeof(Account))
 cdef unsigned char[::1] _accounts_memory = _ACCOUNTS
 cdef Account *ACCOUNTS = <Account *>&_accounts_memory[0]
@@ -298,7 +298,7 @@ cdef class Nvml:
         self.initialised = True
 
     cdef int _enter(self, str address, const void *slot) except -1:
-        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it is to be left out."""
+        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it must be left out."""
         cdef int at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
         if account_enter(account_of(address), HERE[0], NAMES[at], 0, 1) == 0:
             raise NvmlError(f"{SYMBOLS[at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
@@ -648,7 +648,7 @@ cdef class Rows:
             self._remember(list(addresses))
 
     cdef _remember(self, list addresses):
-        """Go on where the process before, or this one before it opened NVML anew, has been."""
+        """Go on where the process before, or this one before it opened NVML again, has been."""
         cdef int row, i
         if self.columns > ACCOUNT_COUNTS_MAX or len(addresses) != self.rows:
             raise ValueError(f"{self.columns} counts of {self.rows} rows, at most {ACCOUNT_COUNTS_MAX} are remembered")

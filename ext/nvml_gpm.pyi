@@ -40,7 +40,7 @@ class Gpm:
     def failed(self) -> int:
         """Calls that answered with an error, since the beginning."""
     def failing(self, row: int) -> bool:
-        """Say whether the last sample of a row's GPU was answered with an error. Raises IndexError."""
+        """Return whether the last sample of a row's GPU was answered with an error. Raises IndexError."""
     def error(self, row: int) -> NvmlError | None:
         """Return what a row's last call answered, be it for support, a sample or a comparison; None: all was well.
 
@@ -51,7 +51,7 @@ class Gpm:
 
         Without the GIL. A GPU's first sample, and the first after an error, fills none; nor does one
         that comes less than 100 ms after the one before (nvml.h), which is left out. *now_ns*: of any
-        clock that goes on evenly. Raises NvmlError once the library is closed.
+        clock that continues evenly. Raises NvmlError once the library is closed.
         """
     def close(self) -> None:
         """Free the samples. Before the library is closed: after that there is nothing to free."""

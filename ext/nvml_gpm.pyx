@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""NVML's GPU performance monitoring (GPM): what share of the SMs, the tensor cores and the memory was at work.
+"""NVML's GPU performance monitoring (GPM): utilization of SMs, tensor cores and memory.
 
-A metric is the difference of two samples taken more than 100 ms apart. Unlike DCGM's profiling it holds
-no lock that a profiler would miss. Each GPU has two samples, used in turn; a GPU that fails begins anew,
-and no other GPU knows of it. What the driver leaves out of its answer is missing, never zero.
+A metric is the difference of two samples taken more than 100 ms apart. Unlike DCGM's profiling it holds no lock that a profiler
+needs. Each GPU has two samples, used in turn; a GPU that fails starts over without affecting the others. Values that the driver
+leaves out are missing, never zero.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
@@ -122,7 +122,7 @@ cdef class Gpm:
                 gpm_read(&self.state, row, account_boottime_ns() + ahead_ns)
 
     def close(self):
-        """Free the samples. Before the library is let go of."""
+        """Free the samples. Before the library is released."""
         cdef int row
         if not self.nvml.initialised:
             return  # it took the samples with it

@@ -103,7 +103,7 @@ class Parts:
 
     def mig_devices_max(self, address: str) -> int | None: ...
     def mig_devices(self, address: str, most: int) -> list[MigDevice]:
-        """Return the MIG devices that there are now, of at most so many. A dozen calls each: not for every second."""
+        """Return the MIG devices that there are now, of at most this many. A dozen calls each: not for every second."""
 
     def fabric(self, address: str) -> Fabric | None: ...
 
@@ -174,7 +174,7 @@ class SystemEvent(NamedTuple):
     """PCI address, of a number in which NVML packs domain, bus and device."""
 
 class SystemEventSet:
-    """The driver's coming and going on the GPUs."""
+    """The driver's coming and continuing the GPUs."""
 
     def __init__(self, parts: Parts) -> None:
         """Raises NvmlError, also where the driver has no such events."""

@@ -1,10 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
-Stands on `nvml`: that one loads the library, looks symbols up and attaches GPUs; this one holds the handles and
-makes the calls, each without the GIL, told in the process's place and counted in its GPU's account. A symbol that the
-driver lacks costs its own readings. Counts are bounded: a driver that claims four thousand million links or processes
-is not believed.
+It builds on `nvml`, which loads the library, looks up symbols and attaches GPUs. This module holds the handles and makes the
+calls, each without the GIL, shown in the process's place and counted in its GPU's account. A symbol that the driver lacks costs
+its own readings. Counts are bounded: a driver that reports four thousand million links or processes is ignored.
 """
 
 from collections import namedtuple
@@ -31,7 +30,7 @@ PROCESSES_MAX = ENTRIES_MAX
 cdef enum:
     #: Fields that are asked for in one call.
     FIELDS_PER_CALL_MAX = 512
-    #: A field that a row does not have is asked for again after so many passes: a link may have come up.
+    #: A field that a row does not have is asked for again after this many passes: a link may have come up.
     ASK_AGAIN_PASSES = 30
     UUID_BYTES = 96
 #: Larger sizes of memory are not believed; nor are larger counts: they are error codes below zero.
@@ -122,7 +121,7 @@ cdef class Parts:
         return <nvmlDevice_t><size_t>self.handles[address]
 
     cdef bint _may(self, str address, const void *slot) except -1:
-        """Say whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
+        """Return whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
         to be left out."""
         if (<void **>slot)[0] == NULL:
             return False
@@ -135,7 +134,7 @@ cdef class Parts:
         return True
 
     cdef bint _answered(self, nvmlReturn_t code) except -1:
-        """Say whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
+        """Return whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
         place_leave(HERE[0])
         if code == NVML_SUCCESS:
             return True
@@ -561,7 +560,7 @@ cdef class FieldPass:
         return 0
 
     cdef bint _may(self, str address):
-        """Say whether the next call may be made; one that is to be left out is an error of its GPU."""
+        """Return whether the next call may be made; one that must be left out is an error of its GPU."""
         try:
             return self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues)
         except NvmlError as error:
@@ -570,7 +569,7 @@ cdef class FieldPass:
             return False
 
     cdef int _next(self, int first, int end) noexcept nogil:
-        """Return the first ask from *first* on that is to be made in this pass; the end: none is."""
+        """Return the first ask from *first* on that must be made in this pass; the end: none is."""
         while first < end and not self._is_due(&self.asks[first]):
             first += 1
         return first

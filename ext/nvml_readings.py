@@ -1,8 +1,8 @@
-"""Every reading that a sweep can give: its unit, what is believed of it, and the call that gives it.
+"""Every reading that an NVML sweep can give: its unit, its accepted range, and its NVML call.
 
-Names are the catalogue's columns of the GPU tables. A reading may also be given by a field, whose id depends
-on the driver (`contract/nvml_fields.py`); then the call here is made only where the driver or the GPU does
-not have the field. Calls of a shape of their own (structs) are written out in `nvml_sweep.pxd`.
+Names are the catalogue's columns of the GPU tables. A reading may also come from a field, whose id depends on the driver
+(`contract/nvml_fields.py`); then the call here is made only if the driver or the GPU lacks the field. Calls with their own
+structs are written out in `nvml_sweep.pxd`.
 """
 
 from __future__ import annotations

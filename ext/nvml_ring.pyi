@@ -1,4 +1,4 @@
-"""The last samples of a few readings of every GPU, taken without Python between them, and what a second amounts to."""
+"""Ring of the last samples of a few readings per GPU, filled without Python, with summaries by second."""
 
 from collections.abc import Iterable
 from typing import Final, Protocol
@@ -64,7 +64,7 @@ class SampleRing:
         """
 
     def sample(self, now_ns: int) -> None:
-        """Take one sample now. *now_ns*: of any clock that goes on evenly."""
+        """Take one sample now. *now_ns*: of any clock that continues evenly."""
 
     def samples(self, column: int, row: int) -> list[int | None]:
         """Return what is kept of a reading, oldest first, as raw 64 bits; None: missing. Raises IndexError."""

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The last samples of a few readings of every GPU, taken without Python between them, and what a second amounts to.
+"""Ring of the last samples of a few readings per GPU, filled without Python, with summaries by second.
 
-A sample is one pass of a sweep and of GPM into cells made once; the ring keeps copies of those cells, the oldest goes.
-What is missing in a sample stays missing in it, and takes no part in a mean.
+A sample is one pass of a sweep and of GPM into preallocated cells; the ring keeps copies of those cells and drops the oldest. A
+value that is missing in a sample stays missing in it, and takes no part in a mean.
 """
 
 from libc.math cimport NAN, fmax, fmin

@@ -1,4 +1,4 @@
-"""The period of a job's step, by a vote of its signals."""
+"""Detects the period of a job's step by a vote of its signals."""
 
 from typing_extensions import Buffer
 

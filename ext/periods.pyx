@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The period of a job's step, by a vote of its signals.
+"""Detects the period of a job's step by a vote of its signals.
 
-Each signal has its autocorrelation over lags of three scales: the last minute as it is, all of it averaged by four, and by
-sixteen. The signals are averaged by how much they repeat at all. Of the lags at which that has a peak the step is the shortest
-at which everything repeats nearly as well as at the best: a half of the step repeats only a part of it (micro-batches), twice
-the step repeats it less well, as steps differ. Nothing is said where the best peak is low, or its valley shallow, where the
-step is shorter than three samples, or longer than a quarter of the time.
+Each signal's autocorrelation is computed over lags of three scales: the last minute as sampled, and averaged by four and by
+sixteen over the whole time. The autocorrelations are averaged, weighted by how strongly each repeats. The step is the shortest
+peak lag at which the mean is nearly as high as at the best: half a step repeats only in part (micro-batches), and two steps
+repeat less well, because steps differ. No period is returned if the best peak is low, its valley is shallow, or the step is
+shorter than three samples or longer than a quarter of the time.
 """
 
 from libc.math cimport M_PI as PI, NAN, cos, fabs, fmin, isnan, sin, sqrt
@@ -85,7 +85,7 @@ cdef bint _center(float *values, const float *known, int n) noexcept nogil:
 
 
 cdef bint _is_dense(const float *known, int n) noexcept nogil:
-    """Say whether most samples are there: one that comes every second time has its say where two are averaged."""
+    """Return whether most samples are there: one that comes every second time has its say where two are averaged."""
     cdef int i
     cdef float some = 0
     for i in range(n):

@@ -31,7 +31,7 @@ class CellMemory(Protocol):
     def valid(self) -> Buffer: ...
 
 class PhaseTracker:
-    """Follows each GPU of a host. A row is a GPU; all times are nanoseconds of a clock that goes on evenly (boottime).
+    """Follows each GPU of a host. A row is a GPU; all times are nanoseconds of a clock that continues evenly (boottime).
 
     A sample that is not after the last one of its row is left out, unless it is 10 s older or more: then the clock is
     another, and time begins again. After a gap of more than 1.5 s segments and stretches begin again, levels stay.
@@ -77,7 +77,7 @@ class PhaseTracker:
         """Another set of compute processes is on the GPU: forget what was learned. The job lasts until `end_job`.
 
         *is_known*: False where nobody knows which processes were there before, as at the first look: a job that the
-        samples have shown goes on.
+        samples have shown continues.
         """
 
     def end_job(self, row: int) -> None:

@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What each GPU does with its time: compute, wait, host stall, checkpoint or idle, from samples of it alone; and the last
-minutes of those samples.
+"""Phases of each GPU (compute, wait, host stall, checkpoint, idle) from its own samples, and the last minutes of samples.
 
-The power of computing and that of waiting are learned from each job and forgotten with it. A reading of power may be an
-average over a second: the share of computing is where it stands between the two levels, not on which side of a limit.
+The power levels of compute and of wait are learned per job and discarded with it. A power reading may be an average over
+a second, so the share of compute is its position between the two levels, not the side of a threshold.
 """
 
 from libc.math cimport NAN, isfinite

@@ -1,4 +1,4 @@
-"""Where this process is in a driver, told in memory that another process may watch."""
+"""Publishes in shared memory where this process is in a driver, so that another can watch it."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ def call(memory: memoryview | bytearray) -> None:
     """Have the process that tells it in *memory* look at what was sent to it."""
 
 def called() -> bool:
-    """Say whether somebody has called this process since it was last asked."""
+    """Return whether somebody has called this process since it was last asked."""
 
 def read(memory: memoryview | bytearray | bytes) -> Seen:
     """Return what a place shows; text that is no UTF-8 comes as escapes."""

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Where this process is in a driver, told in memory that another process may watch. See place_abi.pxd."""
+"""Publishes in shared memory where this process is in a driver, so that another can watch it. See place_abi.pxd."""
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memset
@@ -63,7 +63,7 @@ def call(unsigned char[::1] memory not None):
 
 
 def called():
-    """Say whether somebody has called this process since it was last asked."""
+    """Return whether somebody has called this process since it was last asked."""
     return bool(place_is_called(_here) and place_hear(_here))
 
 

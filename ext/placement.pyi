@@ -1,4 +1,4 @@
-"""The search for the nodes of a gang: which of them, by price, under constraints. Without the GIL and without a clock."""
+"""Search for the nodes of a gang: minimizes the price under constraints. Without the GIL and without a clock."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The search for the nodes of a gang: which of them, by price, under constraints. Without the GIL and without a clock.
+"""Search for the nodes of a gang: minimizes the price under constraints. Without the GIL and without a clock.
 
-The nodes come as arrays in an order of the tree of domains, widest first, and by hazard within the narrowest. The search
-fills domains from that tree by best fit, once for each pair of a least speed and a greatest hazard of a member, and then
-swaps segments between domains. It counts its work in steps, not in seconds, so that the same question has the same answer.
-Where there are few subsets it tries all. A relaxed problem (the fastest nodes, the least hazards, the fewest domains, each on
-its own) bounds what any answer can cost.
+The nodes are arrays in the order of the domain tree, widest domain first, and by hazard within the narrowest. The search fills
+domains by best fit, once for each pair of a minimum speed and a maximum hazard of a member, and then swaps segments between
+domains. It counts its work in steps, not in seconds, so the same question has the same answer. If there are few subsets it
+tries all. A relaxed problem (the fastest nodes, the smallest hazards, the fewest domains, each taken separately) bounds the
+price from below.
 """
 
 from libc.math cimport INFINITY

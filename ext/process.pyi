@@ -1,4 +1,4 @@
-"""What a process asks of Linux and of its C library about itself: its name, its end (prctl(2)), and to be small."""
+"""Process calls of Linux and glibc: name, parent-death signal (prctl(2)), and memory trimming."""
 
 def name(words: bytes) -> None:
     """Show as *words* in `ps -o comm` and `top`; Linux keeps 15 bytes."""

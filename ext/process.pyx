@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a process asks of Linux and of its C library about itself: its name, its end (prctl(2)), and to be small."""
+"""Process calls of Linux and glibc: name, parent-death signal (prctl(2)), and memory trimming."""
 
 from cpython.mem cimport PyObject_Free, PyObject_Malloc
 from libc.stdlib cimport free, malloc

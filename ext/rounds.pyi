@@ -1,4 +1,5 @@
-"""Rounds of turns as bytes, and back; agent/sampler/messages.py has what is rare. A message begins with the bytes of its
+"""Encodes rounds of turns as bytes, and decodes them; agent/sampler/messages.py has the rare messages.
+A message begins with the bytes of its
 body in 32 bits, and its kind in 8."""
 
 from collections.abc import Callable, Sequence

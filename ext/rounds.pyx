@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False
-"""Rounds of turns as bytes, and back: the cells of a block whose shape is known are copied, and hardly an object is made.
+"""Encodes rounds of turns as bytes, and decodes them: copies the cells of known blocks with hardly an allocation.
 
 A message is its length and its kind, then its body. A round's body is a RoundHead, the slow devices' names, and of each
 turn a TurnHead, its words and its blocks. A block is the length of its shape (0: it has not changed), the shape, its

@@ -1,4 +1,4 @@
-"""The parts of a job's step: data loading, forward, backward, optimizer, each with its share of the step, or not at all."""
+"""Splits a job's step into data loading, forward, backward and optimizer, with their shares, or abstains."""
 
 from typing import Final
 

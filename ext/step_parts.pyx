@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The parts of a job's step: data loading, forward, backward, optimizer, each with its share of the step, or not at all.
+"""Splits a job's step into data loading, forward, backward and optimizer, with their shares, or abstains.
 
-The last steps are folded at the known period, each shifted to where it fits the others best, as steps differ in length. The
-folded step is cut where its signals change (the partition with the least squared distance and a price for each cut), and the
-pieces are labeled by what they do. What the signals do not separate is NaN.
+The last steps are folded at the known period, each shifted to its best fit, because steps differ in length. The folded step is
+cut where its signals change (the partition with the least squared distance and a price for each cut), and the pieces are labeled
+by their activity. Parts that the signals do not separate are NaN.
 """
 
 from libc.math cimport NAN, fabs, fmax, fmin, isnan

@@ -1,1 +1,1 @@
-"""Workload fingerprints: what a job does, its class, its earlier runs, and whether it is slower than these."""
+"""Workload fingerprints: what a job does, its class, earlier runs of it, and whether it is slower than those."""

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what its GPUs did, on average, in numbers that can be compared with those of other runs.
+"""The fingerprint of a run: averages of what its GPUs did, comparable with other runs.
 
 Every number may be unknown (NaN): a GPU without GPM reports no tensor activity, an older agent no phases.
 """

@@ -1,10 +1,10 @@
-"""What a job does next: its state, its next checkpoint and burst of host stall, and what it will draw and move.
+"""Forecasts a job: its state, its next checkpoint and host stall, its power and its traffic.
 
-A forecaster is given one summary of the whole gang for each second. Pauses (stretches in which the gang does not compute) are
-renewal processes (`renewal.py`), one for each kind. Between them the state of a second is predicted from the state now, by how
-often that led to which state so many seconds later in this job. Power and traffic follow from the states: what each state drew
-so far, weighted by the probability of the state. Everything is given that the job goes on: the end of a job is not predicted.
-numpy only; the clock is handed in; memory is bounded.
+A forecaster takes one summary of the whole gang per second. Pauses (stretches in which the gang does not compute) are renewal
+processes (`renewal.py`), one for each kind. Between pauses, a state is predicted from the current one, by how often that led to
+each state after as many seconds in this job. Power and traffic follow from the states: the mean of each state so far, weighted
+by its probability. All forecasts assume that the job continues; its end is not predicted. numpy only; the caller passes the
+time; memory is bounded.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class JobForecaster:
         self._watch += 1
 
     def _follow_pause(self, shares: Sequence[float]) -> bool:
-        """Say whether the gang pauses, and note where pauses begin and end."""
+        """Return whether the gang pauses, and note where pauses begin and end."""
         compute = shares[COMPUTE]
         if not self._pause_shares:
             if compute >= PAUSE_SHARE * self._usual or shares[IDLE] > 0.5:

@@ -1,4 +1,4 @@
-"""Which hosts work as one gang, where nobody says so: those whose work counters agree, window after window.
+"""Infers which hosts form a gang when no scheduler reports it: those whose work counters agree in every window.
 
 In a bulk-synchronous gang every rank does the same work in the same wall time, so the rates of work counters (tensor cycles,
 bytes on the network) are equal by construction, also while one host slows down all others. Jobs that merely resemble each
@@ -19,7 +19,7 @@ from .stragglers import Flags, Floats, Indexes
 RATE_TOLERANCE = 0.025
 #: Windows on end in which the same hosts agreed before they count as a gang, and in which a gang may be torn before it is none.
 AGREE_WINDOWS_MIN, TORN_WINDOWS_MAX = 6, 6
-#: So much of a gang's hosts are the same hosts.
+#: This much of a gang's hosts are the same hosts.
 SAME_SHARE_MIN = 0.8
 #: A gang has so many hosts; of two, nothing says which is the odd one.
 HOSTS_MIN = 3

@@ -1,7 +1,7 @@
-"""Generated fingerprints of workloads, for training and evaluation: simulated, with every assumption in this file.
+"""Generated fingerprints for training and evaluation: simulated; every assumption is in this file.
 
-A workload is a draw from its class: its levels and shares. A run of it is a draw around the workload, so that two runs
-differ by some percent, and sometimes one is slow, on other GPUs, or without GPM.
+A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a few
+percent; some are slow, on other GPUs, or without GPM.
 """
 
 from __future__ import annotations

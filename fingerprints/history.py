@@ -1,6 +1,6 @@
-"""Whether a run is slower than earlier runs of its workload, and whether the workload changed or a host did.
+"""Compares a run with earlier runs of its workload: whether it is slower, and whether the workload or a host changed.
 
-Pure functions. A run that is slow from its first step shows no change within itself: only earlier runs tell.
+Pure functions. A run that is slow from its first step shows no change within itself: only earlier runs reveal it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pace_of(fingerprint: Fingerprint) -> float:
 
 
 def is_comparable(one: Fingerprint, other: Fingerprint) -> bool:
-    """Say whether the paces of two runs of a workload may be compared: as many GPUs, of the same model."""
+    """Return whether the paces of two runs of a workload may be compared: as many GPUs, of the same model."""
     return one.gpus == other.gpus and one.gpu_model == other.gpu_model
 
 

@@ -1,9 +1,9 @@
-"""When an event that returns comes next, and whether it is there at a later moment: checkpoints, bursts of data loading.
+"""Predicts recurring events (checkpoints, bursts of data loading): when the next comes, and whether it lasts.
 
-The event is an alternating renewal process. The interval from one onset to the next is regular (a Student t distribution around
-the mean of those seen), regular with one left out, or without memory (exponential); the weights follow how many of the intervals
-seen were of each kind. The answer is taken from a fixed number of paths drawn by quantiles, so that equal input gives equal
-output. numpy only, no clock, no state.
+The event is an alternating renewal process. The interval between onsets is a mixture: regular (a Student t distribution around
+the mean of past intervals), regular with one onset left out, or memoryless (exponential). The weights follow how many past
+intervals were of each kind. The answer comes from a fixed number of paths drawn by quantiles, so equal input gives equal output.
+numpy only, no clock, no state.
 """
 
 from __future__ import annotations
@@ -255,13 +255,13 @@ class RenewalPaths:
         self.begins: Floats = np.cumsum(np.maximum(steps, 0.0), axis=1)
         lengths = self._lengths(count)
         self.ends: Floats = self.begins + lengths
-        #: Until when the event that lasts now goes on.
+        #: Until when the event that lasts now continues.
         self.lasts_seconds: Floats = np.zeros(PATHS)
         if is_on and last is not None:
             age = now - last.begin
             usual = lengths[:, 0]
             over = usual[usual > age]
-            # One that lasts longer than any before goes on for as long as it has, in the mean.
+            # One that lasts longer than any before continues for as long as it has, in the mean.
             self.lasts_seconds = (
                 np.quantile(over, _MIDDLES) - age if over.size >= 4 else max(age, 1.0) * _EXPONENTIAL
             )  # fmt: skip

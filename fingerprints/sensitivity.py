@@ -1,8 +1,8 @@
-"""What a workload needs of each component of a host, and how much slower it runs where one of them is.
+"""Sensitivity of a workload to each component of a host, and its slowdown where one is slow.
 
-A step's time is split into what it spends bound by each component. Where a component has the share `s` of its speed, that
-part takes `1 / s` as long. What overlaps with computing costs nothing until the component needs longer than the whole step.
-Work that is bound by memory so does not mind a low SM clock, and work that seldom communicates does not mind a slow port.
+A step's time is split by the component that bounds it. If a component runs at a share `s` of its speed, its part takes `1 / s`
+as long. Work that overlaps with computing costs nothing until the component needs longer than the whole step. So memory-bound
+work tolerates a low SM clock, and work that rarely communicates tolerates a slow port.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KnownWorkloads:
     )
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
-        """Return what is known of a job, and of which run, in words; None: nothing."""
+        """Return what is known of a job, and of which run, as text; None: nothing."""
         if (at := self.names.get(job)) is None:
             return None
         row = self.needs[at].tolist()

@@ -1,12 +1,12 @@
-"""The earlier runs that are most like a run, and whether any of them is of the same workload.
+"""Finds the earlier runs most similar to a run, and whether any is of the same workload.
 
-A run that waits for a slow host does the same work in each step, in a longer time. So what is compared is what a run does
-while it does not wait: seconds of each step, shares and traffic without the waiting. The distance is the root mean square
-of the differences that both runs know, in spreads between runs of one workload. Over all runs it is one product of matrices:
-of (a - q)^2 = a^2 - 2aq + q^2 each term is a column.
+A run that waits for a slow host does the same work in each step, in a longer time. So runs are compared without their waiting:
+seconds per step, shares and traffic. The distance is the root mean square of the differences that both runs know, in units of
+the spread between runs of one workload. Over all runs it is one product of matrices: each term of (a - q)^2 = a^2 - 2aq + q^2
+is a column.
 
-Spreads and limits are fitted to generated runs (`python -m bench.fingerprint_quality --train`); what is served is a JSON
-file of numbers.
+Spreads and limits are fitted to generated runs (`python -m bench.fingerprint_quality --train`); a JSON file of numbers is
+shipped.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class RunIndex:
         return number
 
     def has(self, run: int) -> bool:
-        """Say whether *run* has not made room yet."""
+        """Return whether *run* has not made room yet."""
         return self._count - self._runs_max <= run < self._count
 
     def replace(self, run: int, fingerprint: Fingerprint, user: str = "") -> None:

@@ -1,8 +1,8 @@
-"""Who in a synchronous gang became slow: each member against the others now, and against itself before.
+"""Finds members of a synchronous gang that became slow: against the others, and against their own past.
 
-Peers alone do not show a slowdown below about 10 %: healthy parts differ by as much, and so do the roles of a pipeline.
-A member's own past alone does not either: it changes with every change of the workload. The difference of both
-differences does. Everything here is arrays over members of many gangs at once; a member is a host or a GPU.
+Peers alone do not show a slowdown below about 10 %: healthy parts differ by as much, and so do the roles of a pipeline. A
+member's own past alone does not either: it changes with every change of the workload. The difference of both differences does.
+All code works on arrays over the members of many gangs at once; a member is a host or a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The class of a workload, from its fingerprint: a linear model in numpy that may abstain.
+"""Classifies a workload from its fingerprint: a linear model in numpy that may abstain.
 
-scikit-learn trains it (`python -m bench.fingerprint_quality --train`); what is served is a JSON file of numbers.
+scikit-learn trains it (`python -m bench.fingerprint_quality --train`); a JSON file of numbers is shipped.
 """
 
 from __future__ import annotations

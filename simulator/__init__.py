@@ -1,1 +1,1 @@
-"""Hosts that do not exist: their readings, faults and jobs, over the agent's own transport."""
+"""Simulated hosts: their readings, faults and jobs, sent over the agent's own transport."""

@@ -1,7 +1,7 @@
-"""Simulated hosts with AMD's GPUs: the same model, in the figures, the names and the gaps of an MI300X host.
+"""Simulated hosts with AMD GPUs: the same model, with the values, names and missing signals of an MI300X host.
 
-The model's GPU is an H100. What an MI300X shows of the same work is that, scaled to its own limits (750 W, 2100 MHz: AMD's
-data sheet); what its driver does not tell is missing, and what the kernel log has of a fault is in amdgpu's own lines.
+The model's GPU is an H100. MI300X values are the same work scaled to its own limits (750 W, 2100 MHz: AMD's data sheet).
+Signals that its driver lacks are missing, and faults appear in the kernel log as amdgpu's own lines.
 """
 
 from __future__ import annotations

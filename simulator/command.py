@@ -1,4 +1,4 @@
-"""`gangline simulate`: hosts that do not exist, for trying Gangline where there is no GPU."""
+"""`gangline simulate`: simulated hosts, for trying Gangline without a GPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _build_world(options: argparse.Namespace, clock: SystemClock) -> World:
-    """Return what is asked for. Raises ValueError, in words, for what makes no world."""
+    """Return what is asked for. Raises ValueError with a message, for what makes no world."""
     settings = options.settings
     hosts = options.hosts or settings.scenario(options.scenario).hosts
     if hosts > HOSTS_MAX:

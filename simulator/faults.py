@@ -1,7 +1,7 @@
-"""What each class does to what the host's parts read: a function each, over all rows of it that stand at once.
+"""Effect of each fault class on a host's readings: one function per class, over all its active rows.
 
-*strength* is 0 to 1 over the onset, *amount* the incident's own, *seconds* how long it has stood. Levels
-for which no public figure is known are assumed, and named here.
+*strength* is 0 to 1 over the onset, *amount* the incident's magnitude, *seconds* its age. Levels without a public figure are
+assumed, and listed here.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
 #: Temperature leads the clock by this share of the onset.
 HEAT_LEAD_SHARE = 0.5
 HALF_LANES, QUARTER_LANES = 8, 4
-#: Assumed: a GPU one of whose links repeats and is trained anew moves this share of what it should, at worst.
+#: Assumed: a GPU one of whose links repeats and is trained again moves this share of what it should, at worst.
 REPEATING_SHARE = 0.5
-#: Assumed: a host whose turn it is to stall has it for so long.
+#: Assumed: a host whose turn it is to stall has it for this long.
 STALL_TURN_SECONDS = 10.0
 RETRANSMISSIONS_PER_SECOND = 900.0
 SYMBOL_ERRORS_PER_SECOND = 6.0
@@ -264,7 +264,7 @@ def gap(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def hung_collector(effects: HostEffects, faults: ActiveFaults) -> None:
-    """One GPU's readings do not return; its job goes on."""
+    """One GPU's readings do not return; its job continues."""
     _combine(effects.unread, faults, faults.is_due, np.logical_or)
     _combine(effects.call_seconds, faults, 1.0, np.maximum)
 

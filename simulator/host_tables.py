@@ -1,4 +1,4 @@
-"""The hosts around the GPUs: cores, memory, NUMA, power sensors, turns of collectors.
+"""Host tables besides the GPUs: cores, memory, NUMA, power sensors, collector turns.
 
 Two sockets of 112 cores, 2 TiB. A checkpoint shows as writes, dirty memory and I/O pressure on the hosts that write it.
 """
@@ -314,7 +314,7 @@ INTERFACE_CONSTANTS: dict[str, float] = {
 #: Lines that a kernel wrote while it booted; and how many of others come an hour.
 BOOT_RECORDS = 4200
 RECORDS_PER_HOUR = 40.0
-#: An incident of the kernel log may go on for this long after its last line.
+#: An incident of the kernel log may continue for this long after its last line.
 INCIDENT_SECONDS = 60.0
 #: A daemon speaks to the kernel this often; until then the greatest error grows (kernel/time/ntp.c).
 POLL_SECONDS = 64.0

@@ -1,4 +1,4 @@
-"""What befalls, in columns: a row for each host that an incident strikes."""
+"""Incidents in columns: one row per affected host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPE = np.dtype(
 )
 Rows = npt.NDArray[np.void]
 
-#: So many rows of one class are more than anybody reads, and than memory bears.
+#: This many rows of one class are more than anybody reads, and than memory bears.
 ROWS_MAX = 1_000_000
 #: Classes that strike all hosts of a place, and by which of `FleetTopology`' arrays.
 SHARED_PLACES = {

@@ -1,4 +1,4 @@
-"""Jobs over months: who waited for how many hosts, and ran what where until it was done or a host took it down."""
+"""Jobs over months: queueing, placement, and runs that end normally or when a host fails."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Cluster:
         return now + wait
 
     def _start(self, now: float) -> None:
-        """Start who waits, first come first served; behind the first who must wait longer, whoever does not delay it."""
+        """Start who waits, first come first served; behind the first who must wait longer, anyone who does not delay it."""
         self._draw_queue()
         position, free_hosts = 0, self._free_count()
         until, extra_hosts = np.inf, 0  # when the one that is held starts, and the hosts it leaves

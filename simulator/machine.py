@@ -1,7 +1,7 @@
-"""What a simulated host is made of: an eight-GPU machine with one InfiniBand port beside each GPU.
+"""Hardware of a simulated host: an eight-GPU machine with one InfiniBand port per GPU.
 
-PCI addresses and the pairing of GPU and NIC are those of a DGX H100; limits are what nvidia-smi says
-of an H100 SXM (slowdown at 89, software slowdown from 87, 700 W, 1980 MHz).
+PCI addresses and the pairing of GPU and NIC are those of a DGX H100; limits are those that nvidia-smi shows for an H100 SXM
+(slowdown at 89, software slowdown from 87, 700 W, 1980 MHz).
 """
 
 from __future__ import annotations

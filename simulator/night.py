@@ -1,7 +1,7 @@
-"""The night that `docs/sql.md` is about: eight hosts in one job, the same in every run.
+"""The night of `docs/sql.md`: eight hosts in one job, the same in every run.
 
-The world has the three faults of `three`; what it has no fault for is put over its readings here: one host flaps, one falls
-silent, one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. Who runs there is told here too.
+The world has the three faults of `three`. Other faults are written over its readings here: one host flaps, one falls silent,
+one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. The job is defined here too.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _put(block: Block, row: int, **values: int) -> None:
 def process_events(
     gpus: Mapping[str, Sequence[str]], hot: tuple[str, str], uptime_ns: int
 ) -> Iterator[tuple[str, telemetry_pb2.HealthEvent]]:
-    """Yield (host, event) of what runs on the GPUs of each host, without clocks and ids: a job of all hosts, a job before it
-    on the GPU *hot* (host, GPU), and a pod that holds a GPU and does nothing with it. *uptime_ns*: of the hosts, at the begin."""
+    """Yield (host, event) of the processes on each host's GPUs, without clocks and ids: a job of all hosts, an
+    earlier job on the GPU *hot* (host, GPU), and a pod with an unused GPU. *uptime_ns*: of the hosts, at the begin."""
     rank = 0
     for host, host_gpus in gpus.items():
         for gpu in host_gpus:

@@ -1,4 +1,4 @@
-"""Noise that is a pure function of (seed, what, who, when): any reading can be made without those before it."""
+"""Noise as a pure function of (seed, signal, device, time): any reading can be computed without earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power, clock, heat and counters of a set of hosts, from step to step of any length."""
+"""Power, clock, heat and counters of a set of hosts, advanced in steps of any length."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class SimulatedCounters:
             setattr(self, name, np.zeros(self.shape))
 
     def clear(self, hosts: Flags) -> None:
-        """Begin anew on *hosts*, which have booted."""
+        """Begin again on *hosts*, which have booted."""
         for name in COUNTERS:
             getattr(self, name)[hosts] = 0.0
 

@@ -1,4 +1,4 @@
-"""A moment of a window as the blocks that agents would send: only tables that judgement or people read."""
+"""Readings of one moment as the blocks that agents send: only tables that scoring or operators read."""
 
 from __future__ import annotations
 
@@ -548,12 +548,12 @@ def _event_id(host: str, cause: int, code: int) -> str:
 
 PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
-#: What runs is told again this often (agent/collectors/change_events.py): else it counts as over after an hour.
+#: What runs is reported again this often (agent/collectors/change_events.py): else it counts as over after an hour.
 REPEAT_SECONDS = 1800.0
 
 
 class RankEvents:
-    """What was told of some hosts. A host that is silent tells what it missed once it is heard again."""
+    """What was told of some hosts. A host that is silent tells what it missed once it reports again."""
 
     def __init__(
         self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints

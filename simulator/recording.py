@@ -1,7 +1,7 @@
-"""The flight recorder of a simulated host: ten samples a second made from what its model said of each second.
+"""Flight recorder of a simulated host: ten samples a second, derived from the model's values of each second.
 
-Within a step the states follow one another by their shares. Power, SM activity and tensor activity are such that their mean
-over a step is the second's; what is moved over PCIe and NVLink is even. The file says that it is simulated.
+Within a second the states follow one another by their shares. Power, SM activity and tensor activity keep their mean of that
+second; PCIe and NVLink traffic is uniform. The file says that it is simulated.
 """
 
 from __future__ import annotations

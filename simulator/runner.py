@@ -1,4 +1,4 @@
-"""The simulated world in real time: one loop at 1 Hz for all hosts, a client thread for each."""
+"""Runs the simulated world in real time: one loop at 1 Hz for all hosts, one client thread per host."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class SimulatedHost:
         return self._self_metrics.blocks() if self._last_period != before else ()
 
     def close(self, seconds_max: float) -> None:
-        """End the client within *seconds_max* and let go of the folder."""
+        """End the client within *seconds_max* and release the folder."""
         self.client.close(seconds_max)
         self.events.close()
         self.spool.close()
@@ -171,7 +171,7 @@ class LiveWorld:
     """All hosts of *world* from its begin on. After the scenario's end nothing more befalls.
 
     A host that is silent has no blocks; one that is away is closed by the runner, and opened again as
-    another boot. The clock since boot is this machine's: it does not begin anew.
+    another boot. The clock since boot is this machine's: it does not start over.
     """
 
     def __init__(self, world: World, uptime_seconds: float = 3600.0) -> None:
@@ -217,7 +217,7 @@ class LiveWorld:
         ]
 
     def is_away(self, host: int) -> bool:
-        """Say whether a host, by its index, is switched off now."""
+        """Return whether a host, by its index, is switched off now."""
         return self.world.schedule.is_away(host, self.now_seconds)
 
     def offset_ns(self, host: int) -> int:
@@ -268,7 +268,7 @@ class SimulationRunner:
         reopen: Callable[[str], FrameSender] | None = None,
     ) -> None:
         """*hosts*: in the world's order. The first tick is due at once. *reopen*: makes a host that was
-        away anew; None for a world where none ever is."""
+        away again; None for a world where none ever is."""
         self._world, self._clock, self._reopen = world, clock, reopen
         #: Those that are there, by index.
         self.hosts: dict[int, FrameSender] = dict(enumerate(hosts))
@@ -372,11 +372,12 @@ def _open_host(
 
 
 def raise_file_limit(count: int) -> None:
-    """Let this process open *count* files. Raises OSError, in words, if it may not."""
+    """Let this process open *count* files. Raises OSError with a message, if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         if hard != resource.RLIM_INFINITY and hard < count:
             raise OSError(
-                f"needs {count} open files, {hard} are allowed: name fewer hosts or raise `ulimit -n`"
+                f"needs {count} open files, {hard} are allowed. Use fewer hosts, or raise `ulimit "
+                "-n`"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -1,4 +1,4 @@
-"""The world's rates and magnitudes, as `world.toml` has them (`scenario_file.py` reads and checks it)."""
+"""Rates and magnitudes of the world, from `world.toml` (`scenario_file.py` reads and checks it)."""
 
 from __future__ import annotations
 

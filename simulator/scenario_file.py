@@ -1,4 +1,4 @@
-"""Reads `world.toml`: every field there, of its type and within its bounds, or words that say what is wrong."""
+"""Reads `world.toml` and checks that every field is present, of its type, and within bounds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def load(path: Path = PATH) -> WorldSettings:
-    """Read and check *path*. Raises SettingsError, in words."""
+    """Read and check *path*. Raises SettingsError with a message."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -1,4 +1,4 @@
-"""All that happens in a world: incidents, hosts that are away, jobs. Pure; from the seed alone."""
+"""Schedule of a world: incidents, host absences, jobs. Pure; derived from the seed alone."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WorldSchedule:
         return len(ends), ends[-1] if ends else 0.0
 
     def is_away(self, host: int, now: float) -> bool:
-        """Say whether a host is switched off or in repair."""
+        """Return whether a host is switched off or in repair."""
         return any(a.begin <= now < a.end for a in self.downtimes_by_host.get(host, []))
 
 
@@ -225,8 +225,9 @@ class _ScheduleBuilder:
         return self._context.scenario.stage_seconds[1] > 0 and each.sort == "faults"
 
     def _stage_rows(self, schedule: WorldSchedule) -> Rows:
-        """Return one of each class, clearly to be seen: on hosts of different jobs while there are some, and
-        until the world ends, for nobody repairs on a stage. A class that strikes a rack comes first: it needs a job
+        """Return one incident of each class, clearly visible: on hosts of different jobs while there are some, and
+        until the world ends, because demonstrations have no repairs.
+        A class that strikes a rack comes first: it needs a job
         that has the whole rack. A class without a begin (`share`) is there from the start."""
         random = self._context.random_source("stage")
         staged = [(number, each) for number, each in self._allowed if self._is_staged(each)]

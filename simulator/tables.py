@@ -1,4 +1,4 @@
-"""Columns of all hosts at once, and the blocks that they are handed out in."""
+"""Columns of all hosts at once, and the blocks cut from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNAVAILABLE = (
 
 
 def is_zero_when_healthy(signal: Signal) -> bool:
-    """Say whether *signal* counts trouble that a simulated host has the counter for."""
+    """Return whether *signal* counts trouble that a simulated host has the counter for."""
     if signal.kind is not Kind.COUNTER or not (signal.on_change or signal.unit == "errors"):
         return False
     is_unavailable = any(fnmatchcase(signal.name, pattern) for pattern in _UNAVAILABLE)
@@ -92,7 +92,7 @@ class Tables:
     def __init__(
         self, machines: Sequence[SimulatedMachine], only: Collection[str] = TABLES
     ) -> None:
-        """*only*: tables that there are to be."""
+        """*only*: tables to include."""
         known = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
         names = [name for name in known if name in only]
         self._tables = {name: _HostTable(name, machines) for name in names}
@@ -135,7 +135,7 @@ class Tables:
             table.valid_revision += 1
 
     def has(self, signal: str) -> bool:
-        """Say whether a signal is of a table that there is."""
+        """Return whether a signal is of a table that there is."""
         return signal in self._columns
 
     def read(self, signal: str) -> Floats:

@@ -1,4 +1,4 @@
-"""Where each host stands: rack, power, cooling, leaf, spine, rails, NVLink domain."""
+"""Location of each host: rack, power, cooling, leaf, spine, rails, NVLink domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth log: who, what, when, how much, and who waited for it. The world's readings never say it."""
+"""The truth log: which host had which fault, when, how severe, and which hosts waited. Readings never contain it."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _fault_episode(world: World, rows: Rows, weight: float) -> SampledEpisode:
     has_begin = each.sort == "faults" and each.per != "share"
     begin, end = _observed_span(world, rows, has_begin, random)
     hosts = _related_hosts(world, rows["host"].astype(np.int64), begin)
-    # Steps fall anywhere between two of them: a cause that always began on one would be told at once.
+    # Steps fall anywhere between two of them: a cause that always began on one would be reported at once.
     since = max(begin - BEFORE_SECONDS, 0.0) + float(random.uniform(0.0, STEP_SECONDS))
     until = min(end + AFTER_SECONDS, world.seconds)
     return SampledEpisode(each.name, cause, tuple(hosts.tolist()), since, until, weight)

@@ -1,4 +1,4 @@
-"""A set of hosts through a span of time: their state from step to step, and that of who shares their jobs."""
+"""A set of hosts over a time span: their state from step to step, and that of hosts that share their jobs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SimulationWindow:
         booted = np.zeros(self.hosts.size, bool)
         booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True
         active = (self._rows["begin"] <= seconds) & (self._rows["end"] > self._seconds)
-        # What ended since the step before is told once more, but not by a host that is there again: it was repaired.
+        # What ended since the step before is reported once more, but not by a host that is there again: it was repaired.
         active &= ~booted[self._row_slot] | (self._rows["end"] > seconds)
         due = seconds >= self._row_due
         new = active & due & ~self._reported

@@ -1,4 +1,4 @@
-"""The world: what happens from a scenario's name and a seed, and what its hosts say where it is asked for."""
+"""The world: events from a scenario's name and a seed, and the hosts' readings on request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Delivery(NamedTuple):
     host: str
     boot_id: bytes
     booted_ns: int  # by the world's clock
-    starts: int  # of its agent since the world began: after each it registers anew, in the same boot or another
+    starts: int  # of its agent since the world began: after each it registers again, in the same boot or another
     frame: bytes
     events: list[telemetry_pb2.HealthEvent]
 
@@ -132,7 +132,7 @@ class World:
     ) -> Iterator[WorldStep]:
         """Yield what *hosts* send from *begin* to before *end*: frames as on the wire, and events.
 
-        Volatile counters count from *begin* (or the host's boot after it): a reader begins anew with
+        Volatile counters count from *begin* (or the host's boot after it): a reader starts over with
         each call, as with a fleet that it has not seen before.
         """
         view = self.open(hosts, begin, end)

@@ -58,12 +58,12 @@ WELL = score("a", "HEALTHY")
         ([XID, HEAT, WELL], ""),
         ([XID, HEAT], "2 of 3 hosts have a score"),
         ([XID, HEAT, score("a", "UNKNOWN")], "2 of 3 hosts have a score"),
-        ([XID, WELL, score("b", "HEALTHY")], "b (thermal) does not stand among the worst 2"),
+        ([XID, WELL, score("b", "HEALTHY")], "b (thermal) is not among the worst 2"),
         (
             [XID, score("b", "DEGRADED", "REASON_PCIE"), WELL],
             "b (thermal) stands there for REASON_PCIE: ",
         ),
-        ([XID, HEAT, score("a", "SUSPECT")], "a: nothing was done to these"),
+        ([XID, HEAT, score("a", "SUSPECT")], "a: these have no fault"),
     ],
 )
 def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:

@@ -1,4 +1,4 @@
-"""One file per source of signals, one method each, named in one visible table."""
+"""Collectors: one file per source of signals, one method each, listed in one table."""
 
 from __future__ import annotations
 

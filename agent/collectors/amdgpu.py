@@ -1,8 +1,8 @@
-"""AMD GPUs, from sysfs, in the tables and under the signals that NVIDIA's have.
+"""AMD GPUs, read from sysfs into the same tables and signals as NVIDIA GPUs.
 
-Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`), by a plan that is made when a table's
-header is first seen or changes. What the table lacks comes from small files beside it. A GPU is known by the unique id that
-ROCm knows it by, and by its PCI address where it has none.
+Each lane reads `gpu_metrics` of every GPU in one pass without the GIL (`ext/amdgpu`). The read plan is built when a
+table's header is first seen or changes. Values missing from the table come from small files beside it. A GPU's name is
+ROCm's unique id, or its PCI address if it has none.
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class MetricsTables:
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
         """Read all tables. Never raises; `errors` has the words of each that is missing.
 
-        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read: a
-        collector and its tables that refer to each other live on, with the GPUs that they listed, until the next
-        garbage collection.
+        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read, because
+        a reference cycle with its tables would keep the collector and its GPUs alive until the next garbage
+        collection.
         """
         if not self._files.read():
             if self.errors:
@@ -217,7 +217,9 @@ class MetricsTables:
         try:
             layout = layout_of(self._files.data(number))
             if state == SHORT:
-                raise MetricsError(f"gpu_metrics {layout.revision} ends before what it had before")
+                raise MetricsError(
+                    f"gpu_metrics {layout.revision} is shorter than at the last reading"
+                )
             plan(self._files, number, layout)
         except MetricsError as error:
             self.errors[number] = self._error_of(number, str(error))
@@ -228,7 +230,7 @@ class MetricsTables:
         return f"GPU {self._gpus[number].address}: {text}"
 
     def is_failed(self, number: int) -> bool:
-        """Say whether the kernel refused the last read."""
+        """Return whether the kernel refused the last read."""
         return self._files.state(number) == FAILED
 
     def data(self, number: int) -> bytes:
@@ -258,11 +260,11 @@ class AmdCollector(Collector):
         self._blocks: tuple[Block, ...] = ()
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is told at once."""
+        """Take the publisher: what becomes of a GPU is reported at once."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Let go of all files; the next turn opens them again."""
+        """Release all files; the next turn opens them again."""
         self._generation, self._blocks = -1, ()
 
     def exclude(self, devices: frozenset[str]) -> None:
@@ -372,8 +374,8 @@ NEVER_FALL = {"gpu.energy_joules": 0}
 class AmdGpuSecond(AmdTables):
     """What changes within a second: clocks and why they are held down, power, heat, use, memory, sums of RAS counts.
 
-    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory whenever
-    the GPUs are not what they were; a GPU whose counters began again has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
+    the GPUs change; a GPU whose counters began again has another epoch.
     """
 
     tables = ("gpu_1s", "gpu_1s_changes")
@@ -416,9 +418,7 @@ class AmdGpuSecond(AmdTables):
             self._check_lost()
         for row in self._counts.fallen():
             self._lifecycle.restart([self._gpus[row].key])
-            self._request_inventory(
-                f"GPU {self._gpus[row].key} was reset: its counters began again"
-            )
+            self._request_inventory(f"GPU {self._gpus[row].key} was reset: its counters restarted")
             self._put_epoch(row)
         self._session.ras.read(now_ns, 1)
         changes = self._session.ras.changes

@@ -1,6 +1,6 @@
-"""Parts of AMD GPUs: their XGMI links, their compute partitions, the errors of their RAS blocks, who holds them.
+"""Parts of AMD GPUs: XGMI links, compute partitions, RAS error counters, and processes.
 
-Links stand in the tables of NVLinks, partitions in those of MIG devices, processes in those of the processes that NVML lists.
+Links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's processes.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class XgmiLinks(AmdCollector):
 
 
 class AmdPartitions(AmdCollector):
-    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are told."""
+    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are reported."""
 
     tables = ("mig_10s", "mig_10s_changes")
 
@@ -222,7 +222,7 @@ class KfdProcesses(AmdCollector):
             raise NoData(
                 "KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded"
             )
-        if holdings is not self._last:  # the same object as long as nobody looked anew
+        if holdings is not self._last:  # the same object as long as nobody looked again
             self._last = holdings
             self._fill()
         self._listing.put(self.name, self._process_list)
@@ -239,7 +239,7 @@ class KfdProcesses(AmdCollector):
                 )
         is_over_limit = len(found) > ROWS_MAX
         self.access_error = (
-            f"{len(found)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+            f"{len(found)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
         )
         found = found[:ROWS_MAX]
         gpus = tuple(gpu.key for gpu in self._session.gpus)

@@ -1,7 +1,7 @@
-"""AMD GPUs as the collectors of one process share them: which there are, what their RAS blocks have counted, who holds them.
+"""State that the AMD collectors of one process share: the GPUs, their RAS counters, their processes.
 
-To list them takes a hundred small files, and each look at a RAS count asks the GPU's firmware: both are done once for all
-collectors, which take their turns one after another.
+Listing GPUs reads a hundred small files, and reading a RAS counter calls the GPU's firmware. Both are done once for all
+collectors, which run one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..hardware.amdgpu import (
 from ..hardware.files import Roots, device_key
 
 SECOND_NS = 1_000_000_000
-#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not answer.
+#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not respond.
 CHECK_NS = 10 * SECOND_NS
 #: GPUs are listed again after this long, and at once when a card, a node or a GPU's mode comes or goes.
 LIST_NS = 3600 * SECOND_NS
@@ -64,7 +64,7 @@ class RasCounts:
         self._files = [self._files_of(gpu) for gpu in gpus]
         self._read_ns = [-RAS_NS] * len(gpus)
         self._next = 0  # they are asked in turn
-        #: How often each GPU was asked, and how often its counts were others: by that whoever shows them sees it.
+        #: How often each GPU was asked, and how often its counts were others: by that anyone who shows them sees it.
         self.reads = [0] * len(gpus)
         self.changes = [0] * len(gpus)
         self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]
@@ -88,7 +88,7 @@ class RasCounts:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Ask those GPUs whose counts are due, at most so many. One that sleeps is not woken: its counts stand."""
+        """Ask those GPUs whose counts are due, at most this many. One that sleeps is not woken: its counts stand."""
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -189,7 +189,7 @@ class AmdGpuSession:
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Look who holds the GPUs: anew when a process came or went, and now and then. None: KFD is not there."""
+        """Look who holds the GPUs: again when a process came or went, and now and then. None: KFD is not there."""
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None

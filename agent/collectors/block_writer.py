@@ -1,4 +1,4 @@
-"""Values and rows of a collector's own blocks, by the names of signals and devices."""
+"""Writes values and rows into a collector's blocks by signal name and device name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is told again and again, as one event in rising revisions: who runs on a GPU, who holds it.
+"""Reports a changing list (GPU processes, GPU allocations) as one event with rising revisions.
 
-Such an event's id is made from what it is of, so that it is the same one after a restart of whoever tells it. He then
-remembers nothing, and an end that came between the two nobody tells: so he says once from when on all there is was
-told anew (ANEW), and what was last told before that has ended.
+An event's id is derived from its subject, so it stays the same after a restart of the reporter. After a restart the
+reporter has no memory, so it cannot report an end that it missed. It therefore sends ANEW once, with the time since
+which it has reported everything present. Events last reported before that time have ended.
 """
 
 from __future__ import annotations

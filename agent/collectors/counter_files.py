@@ -1,4 +1,4 @@
-"""Collectors whose devices are folders of counter files: one class, and a table of sources for each."""
+"""Collectors that read folders of counter files: one class, and a table of sources for each."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class CollectorSpec:
     change_key: Callable[[], object] | None = None
     #: Given (path, errno) of what is refused: the words that name it and say what opens it, or none.
     access_error: Callable[[Sequence[tuple[str, int]]], str] | None = None
-    #: A device that answers with errors is left alone for at most this long; 0: never left alone.
+    #: A device that answers with errors is skipped for at most this long; 0: never skipped.
     wait_seconds_max: int = 0
 
     @property

@@ -1,7 +1,8 @@
-"""DCGM's host engine, where one runs: profiling metrics before Hopper, health watches, policy violations, XIDs, NVSwitches, vGPUs.
+"""DCGM, where a host engine runs: profiling, health watches, policy violations, XIDs, NVSwitches, vGPUs.
 
-`listen` takes what somebody has the engine watch already. `watch` has it watch more, and yields to a profiler. Either way no engine is started, no
-policy set, no diagnostic run. An engine that hangs is left behind as any driver is, in a lane of its own.
+`listen` reads only what others already have the engine watch. `watch` adds watches of its own, and yields to a profiler.
+Neither starts an engine, sets a policy or runs a diagnostic. An engine that hangs is abandoned like a driver, in its own
+lane.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from .dcgm_parts import LINK_SXIDS, SWITCH_SXIDS, VIRTUALIZATION_MODE, EnginePar
 
 #: A connection is made within this, or not.
 CONNECT_MILLISECONDS = 500
-#: An engine that does not answer is tried this often.
+#: An engine that does not respond is tried this often.
 RETRY_SECONDS = 10
 #: Health and XIDs are read this often; an engine's own watches are no faster.
 HEALTH_SECONDS = 10
 #: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
 RECHECK_SECONDS = 60
-#: An incident that stands is told again this often: the aggregator forgets one that is not.
+#: An incident that stands is reported again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
 #: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
 SHOWN_SECONDS = 3
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 def is_installed(roots: Roots) -> bool:
-    """Say whether a client library is there to be loaded. Loads none: only the lane does."""
+    """Return whether a client library is there to be loaded. Loads none: only the lane does."""
     if roots.dcgm_library:
         return True
     if not roots.is_this_machine:
@@ -173,10 +174,10 @@ class DcgmListener(Collector):
         where = self._roots.dcgm_address
         if error.code == library.VERSION_MISMATCH:
             return AccessDenied(
-                f"the host engine at {where} is of another major than the library: {error}"
+                f"the host engine at {where} has another major version than the library: {error}"
             )
         if error.code == library.NO_PERMISSION:
-            return AccessDenied(f"the host engine at {where} refuses us: {error}")
+            return AccessDenied(f"the host engine at {where} rejected the connection: {error}")
         return NoData(f"no DCGM host engine answers at {where}: {error}")
 
     def _lose(self, error: DcgmError, now_ns: int) -> None:
@@ -435,7 +436,7 @@ def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
 
 
 class _StandingIncidents:
-    """What DCGM's health watches report, from when on, and when it was told."""
+    """What DCGM's health watches report, from when on, and when it was reported."""
 
     def __init__(self) -> None:
         self._standing: dict[tuple[int, int, int, int], tuple[Incident, int, int, int]] = {}
@@ -454,7 +455,7 @@ class _StandingIncidents:
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
-        """Return (incident, since when, revision) of what is to be told now: at first, and then every `RETELL_SECONDS`."""
+        """Return (incident, since when, revision) of what must be told now: at first, and then every `RETELL_SECONDS`."""
         due = list[tuple[Incident, int, int]]()
         for key, (incident, began_ns, revision, published_ns) in self._standing.items():
             if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:

@@ -1,6 +1,6 @@
-"""What DCGM's field ids, health systems and policy conditions mean, and which of its values are readings. Pure.
+"""Meaning of DCGM's field ids, health systems and policy conditions. Pure.
 
-Fields are known by id alone: DCGM 4.6 gave many of them other names under the same ids.
+Fields are identified by id alone, because DCGM 4.6 renamed many of them under the same ids.
 """
 
 from __future__ import annotations
@@ -167,13 +167,13 @@ class ProfilingReader:
 
 
 def incident_text(incident: Incident) -> str:
-    """Return what is told of an incident: the system and DCGM's words."""
+    """Return the message about an incident: the system and DCGM's words."""
     system = HEALTH_SYSTEMS.get(incident.system, f"system {incident.system:#x}")
     return f"DCGM health, {system}: {incident.message or 'no words'}"
 
 
 def violation_text(violation: Violation) -> str:
-    """Return what is told of a policy violation."""
+    """Return the message about a policy violation."""
     form = POLICY_CONDITIONS.get(violation.condition, f"condition {violation.condition:#x}")
     text = form.format(first=violation.first, second=violation.second)
     return f"DCGM policy: {text}" + ("; DCGM 3 names no GPU" if violation.gpu == NO_GPU else "")

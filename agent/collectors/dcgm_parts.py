@@ -1,7 +1,7 @@
-"""NVSwitches, their links, and vGPUs, as DCGM's host engine has them: NVML shows none of these.
+"""NVSwitches, their links, and vGPUs, read from DCGM because NVML does not report them.
 
-The engine is asked for switches where the PCI bus has one, and for vGPUs where a GPU is shared among virtual machines.
-Elsewhere it is asked nothing.
+The engine is queried for switches only if the PCI bus has one, and for vGPUs only if a GPU is shared among virtual
+machines.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class EngineParts:
         self._watched: dict[int, bool] = {}  # kind of entity -> whether its fields have values
 
     def begin(self, virtualization: Iterable[FieldValue]) -> None:
-        """Start anew: the connection is new. *virtualization*: field 500 of each GPU."""
+        """Start again: the connection is new. *virtualization*: field 500 of each GPU."""
         self._vgpu_hosts = [each.entity for each in virtualization if each.value == HOST_VGPU]
         self._list_ns, self._watched = 0, {}
 

@@ -1,4 +1,4 @@
-"""What hardly ever changes: worked out once, and again when a file or folder that it follows from is another."""
+"""Caches values derived from files that rarely change; recomputes one when its file or folder changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FileCache(Generic[T]):
         self._watch(ReadRecorder())
 
     def refresh(self) -> bool:
-        """Return whether the value was worked out anew in this turn."""
+        """Return whether the value was worked out again in this turn."""
         before, self._last_contents = self._last_contents, self._read_contents()
         self._turns_left -= 1
         if self._turns_left > 0 and before == self._last_contents:

@@ -1,10 +1,9 @@
-"""GPUs, through NVML: what changes within a second, what changes slowly at 10 s, what somebody sets at 60 s.
+"""GPUs, through NVML, in three groups: read every second, every 10 s and every 60 s.
 
-Each lane has a sweep of its own over all GPUs (`ext/nvml`): one pass, without the GIL, into blocks
-that were made when the GPUs were found. A GPU is known by its UUID, and by its PCI address when it
-fell off the bus before it could say who it is. What becomes of the GPUs is noticed and told by the
-lane of 1 s, which also keeps back fields that have not proved what they are. What is as it was the
-second before is not looked at in Python.
+Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created when the GPUs were
+found. A GPU's name is its UUID, or its PCI address if it fell off the bus before its UUID was read. The 1 s lane detects
+and reports lost and returned GPUs, and withholds fields that are not verified yet. Values that have not changed since
+the last second are skipped without running Python code.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class NvmlCollector(Collector):
         self._addresses: list[str] = []
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is told at once."""
+        """Take the publisher: what becomes of a GPU is reported at once."""
         self._publisher = publisher
 
     def close(self) -> None:
@@ -83,9 +82,7 @@ class NvmlCollector(Collector):
         if sweep is not None:
             sweep.run()
             if sweep.ended:
-                self._on_driver_lost(
-                    NvmlError("NVML lost the driver, and is opened anew", sweep.ended)
-                )
+                self._on_driver_lost(NvmlError("NVML lost the driver and is reopened", sweep.ended))
         blocks = self._blocks
         self._after_sweep()
         self.access_error = self._access_error(sweep)
@@ -138,7 +135,7 @@ class NvmlCollector(Collector):
         """Look at what a turn has read, before it is handed over."""
 
     def _on_driver_lost(self, error: NvmlError) -> None:
-        """The driver is gone or another: NVML is opened anew."""
+        """The driver is gone or another: NVML is reopened."""
         self._session.reopen(driver_loaded=True)
         raise collector_error(error, self._roots)
 
@@ -161,7 +158,7 @@ class NvmlCollector(Collector):
         return session.hidden
 
     def _shows_whole_gpu(self, row: int) -> bool:
-        """Say whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
+        """Return whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
         names = ("gpu.memory_used_bytes", "gpu.memory_total_bytes", "gpu.ecc_mode_state")
         return any(self._cells.number(name, row) is not None for name in names)
 
@@ -170,7 +167,7 @@ class NvmlCollector(Collector):
 # What has become of the GPUs: lost and back, moved, gone, reset, another driver. Pure: sightings
 # in, words out.
 #
-# A GPU is known by its key, its UUID where it has one. Whenever its counters began anew its epoch
+# A GPU is known by its key, its UUID where it has one. Whenever its counters started over its epoch
 # rises, so that nobody subtracts over the gap.
 
 
@@ -196,7 +193,7 @@ class GpuLifecycle:
     def update(
         self, addresses: Mapping[str, str], driver_version: str, driver_loads: int
     ) -> list[str]:
-        """Take what is there now (key -> address), and return in words what is not as it was.
+        """Take what is there now (key -> address), and return as text what is not as it was.
 
         *driver_loads*: how often the driver was found gone. The first find is the beginning, no change.
         """
@@ -227,13 +224,13 @@ class GpuLifecycle:
                 yield f"GPU {key} is gone from {address}"
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         for key in list(keys):
             self.epochs[key] = self.epochs.get(key, 0) + 1
             self._restarted.add(key)
 
     def take_restarted(self, key: str) -> bool:
-        """Say, once, that the counters of a GPU began anew."""
+        """Say, once, that the counters of a GPU started over."""
         if key not in self._restarted:
             return False
         self._restarted.remove(key)
@@ -274,7 +271,7 @@ class GpuLifecycle:
 
 #: Who is where is looked at this often; a GPU that comes back, at once.
 IDENTITY_SECONDS = 60
-#: Of these none falls while a GPU and its driver go on. The energy is a gauge: of doubles.
+#: Of these none falls while a GPU and its driver continue. The energy is a gauge: of doubles.
 NEVER_FALL = {
     "gpu.energy_joules": 0,
     "gpu.violation_power_nanoseconds": library.ALL_BITS,
@@ -287,8 +284,8 @@ log = logging.getLogger(__name__)
 class GpuSecond(NvmlCollector):
     """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
 
-    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory
-    whenever GPUs or the driver are not what they were; a GPU whose counters began anew has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
+    the GPUs or the driver change; a GPU whose counters started over has another epoch.
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
@@ -367,7 +364,7 @@ class GpuSecond(NvmlCollector):
         rows, column_of = len(self._keys), self._cells.column_of
         self._states = Rows(rows, [(*column_of("gpu.lost_state"), library.ALL_BITS)])
         never_fall = [(*column_of(name), mask) for name, mask in NEVER_FALL.items()]
-        self._counts = Rows(rows, never_fall, self._addresses)  # goes on where it was
+        self._counts = Rows(rows, never_fall, self._addresses)  # continues where it was
         self._field_filter = FieldFilter(self._validators, self._keys, self._addresses, self._cells)
 
     def _after_sweep(self) -> None:
@@ -380,7 +377,7 @@ class GpuSecond(NvmlCollector):
             self._turns_to_identity = IDENTITY_SECONDS
             self._check_identity()
         for row in self._counts.fallen():
-            self._request_inventory(f"GPU {self._keys[row]} was reset: its counters began anew")
+            self._request_inventory(f"GPU {self._keys[row]} was reset: its counters restarted")
             self._restart_counters([self._keys[row]])
         self._field_filter.update(self._clock.boottime_ns())
         if self._lifecycle.any_lost:
@@ -401,12 +398,12 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _restart_counters(self, keys: Sequence[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         self._lifecycle.restart(keys)
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Begin the proofs of those whose counters began anew again, and tell their epochs: to those who come after
+        """Begin the proofs of those whose counters started over again, and tell their epochs: to those who come after
         this process too."""
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)
@@ -456,7 +453,7 @@ class GpuSecond(NvmlCollector):
         if version != self._last_kernel_state[0]:
             self._reopen(f"the kernel has driver {version or 'none'}", driver_loaded=True)
         if listed != self._last_kernel_state[1]:
-            self._reopen("the driver lists other GPUs than before", driver_loaded=False)
+            self._reopen("the driver lists different GPUs than before", driver_loaded=False)
 
     def _uuid(self, address: str) -> str:
         assert self._session.nvml is not None
@@ -514,9 +511,7 @@ class GpuTenSeconds(NvmlCollector):
                 self._publish_capped(address, self._keys[row])
 
     def _publish_capped(self, address: str, key: str) -> None:
-        message = (
-            f"GPU {key}: over {library.CALLS_PER_SECOND_MAX} calls a second, the rest is left out"
-        )
+        message = f"GPU {key}: over {library.CALLS_PER_SECOND_MAX} calls a second, further calls are left out"
         log.warning("%s", message, extra={"cause": "gpu.calls"})
         if self._publisher:
             self._publisher.publish(

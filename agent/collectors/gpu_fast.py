@@ -1,8 +1,7 @@
-"""What GPUs do within a second: ten samples of clock, power and reasons, five of use and of GPM, summarised.
+"""Sub-second GPU samples, summarized each second: ten of clock, power and clock reasons, five of use and GPM.
 
-The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`). From there each
-goes to the tracker of phases (`ext/phases`) and into the history of the last minutes, which the period of a job's step
-is found in.
+The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample then goes to the phase
+tracker (`ext/phases`) and into the history of the last minutes, from which the period of a job's step is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ PERIOD_NS = 100_000_000
 GPM_EVERY = 2
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
-#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for anew;
+#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
 #: as long as that does not help, ever more rarely.
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
@@ -350,7 +349,7 @@ class GpuFast(Collector):
             self._created_ns = session.clock.boottime_ns()
 
     def _is_stuck(self, samples: Samples) -> bool:
-        """Say whether to ask for the handles anew: as they are, they have been of no use for long enough."""
+        """Return whether to ask for the handles again: as they are, they have been of no use for long enough."""
         now_ns, healthy_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
         if healthy_ns > self._created_ns:
             self._stuck_wait_ns = STUCK_NS

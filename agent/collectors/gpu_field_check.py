@@ -1,9 +1,9 @@
-"""Fields whose ids moved between drivers must prove that they are what the table takes them for.
+"""Checks NVML fields whose ids moved between drivers before their values are used.
 
-A wrong id answers with another quantity and no error, and while nothing is throttled both are zero. So such a
-field is published only once it has behaved as what it should be: nanoseconds that grow while their clock event
-reason is set, no faster than time passes, and rest while it is not. Settings and percentages do none of that.
-What contradicts it is out for good, until there is another driver.
+A wrong id returns another quantity without an error, and while nothing is throttled both are zero. So such a field is
+published only after it has behaved as expected: nanoseconds that grow while their clock event reason is set, no faster
+than time, and stay constant otherwise. Settings and percentages do not behave like that. A field that contradicts this
+is excluded until the driver changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...ext import nvml as library
 from ...ext.nvml import ALL_BITS, Rows
 from .block_writer import Cells
 
-#: So many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
+#: This many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
 CONFIRMATIONS_MIN = 3
 #: So often it must have rested while its reason was not set: or it might count something that always is.
 IDLE_SAMPLES_MIN = 1
@@ -51,7 +51,7 @@ class FieldValidator:
     def __init__(self, flag: int) -> None:
         """*flag*: the bit of the clock event reasons that must go with it."""
         self._flag = flag
-        self.contradiction = ""  # in words; empty: none
+        self.contradiction = ""  # as text; empty: none
         self.restart()
 
     @property
@@ -72,10 +72,10 @@ class FieldValidator:
         if verified:
             self._confirmations, self._idle_samples = CONFIRMATIONS_MIN, IDLE_SAMPLES_MIN
         if contradicted:
-            self.contradiction = "it contradicted what it should be"
+            self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
-        """Begin anew: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
+        """Begin again: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._last_sample: tuple[int | None, int | None] | None = None
@@ -109,9 +109,9 @@ class FieldValidator:
         grown, passed = value - self._first[1], time_ns - self._first[0]
         set_at_an_end = is_set or self._reason_was_set[1]
         if step < 0:
-            self.contradiction = "it fell, and nothing was reset"
+            self.contradiction = "it decreased without a reset"
         elif max(step - elapsed, grown - passed) > IMPOSSIBLE_LATE_NS:
-            self.contradiction = "it grew faster than time passes"
+            self.contradiction = "it grew faster than time"
         elif step == 0:
             self._idle_samples += not set_at_an_end
         elif set_at_an_end:
@@ -125,7 +125,7 @@ class FieldValidator:
         self._reasonless += 2 * step >= elapsed
         allowed = REASONLESS_STEPS_MAX + self._confirmations // CONFIRMATIONS_PER_REASONLESS
         if self._reasonless > allowed:
-            self.contradiction = "it grew again and again while its clock event reason was not set"
+            self.contradiction = "it grew repeatedly while its clock event reason was not set"
 
 
 class FieldValidators:
@@ -142,7 +142,7 @@ class FieldValidators:
         self._reported: set[tuple[str, str]] = set()
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs began anew."""
+        """The counters of these GPUs started over."""
         for key in keys:
             for reading in self._flags:
                 self._validator(key, reading).restart()
@@ -188,7 +188,7 @@ class FieldValidators:
             self._validator(key, reading).observe_idle(time_ns)
 
     def new_contradictions(self) -> list[str]:
-        """Return in words what was found out since the last call, each once."""
+        """Return as text what was found out since the last call, each once."""
         new = [
             at
             for at, validator in self._validators.items()

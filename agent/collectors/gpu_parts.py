@@ -1,4 +1,4 @@
-"""What the collectors of a GPU's parts share: asking each GPU, and letting go of them."""
+"""Base of the collectors of GPU parts: iterates over GPUs and releases their handles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GpuPartsCollector(Collector, ABC):
         self._parts: Parts | None = None
         #: Address -> key, of the GPUs that are open.
         self._gpus: dict[str, str] = {}
-        self._open_error = ""  # in words: a GPU that could not be opened
+        self._open_error = ""  # as text: a GPU that could not be opened
         self._last_error: Exception | None = None
         self._turns_to_wait = 0
         self._is_unhealthy = (
@@ -60,7 +60,7 @@ class GpuPartsCollector(Collector, ABC):
             raise
 
     def skip(self) -> bool:
-        """While it waits to look again for what is not there, say so in one turn of ten. NVML opened anew ends that."""
+        """While it waits to look again for what is not there, say so in one turn of ten. NVML reopened ends that."""
         has_nothing = self._parts is None and isinstance(self._last_error, NoData)
         if not has_nothing or not self._turns_to_wait or self._turns_to_wait % NO_DATA_TURNS == 1:
             return False

@@ -1,4 +1,4 @@
-"""Processes on each GPU and MIG instance, with the memory that each holds, every second."""
+"""Processes on each GPU and MIG instance, with the memory of each, every second."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def process_listing_of(roots: Roots) -> ProcessListing:
 #: Of a host, in all; those with the higher numbers are left out, which `access_error` says.
 ROWS_MAX = 8192
 
-#: As long as the lists are the same, no process came or went: when each began is looked at anew this often, should a
+#: As long as the lists are the same, no process came or went: when each began is looked at again this often, should a
 #: PID have been given to another within a second.
 UNCHANGED_TURNS_MAX = 9
 
@@ -135,7 +135,7 @@ class GpuProcesses(GpuPartsCollector):
         self._unchanged_turns_left -= 1
         if self._unchanged_turns_left < 0 or self._block is None or not is_same:
             self._unchanged_turns_left = (
-                0  # should this fail, the block is not what was said: it is filled anew
+                0  # should this fail, the block is not what was said: it is filled again
             )
             self._block = self._fill(self._query(self._lists.of))
             self._unchanged_turns_left = UNCHANGED_TURNS_MAX
@@ -155,7 +155,7 @@ class GpuProcesses(GpuPartsCollector):
             rows |= {process_key(gpu, process): process for process in processes}
         is_over_limit = len(rows) > ROWS_MAX
         self._overflow_message = (
-            f"{len(rows)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+            f"{len(rows)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
         )
         if is_over_limit:
             rows = dict(sorted(rows.items(), key=lambda item: item[1].pid)[:ROWS_MAX])
@@ -184,8 +184,8 @@ def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess,
 
 
 def merge_processes(processes: Iterable[Process]) -> list[Process]:
-    """Return one entry for each process and instance: a process may stand in several of a GPU's lists, each with
-    all the memory that it holds."""
+    """Return one entry for each process and instance: a process may be in several of a GPU's lists, each with all of
+    its memory."""
     found: dict[tuple[int, int | None, int | None], Process] = {}
     for process in processes:
         key = process.pid, process.gpu_instance, process.compute_instance
@@ -206,23 +206,23 @@ def process_key(gpu: str, process: Process) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on GPUs are, over time: listings and looks in, what is to be told and counted
+# Whose the processes on GPUs are, over time: listings and looks in, what must be told and counted
 # out. No clock, no I/O.
 #
 # A process is its number and its start. NVML names the number only, so what is told of one must
 # have held at two looks: else a process that ended between the list and the look would lend its GPU
-# to whoever was dealt its number.
+# to anyone who was dealt its number.
 
-#: Processes that were known at the last look are looked at again after so many turns of an unchanged list.
+#: Processes that were known at the last look are looked at again after this many turns of an unchanged list.
 RECHECK_TURNS = 10
-#: An ended process that NVML goes on to list at so many looks holds what nobody will give back by itself.
+#: An ended process that NVML continues to list at so many looks holds what nobody will give back by itself.
 DEAD_OBSERVATIONS_MIN = 2
 
-FOREIGN = "its number is of another PID namespace than the agent's"
+FOREIGN = "its PID belongs to another PID namespace than the agent's"
 HIDDEN = "/proc does not show it"
-REUSED = "its number was dealt to another process while the GPU was still listed"
+REUSED = "its PID was reused while the GPU was still listed"
 GONE = "it ended before it was seen"
-NO_GROUP = "it is in no control group that tells"
+NO_GROUP = "its cgroup does not name an owner"
 
 Identity = tuple[int, int]  # PID and start in clock ticks
 Key = tuple[str, int, int | None, int | None]
@@ -331,7 +331,7 @@ class ProcessTracker:
         return True
 
     def _update_list(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Add who came and end who went. A GPU that does not answer keeps those it had."""
+        """Add who came and end who went. A GPU that does not respond keeps those it had."""
         others = listing.gpus != self._listing.gpus
         back = set(listing.gpus).difference(self._listing.gpus)
         self._listing = listing
@@ -352,7 +352,7 @@ class ProcessTracker:
         return bool(removed or added or others)
 
     def _was_replaced(self, tracked: TrackedProcess) -> bool:
-        """Say whether another has its number now: while the GPU did not answer that is no riddle."""
+        """Return whether another has its number now: while the GPU did not answer that is no riddle."""
         now = self._read_state(tracked.gpu_process.pid)
         return tracked.identity is not None and now.start_ticks not in (0, tracked.identity[1])
 
@@ -434,7 +434,7 @@ def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
 
 
 def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
-    """Return what is told of a process, in a line."""
+    """Return the message about a process, in a line."""
     who = f"process {pid}" + (f" ({name})" if name else "")
     rank = (
         f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
@@ -445,12 +445,12 @@ def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
     if attributes["state"] == "ended":
         return f"{who} of {whose} no longer holds the GPU"
     if attributes["state"] == "dead":
-        return f"{who} of {whose} has ended ({attributes['dead']}), and the GPU is held still"
+        return f"{who} of {whose} has ended ({attributes['dead']}), but the GPU is still in use"
     return f"{who} of {whose} holds the GPU"
 
 
 def owner_text(attributes: Mapping[str, str]) -> str:
-    """Return who runs it, in words."""
+    """Return who runs it, as text."""
     source = attributes["source"]
     if source == SLURM:
         return f"Slurm job {attributes['job_id']}" + (
@@ -467,9 +467,7 @@ def owner_text(attributes: Mapping[str, str]) -> str:
         return f"container {attributes['container_id'][:12]}"
     if source == SYSTEMD:
         return f"unit {attributes.get('user_unit') or attributes['unit']}"
-    return "an owner that is not known" + (
-        f" ({attributes['unknown']})" if attributes.get("unknown") else ""
-    )
+    return "an unknown owner" + (f" ({attributes['unknown']})" if attributes.get("unknown") else "")
 
 
 # ----------------------------------------------------------------------
@@ -487,11 +485,12 @@ EVENT = "gpu.process"
 #: The kernel's own names end at 15 bytes, those of its threads at 63.
 NAME_CHARACTERS_MAX = 63
 _NAMESPACE_REMEDY = (
-    "the driver numbers processes as the host does and this agent does not: run it in the host's PID namespace "
+    "the driver reports PIDs of the host, but this agent runs in another PID namespace. Run it in "
+    "the host's "
     "(hostPID: true, --pid=host)"
 )
 _RELATIVE_REMEDY = (
-    "control groups are shown from within the agent's own: run it in the host's control group namespace "
+    "cgroups are shown relative to the agent's own. Run it in the host's cgroup namespace "
     "(--cgroupns=host)"
 )
 

@@ -166,8 +166,8 @@ def _total(counts: Sequence[int | None]) -> int | None:
 class _CoreFiles:
     """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
 
-    They are listed again when a core is taken offline or comes back, when a frequency domain does (its driver may be
-    loaded late), and each hour: a host of 512 cores has thousands of files to be looked for.
+    They are listed again when a core or a frequency domain goes offline or comes back (its driver may be loaded
+    late), and every hour. A host of 512 cores has thousands of files to look up.
     """
 
     def __init__(self, sys: Path) -> None:
@@ -293,7 +293,7 @@ class CpuMinute(CounterFileCollector):
 # How well the host's clock is kept. Times of hosts whose clocks differ tell a wrong order of
 # events.
 
-_ADJTIMEX_REFUSED = "adjtimex(2) is refused by a system call filter; open it with ProtectClock=no in the agent's unit"
+_ADJTIMEX_REFUSED = "adjtimex(2) is blocked by a system call filter; allow it with ProtectClock=no in the agent's unit"
 
 
 class ClockTenSeconds(Collector):
@@ -369,7 +369,7 @@ def edac_10s(roots: Roots) -> CounterFileCollector:
 
     no_data_reason = (
         "no memory controller in /sys/devices/system/edac/mc: memory without ECC, a guest, or no EDAC driver "
-        "(firmware that keeps errors to itself tells them in the kernel log)"
+        "(firmware-first error handling reports errors in the kernel log)"
     )
     return CounterFileCollector(
         CollectorSpec(

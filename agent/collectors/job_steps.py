@@ -1,7 +1,7 @@
-"""Step time of each rank that reports its steps (`gangline.steps`): a row for each rank, each second.
+"""Step times that ranks report through `gangline.steps`: one row per rank and second.
 
-Whose a process is, is read from its control group where that tells, and only else taken from the slot: a slot that lies
-about its job, or is torn, harms the job of its own process and no other.
+The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot with a false job id
+or a torn write affects only its own process's job.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ FOLDER = Path("shm/gangline")
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
 #: Names of the folder that are seen in a turn, and of what is no live slot so many are removed.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
-#: The folder is listed again after so many turns, also when nothing in it changed.
+#: The folder is listed again after this many turns, also when nothing in it changed.
 LISTING_TURNS = 10
-#: What has not become a slot after so many turns is removed.
+#: What has not become a slot after this many turns is removed.
 DEAD_TURNS = 30
 #: Step times are of the steps of so many seconds, and of the last one at least.
 WINDOW_NS = 10_000_000_000
@@ -161,7 +161,8 @@ class JobSteps(Collector):
         finally:
             os.close(folder.descriptor)
         self.access_error = (
-            f"{self._left_out} slots in /dev/{FOLDER} are left out: at most {SLOTS_MAX}, and {SLOTS_PER_USER_MAX} of one user, are read"
+            f"{self._left_out} slots in /dev/{FOLDER} are ignored: at most {SLOTS_MAX}, and "
+            f"{SLOTS_PER_USER_MAX} of one user, are read"
             if self._left_out
             else ""
         )
@@ -259,8 +260,8 @@ class JobSteps(Collector):
         return block
 
     def _rows(self) -> dict[str, OpenSlot]:
-        """Return the slots that have counted, by device. Of two of one rank, and of two users who name the same job, the
-        first that was read counts: a job that was there before cannot be spoken for."""
+        """Return the slots that have counted, by device. If two slots have one rank, or two users name the same job,
+        the first one read counts. So nobody can report for an existing job."""
         users: dict[str, int] = {}
         rows: dict[str, OpenSlot] = {}
         slots = [slot for slot in self._slots.values() if slot.counts]

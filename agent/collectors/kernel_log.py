@@ -1,4 +1,4 @@
-"""The kernel's log: a thread that waits for records and tells events, and a turn that reports its counts."""
+"""Kernel log: a thread that turns records into events, and a turn that reports its counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
-#: Records taken between two looks at the clock: what is due is told also in the midst of a storm.
+#: Records taken between two checks at the clock: what is due is told also in the midst of a storm.
 RECORDS_PER_GROUP = 256
 #: A storm's groups are so far apart, and at least as long as the one before took: half a core at the most.
 STORM_REST_SECONDS = 0.003
@@ -113,7 +113,7 @@ class KernelLog(Collector):
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it counted and did not tell yet is told. Returns within a second."""
+        """End the thread; what it counted and did not tell yet is reported. Returns within a second."""
         self._closing.set()
         if self._thread is not None:
             with suppress(OSError):
@@ -215,10 +215,10 @@ class KernelLog(Collector):
             )
         if error.errno == errno.EACCES:
             return AccessDenied(
-                f"{self._path} may not be opened; open it with: chmod a+r {self._path}"
+                f"{self._path}: permission denied; allow it with: chmod a+r {self._path}"
             )
         if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
-            return NoData(f"no {self._path}; a container is given it by --device=/dev/kmsg")
+            return NoData(f"no {self._path}; in a container, pass --device=/dev/kmsg")
         return RuntimeError(f"{self._path}: {error.strerror}")
 
 

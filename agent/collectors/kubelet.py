@@ -1,6 +1,6 @@
-"""Which container holds which GPU, by kubelet's own word: told as `gpu.allocation`, counted in `kubelet_10s`.
+"""Which container has which GPU, from kubelet: the event `gpu.allocation` and the table `kubelet_10s`.
 
-That a pod holds a GPU says nothing of what runs there; that is `gpu_processes.py`.
+An allocation does not show what runs on the GPU; `gpu_processes.py` does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..hardware.process_owner import Allocation, KubeletError
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 
 EVENT = "gpu.allocation"
-#: The name under which a sampler that may not ask is told so.
+#: The name under which a sampler that may not query is told so.
 DEVICE_NAME = "kubelet"
 _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
-#: A kubelet that does not answer is asked ever more rarely, in turns of 10 s.
+#: A kubelet that does not respond is asked ever more rarely, in turns of 10 s.
 WAIT_TURNS_MAX = 60
 
 
 class KubeletAllocations(Collector):
-    """`collect` raises NoData where there is no kubelet, AccessDenied where we may not ask, KubeletError when it fails."""
+    """`collect` raises NoData where there is no kubelet, AccessDenied where we may not query, KubeletError when it fails."""
 
     name = "kubelet_10s"
     pace = Pace.TEN_SECONDS

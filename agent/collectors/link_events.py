@@ -1,4 +1,4 @@
-"""Links that go, come, vanish and appear: told the moment the kernel tells, by a thread of its own."""
+"""Network links that go up, go down, appear or disappear, reported at once by a netlink thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .block_writer import put
 
 #: More interfaces than this are not watched; sysfs still counts their changes.
 INTERFACES_MAX = 1024
-#: So many events of an interface are told at once, and then one in each span of this length; the others
+#: This many events of an interface are reported at once, and then one in each span of this length; the others
 #: are counted in it.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
@@ -61,7 +61,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """What is to be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """What must be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -94,7 +94,7 @@ class LinkFlapFilter:
     """The state of the watched links. All methods return the events to be told, in order."""
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
-        """*is_watched* says whether an interface that is new to us is to be watched."""
+        """*is_watched* says whether an interface that is new to us must be watched."""
         self.transitions = 0  # of all links, since the start
         self.suppressed = 0  # of them, those that had no event of their own
         self._is_watched = is_watched
@@ -224,7 +224,7 @@ def _history_attributes(interface: _Interface, now_ns: int) -> dict[str, str]:
 
 #: How long the thread waits for a message before it looks after what it withheld.
 WAIT_SECONDS = 1.0
-#: So many messages are read before it does, however many there are.
+#: This many messages are read before it does, however many there are.
 MESSAGES_MAX = 1024
 #: All links are asked for no more often than this, however many messages are lost.
 DUMP_NS_MIN = 1_000_000_000
@@ -408,7 +408,4 @@ def as_health_event(event: LinkEvent, wall_time_ns: int) -> telemetry_pb2.Health
 
 def _refusal_message(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, str(error))
-    return (
-        f"netlink is refused ({name}): links that go are noticed within a second and not at once; "
-        "allow it: RestrictAddressFamilies=AF_NETLINK in the agent's unit"
-    )
+    return f"netlink is blocked ({name}): link changes are noticed within a second, not at once; allow it: RestrictAddressFamilies=AF_NETLINK in the agent's unit"

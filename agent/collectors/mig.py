@@ -1,7 +1,7 @@
 """MIG devices of each GPU, with placement, memory and occupancy, every 10 s. (The mode itself is `gpu.mig_mode_state`.)
 
-To look MIG devices up is dear (a dozen calls each): it is done only where the mode is on, and afresh each time, for
-NVML's handles of instances that are gone are dealt to others.
+Looking up MIG devices is expensive (a dozen calls each), so it is done only if MIG mode is on. It is repeated each time,
+because NVML reuses the handles of deleted instances.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .gpu_parts import GpuPartsCollector, cleared_block
 # What share of a GPU instance of MIG was at work since the turn before, by GPM: Hopper and later
 # have it.
 
-#: Those of GPM's metrics that are told of an instance: the shares, as columns of `mig_10s`.
+#: Those of GPM's metrics that are reported an instance: the shares, as columns of `mig_10s`.
 SHARES = tuple(metric for metric in METRICS if metric[2].endswith("_ratio"))
 #: NVML_ERROR_NOT_SUPPORTED, and a driver that lacks the function: there is nothing to see.
 LACKING = (3, 13)
@@ -38,14 +38,14 @@ InstanceKey = tuple[str, str, int]
 class Occupancy:
     """The samples of some MIG devices, kept from turn to turn.
 
-    A device that was not there the turn before, or failed in it, has no share yet: it begins anew.
+    A device that was not there the turn before, or failed in it, has no share yet: it starts over.
     """
 
     def __init__(self) -> None:
         self._instances: dict[InstanceKey, GpmInstance] = {}
 
     def retain(self, instance_keys: Collection[InstanceKey]) -> None:
-        """Free the samples of all other devices: an instance made anew in their place is another."""
+        """Free the samples of all other devices: an instance recreated in their place is another."""
         for key in self._instances.keys() - set(instance_keys):
             self._instances.pop(key).close()
 
@@ -63,7 +63,7 @@ class Occupancy:
             raise
 
     def close(self) -> None:
-        """Free all samples. Before the library is let go of."""
+        """Free all samples. Before the library is released."""
         self.retain(())
 
 

@@ -70,9 +70,9 @@ def net_1s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
     """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
-    a driver may hold as long as its firmware does not answer; the statistics may be the driver's to add up.
+    a driver may hold as long as its firmware does not respond; the statistics may be the driver's to add up.
 
-    An interface that comes or goes is listed anew in the next turn. One that was replaced under its
+    An interface that comes or goes is listed again in the next turn. One that was replaced under its
     name is told by its ifindex, in the same block as its first counters.
     """
     return CounterFileCollector(
@@ -182,7 +182,7 @@ class Bonds(ExcludingCollector):
 # It enters the driver under the kernel's network lock, and from there firmware.
 
 #: An interface of a host that is a folder has no driver that could be asked.
-FOLDER_REASON = "the drivers of a host that is a folder cannot be asked"
+FOLDER_REASON = "a host that is a folder has no drivers to query"
 REFUSED = frozenset((errno.EPERM, errno.EACCES))
 
 
@@ -195,7 +195,7 @@ class Interface:
 
 
 class EthtoolInterfaces:
-    """The interfaces that are asked, listed anew in each turn."""
+    """The interfaces that are asked, listed again in each turn."""
 
     def __init__(self, roots: Roots, list_interfaces: InterfaceLister) -> None:
         self._sys, self._list_interfaces = roots.sys, list_interfaces
@@ -211,7 +211,7 @@ class EthtoolInterfaces:
         return self._listing.value
 
     def is_asleep(self, interface: Interface) -> bool:
-        """Say whether its device is suspended: the kernel would wake it for any question of ethtool."""
+        """Return whether its device is suspended: the kernel would wake it for any question of ethtool."""
         return is_asleep(self._sys / "class/net" / interface.name / "device")
 
     def _list(self) -> list[Interface]:
@@ -381,7 +381,8 @@ class LinkDetails(ExcludingCollector):
                 ) from error
             if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
                 raise AccessDenied(
-                    "generic netlink is refused; allow it: RestrictAddressFamilies=AF_NETLINK in the "
+                    "generic netlink is blocked; allow it: RestrictAddressFamilies=AF_NETLINK in "
+                    "the "
                     "agent's unit"
                 ) from error
             raise
@@ -461,7 +462,7 @@ def _of_pause(reply: bytes) -> _Values:
     }
 
 
-#: What is asked in words and as a command, whether its counts are asked for too, and how the reply is read.
+#: What is asked as text and as a command, whether its counts are asked for too, and how the reply is read.
 _REQUESTS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
     ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
     ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),

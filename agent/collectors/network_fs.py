@@ -1,4 +1,4 @@
-"""NFS mounts: what was read and written, how often it had to be sent, how long it took."""
+"""NFS mounts: bytes read and written, retransmissions, and latency."""
 
 from __future__ import annotations
 

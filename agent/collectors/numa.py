@@ -1,4 +1,4 @@
-"""NUMA nodes: memory, cores and where pages came from; huge pages; from sysfs and /proc/stat."""
+"""NUMA nodes from sysfs and /proc/stat: memory, cores, allocation hits and misses, huge pages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""NVLinks of each GPU, and its C2C links to a Grace CPU: state, speed, errors, traffic, by NVML's field values.
+"""NVLink and C2C links of each GPU from NVML's field values: state, speed, errors, traffic.
 
-A field is asked for with its link as scope; drivers that do not have it so have, for links 0 to 11, a field of its
-own for each link. Both are asked for, and the first that has a value is taken; what a link does not have is left out
-of the next calls. Ids: nvml.h of NVML 12.9; each has stood since it appeared.
+A field is requested with its link as scope. Drivers without scoped fields have one field per link, for links 0 to 11.
+Both are requested, and the first with a value is used; what a link does not support is left out of later calls. Ids:
+nvml.h of NVML 12.9; none has changed since it was introduced.
 """
 
 from __future__ import annotations

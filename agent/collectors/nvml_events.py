@@ -1,7 +1,7 @@
-"""NVML's events, told as they come: XIDs that the kernel log does not show, ECC errors, MIG changes, retirements; and
-that the driver is about to be taken off a GPU, which is then let go of at once.
+"""NVML events: XIDs missing from the kernel log, ECC errors, MIG changes, page retirements, driver unbinds.
 
-NVML is asked once a second, without waiting: what an XID needs at once the kernel log tells.
+When the driver is about to be unbound from a GPU, the GPU is released at once. NVML's event set is polled once a
+second without waiting, because the kernel log collector already reports urgent XIDs at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EVENT_TYPES = {
     0x1000: "poison, not fatal",
     0x2000: "poison, fatal",
     0x4000: "GPU unavailable",
-    0x8000: "recovery action asked for",
+    0x8000: "recovery action requested",
 }
 REGISTERED_TYPES = sum(EVENT_TYPES)
 
@@ -131,7 +131,7 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _fail(self, error: Exception, now_ns: int) -> None:
-        """Make the sets anew after a while: soon at first, then ever more rarely."""
+        """Make the sets again after a while: soon at first, then ever more rarely."""
         # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
         since_ns, self._registered_ns = self._registered_ns or now_ns, 0
         lasted = now_ns - since_ns > RETRY_SECONDS * SECOND_NS
@@ -203,14 +203,14 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
-        """Let go of the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
+        """Release the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
         if event.type not in (UNBIND, BIND):
             return
         self.received += 1
         state = "unbind" if event.type == UNBIND else "bind"
         key = self._keys.get(event.address, "")
         (self._session.unbind if event.type == UNBIND else self._session.bind)(event.address)
-        change = "is taken off, it is let go of" if state == "unbind" else "is put on"
+        change = "is unbound, and the GPU is released" if state == "unbind" else "is put on"
         publisher.request_inventory(f"the driver {change}: GPU {key or event.address}")
         publisher.publish(
             HealthEvent(
@@ -241,7 +241,7 @@ class NvmlEvents(Collector):
 
 
 def as_health_event(event: Event, report: PendingReport, key: str) -> HealthEvent:
-    """Return what is told of an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
+    """Return the message about an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
     is_xid = event.type == XID
     health_event = HealthEvent(
         device_kind="gpu",

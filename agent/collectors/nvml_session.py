@@ -1,9 +1,9 @@
-"""NVML as this process has it open: once, for all collectors, which take their turns one after another.
+"""The process's NVML session, opened once and shared by its collectors, which run one at a time.
 
-NVML holds a descriptor of each GPU that was asked for until it is shut down as a whole, and only then sees a driver
-that was loaded again or a GPU that came back. So the library is opened here and nowhere else, each GPU by its PCI
-address, and closed for all at once; a collector sees by `generation` that what it had made is of no use any more.
-A GPU that is spared is not asked for: not opened, not named, not counted.
+NVML keeps a descriptor of each GPU open until the whole library is shut down, and only then notices a reloaded driver
+or a returned GPU. So only this module opens the library. It opens each GPU by its PCI address, and closes all at once.
+When `generation` changes, a collector's handles are invalid. A GPU that is released or in quarantine is not opened,
+named or counted.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000
 #: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
 RETRY_SECONDS = 60
-#: While the kernel has a driver loaded that NVML does not answer for: one loaded again does so within seconds.
+#: While the kernel has a driver loaded that NVML does not respond for: one loaded again does so within seconds.
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
 NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 9, 15, 18, 999
 #: What NVML answers where it may not open the driver's devices.
 REFUSED = frozenset((NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN))
-#: nvidia-docker #1671: systemd writes the device rules of a container anew, without what NVIDIA's runtime had added.
+#: nvidia-docker #1671: systemd writes the device rules of a container again, without what NVIDIA's runtime had added.
 DEVICES_CLOSED = (
     "the device rules of this container exclude the GPUs (/dev/nvidiactl); no GPU is at fault. `systemctl daemon-reload` "
     "on the node does this under NVIDIA's legacy runtime: delete the pod. CDI or a privileged container prevents it"
@@ -71,7 +71,7 @@ class RetryTimer:
         self._due_ns = now_ns + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS) * SECOND_NS
 
     def is_due(self, now_ns: int) -> bool:
-        """Say whether to try again now. The kernel's side is looked at once a second at most."""
+        """Return whether to try again now. The kernel's side is looked at once a second at most."""
         if now_ns >= self._due_ns:
             return True
         if now_ns - self._checked_ns < SECOND_NS:
@@ -133,7 +133,7 @@ def collector_error(error: NvmlError, roots: Roots) -> Exception:
     return error
 
 
-#: While a GPU is lost, missing or without a name NVML is opened anew, without which it could not come back: after
+#: While a GPU is lost, missing or without a name NVML is reopened, without which it could not come back: after
 #: this long, then ever more rarely, for it disturbs the GPUs that are well.
 REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
 #: The driver was to be taken off a GPU: if it has not been by then, it will not be.
@@ -177,10 +177,10 @@ class NvmlSession:
         self.nvml: Nvml | None = None  # None also while every GPU is spared
         self.gpus: Sequence[NvmlGpu] = ()  # in order of address
         self.driver_version = ""
-        self.hidden = ""  # in words: GPUs that NVML does not show
+        self.hidden = ""  # as text: GPUs that NVML does not show
         #: Rises whenever what was made of the open NVML is of no use any more.
         self.generation = 0
-        #: How often the driver was found gone or another: every GPU's counters began anew each time.
+        #: How often the driver was found gone or another: every GPU's counters started over each time.
         self.driver_loads = 0
         #: PCI addresses of the GPUs that are split into MIG instances, as their lane last read it.
         self.mig_addresses: frozenset[str] = frozenset()
@@ -192,7 +192,7 @@ class NvmlSession:
         self._users: weakref.WeakSet[NvmlUser] = weakref.WeakSet()
         self._event_pollers: list[weakref.ref[EventPoller]] = []
         self._excluded: Collection[str] = ()
-        self._unbinding: dict[str, int] = {}  # address -> until when it is left alone
+        self._unbinding: dict[str, int] = {}  # address -> until when it is skipped
         self._has_gpus = self._was_open = False
         self._is_complete = True  # all that NVML counts were found, each under its UUID
         self._last_error: Exception | None = None
@@ -247,7 +247,7 @@ class NvmlSession:
             if self.nvml is None:
                 self.nvml = open_nvml(self._roots)
         except (NoData, AccessDenied, NvmlError) as reason:
-            log.info("not warm: %s", reason, extra={"cause": "gpu.warm"})
+            log.info("NVML is not preloaded: %s", reason, extra={"cause": "gpu.warm"})
 
     def _give_up(self, reason: Exception, now_ns: int) -> None:
         """Let go, and give the same answer until it is time to look again."""
@@ -346,7 +346,7 @@ class NvmlSession:
     # ---- letting go -------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Have everything made anew of the GPUs, which stay attached."""
+        """Have everything recreated of the GPUs, which stay attached."""
         for user in list(self._users):
             try:
                 user.release()
@@ -358,7 +358,7 @@ class NvmlSession:
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
-        """Let go of every GPU and of NVML, so that no descriptor is left; the next `open` opens them again."""
+        """Release every GPU and NVML, so that no descriptor is left; the next `open` opens them again."""
         self.refresh()
         if self.nvml is not None:
             self.nvml.close()
@@ -370,7 +370,7 @@ class NvmlSession:
         self.close()
 
     def schedule_reopen(self) -> None:
-        """Something is wrong with a GPU that NVML does not find out without being opened anew: do so after a while."""
+        """Something is wrong with a GPU that NVML does not find out without being reopened: do so after a while."""
         now_ns = self.clock.boottime_ns()
         if now_ns - self._unhealthy_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
             self._reopen_wait_seconds = REOPEN_SECONDS
@@ -383,13 +383,13 @@ class NvmlSession:
         if self._reopen_ns and self._is_complete:
             self._reopen_ns, self._reopen_wait_seconds = 0, REOPEN_SECONDS
 
-    # ---- GPUs that are left alone -----------------------------------------------------------------
+    # ---- GPUs that are skipped -----------------------------------------------------------------
 
     def exclude(self, devices: Collection[str]) -> None:
         """Ask the GPUs at these PCI addresses nothing from now on; an empty name is the driver as a whole.
 
         What is open is closed when one of them is among it, and taken up again without them. It is, too, when
-        one is back that was not there: NVML shows it once it is opened anew.
+        one is back that was not there: NVML shows it once it is reopened.
         """
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
         returned = [each for each in self._excluded if each not in devices]
@@ -400,7 +400,7 @@ class NvmlSession:
             self._apply_exclusion(before)
 
     def unbind(self, address: str) -> None:
-        """The driver is about to be taken off a GPU: let go of it; of all, if that is none that is known."""
+        """The driver is about to be unbound from a GPU: release it, or all GPUs if it is unknown."""
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
         until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * SECOND_NS
         for each in (address,) if address in before else tuple(before):

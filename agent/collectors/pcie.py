@@ -25,7 +25,7 @@ _LANES_MAX = 32
 NO_FUNCTION = "no GPU, network or NVMe function in /sys/bus/pci/devices"
 #: A list costs as much as four minutes' readings, so it is made again when the functions are others.
 _LIST_SECONDS = 300
-#: In a turn at most so many functions are named to the one who asks why the inventory is renewed.
+#: In a turn at most this many functions are named to the one who asks why the inventory is renewed.
 _CHANGES_LISTED_MAX = 4
 
 LINK_FIELDS: Mapping[str, FileField] = {
@@ -102,7 +102,7 @@ AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
 class PcieTenSeconds(CounterFileCollector):
     """Links and AER. A link's speed is read from the device itself, which may be asleep or gone.
 
-    A function that came, went, or was put back is listed in the next turn, its files opened anew; so is one
+    A function that came, went, or was put back is listed in the next turn, its files reopened; so is one
     that fell asleep or woke up: of one that sleeps the link is not read, for that would wake it.
     """
 
@@ -131,7 +131,7 @@ class PcieTenSeconds(CounterFileCollector):
         self._publisher = publisher
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """As of any folders' collector; what a link could do is asked when its device is listed, so that is done anew."""
+        """As of any folders' collector; what a link could do is asked when its device is listed, so that is done again."""
         if devices != self._excluded:
             self.close()
         super().exclude(devices)

@@ -124,7 +124,7 @@ def _hwmon(
 
 
 def _chip(sensor: str) -> str:
-    """Return the chip of a sensor: when one does not answer, the chip does not."""
+    """Return the chip of a sensor: when one does not respond, the chip does not."""
     return sensor.rpartition("/")[0]
 
 

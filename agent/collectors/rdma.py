@@ -1,4 +1,4 @@
-"""RDMA ports, from sysfs. Counters are given raw: one that stands at its ceiling is read as that."""
+"""RDMA ports, from sysfs. Counters are sent raw; a saturated counter is sent as its maximum."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ _POPULATIONS = ("active_", "watermark_")
 
 
 def is_counter(name: str) -> bool:
-    """Say whether a file of counters/ or hw_counters/ is one that counts."""
+    """Return whether a file of counters/ or hw_counters/ is one that counts."""
     return name not in _SETTINGS and not name.startswith(_POPULATIONS)
 
 

@@ -1,4 +1,4 @@
-"""Settings that decide speed, once a minute: somebody changes them, and the job is slow from then on."""
+"""Kernel and driver settings that affect performance, once a minute, to catch changes that slow down jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SettingsMinute(ExcludingCollector):
         self._roots = roots
         self._block = Block("settings_60s", ("host",))
         self._settings = FileCache(self._compute)
-        self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # others at each look
+        self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # others at each check
 
     def exclude(self, devices: frozenset[str]) -> None:
         """Ask none of these cores."""

@@ -1,4 +1,4 @@
-"""Processes that do not come back from the kernel, above all those that hold a GPU."""
+"""Processes stuck in the kernel (state D), especially those that use a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS_MAX = 4096
 READS_MAX = 512
 #: Of a process's descriptors, the first: a driver is opened before files and sockets are.
 DESCRIPTORS_MAX = 512
-#: Whether a process holds a GPU is looked up anew after this many turns, for each descriptor is a link to be
+#: Whether a process holds a GPU is looked up again after this many turns, for each descriptor is a link to be
 #: read; after more turns where that would be more processes in a turn than these.
 _CHECK_TURNS = 6
 _CHECKS_MAX = 512
@@ -63,7 +63,7 @@ class BlockedTimes:
     ) -> dict[tuple[int, int], float]:
         """Return how long each of these tasks has been seen blocked, in seconds, by its identity.
 
-        It may have moved between two looks: blocked at both is not proof of blocked all the time.
+        It may have moved between two checks: blocked at both is not proof of blocked all the time.
         """
         self._first = {t.identity: self._first.get(t.identity, now_seconds) for t in blocked}
         return {identity: max(0.0, now_seconds - at) for identity, at in self._first.items()}
@@ -92,7 +92,7 @@ class GpuHolders:
         return None in self._holding.values()
 
     def holds(self, task: TaskStat) -> bool:
-        """Say whether the task held a GPU when it was asked last."""
+        """Return whether the task held a GPU when it was asked last."""
         return bool(self._holding.get(task.identity))
 
     def find(self, processes: Sequence[TaskStat]) -> list[TaskStat]:
@@ -123,7 +123,7 @@ class GpuHolders:
 
 
 def hides_processes(processes: Iterable[TaskStat]) -> bool:
-    """Say whether /proc shows some processes only: the first of all is always there."""
+    """Return whether /proc shows some processes only: the first of all is always there."""
     return all(task.number != 1 for task in processes)
 
 

@@ -1,1 +1,1 @@
-"""The command line's agent side: one file per command."""
+"""Commands of the agent: one file per command."""

@@ -1,4 +1,4 @@
-"""`gangline agent`: the daemon of this host, in the foreground."""
+"""`gangline agent`: runs the agent of this host in the foreground."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = "GANGLINE_AGGREGATOR"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or SIGINT, or show the status; with --config SIGHUP begins anew. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    """Run until SIGTERM or SIGINT, or show the status; with --config SIGHUP starts over. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
     if arguments[:1] == ["status"]:
         from . import agent_status
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> bool:
-    """Return whether the agent is to begin anew. Raises SettingsError and FolderError."""
+    """Return whether the agent is to start over. Raises SettingsError and FolderError."""
     config = _settings(options)
     preforked = prefork(config, SystemClock())
     try:

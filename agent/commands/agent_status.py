@@ -1,4 +1,4 @@
-"""`gangline agent status`: whether the agent of this host is connected, what waits, and what it cannot read."""
+"""`gangline agent status`: the agent's connection, its unsent data, and the sources it cannot read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     status, why = read_status((options.run_folder,) if options.run_folder else FOLDERS)
     if status is not None and status["agent"] is None:
-        status, why = None, "the agent is of a version that does not say how it stands"
+        status, why = None, "the agent's version is too old to report its state"
     if status is None:
         if options.json:
             print(json_object({"known": False, "why": why}))
@@ -95,7 +95,7 @@ def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
 def _lost(fields: dict[str, Any]) -> str:
     counts = (
         ("lost_frames", "frames dropped"),
-        ("refused_frames", "frames refused by the aggregator"),
+        ("refused_frames", "frames rejected by the aggregator"),
         ("lost_events", "events dropped"),
         ("write_errors", "frames not written to disk"),
     )

@@ -1,7 +1,7 @@
 """`gangline check`: one line and an exit code about this host, from the agent's status file.
 
-It runs before and after each job on each host, so that it imports next to nothing, asks nobody and waits
-for nothing. Whatever it cannot know is exit code 0: a check that is unsure must never stop a fleet.
+It runs before and after each job on each host, so it imports almost nothing, makes no calls and waits for nothing.
+Anything it cannot determine gives exit code 0: an uncertain check must never stop a fleet.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         _print_line(f"gangline: {options}; nothing was checked, exit 0")
         return OK
     purpose, as_json, folder = options
-    # A prolog runs in whoever's folder: below that only a person is meant to look.
+    # A prolog runs in anybody's folder: below that only a person is meant to look.
     status, why = read_status(
         (folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1]
     )
@@ -123,7 +123,7 @@ def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
 def _read(path: str, *, own_user_only: bool) -> bytes:
     """Return the file. Raises OSError; ValueError when it is not one that only the agent could write.
 
-    *own_user_only*: that only an agent of this user could: whoever made the working folder made this one too.
+    *own_user_only*: that only an agent of this user could: anyone who made the working folder made this one too.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -183,7 +183,7 @@ def _print_unknown(why: str, *, as_json: bool) -> None:
             )
         )
     else:
-        _print_line(f"gangline: {why}. Nothing is known of this host, exit 0")
+        _print_line(f"gangline: {why}. The state of this host is unknown, exit 0")
 
 
 def _print_json(status: dict[str, Any], blocking: list[dict[str, Any]], now_ns: int) -> None:

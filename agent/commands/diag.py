@@ -1,4 +1,4 @@
-"""`gangline diag import`: take over the result of a diagnostic that somebody ran of this host's GPUs."""
+"""`gangline diag import`: imports the result of a GPU diagnostic that an operator ran on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline doctor`: what this host's agent sees, what it is blind to, and the line that opens it."""
+"""`gangline doctor`: what the agent can read on this host, what it cannot, and how to enable it."""
 
 from __future__ import annotations
 

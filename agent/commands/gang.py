@@ -1,9 +1,9 @@
-"""`gangline gang -- srun ...`: runs a step in a Slurm allocation that has spare nodes, and again on healthy ones when a node is lost.
+"""`gangline gang -- srun ...`: runs a step in a Slurm allocation with spare nodes, and reruns it when a node fails.
 
-For batch scripts with one node or more than the step needs, and `--no-kill`: the nodes that are well never leave the job, so that no
-scheduling pass stands between the loss and the new start. What is lost is Slurm's word: a node that left the allocation, or is DOWN,
-failing or not responding, or that an executor evicts jobs from. A program that fails is no lost node. Nothing is asked of an
-aggregator, and no login is needed.
+Use it in batch scripts that have one or more spare nodes and `--no-kill`. Healthy nodes never leave the job, so the
+restart needs no scheduling pass. Slurm decides which nodes are lost: those that left the allocation, that are DOWN,
+failing or not responding, or from which an executor evicts jobs. A program that fails is not a lost node. The command
+needs no aggregator and no login.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OK, REFUSED, USAGE = 0, 1, 2
 RESTARTS_DEFAULT, RESTARTS_MAX = 3, 1000
 #: After a step has failed Slurm may take so long to say that a node is lost.
 SETTLE_SECONDS, POLL_SECONDS = 2.0, 0.05
-#: A controller that does not answer for so long is asked again, a few times, before the step's own exit code counts.
+#: A controller that does not respond for this long is asked again, a few times, before the step's own exit code counts.
 COMMAND_SECONDS, COMMAND_TRIES = 10.0, 3
 NODES_MAX = 100_000
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,11 +43,11 @@ NOT_RESPONDING = "*"
 
 
 class GangError(Exception):
-    """Slurm does not answer, or there is no allocation; the words say what would be right."""
+    """Slurm does not respond, or there is no allocation; the words say what would be right."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not answer; 2: wrong usage."""
+    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not respond; 2: wrong usage."""
     before, dashes, command = _split(arguments)
     parser = _parser()
     options = parser.parse_args(before)
@@ -95,7 +95,7 @@ class _Gang:
             names = ", ".join(f"{name} ({state})" for name, state in lost.items())
             if restarts >= self.restarts_max:
                 _report(
-                    f"lost {names}; {restarts} restarts are used up, the step's exit code is {code}"
+                    f"lost {names}; no restarts are left of {restarts}, the step's exit code is {code}"
                 )
                 return code
             restarts, lost_at = restarts + 1, ended_at

@@ -1,4 +1,4 @@
-"""`gangline release`: have the agent let go of GPUs, so that a reset, a MIG change or a driver's unload can go on."""
+"""`gangline release`: makes the agent close GPUs, so that a reset, MIG change or driver unload can proceed."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def status_lines(answer: pb.GetStatusResponse) -> Iterator[str]:
     for device in answer.devices:
         yield f"{device.state.replace('_', ' ')}: {_device_text(device)}"
     if answer.abandoned_count:
-        yield f"samplers left behind in a driver since the start: {answer.abandoned_count}"
+        yield f"samplers abandoned in a driver since the start: {answer.abandoned_count}"
     if not answer.released and not answer.devices:
-        yield "nothing is released, every device answers"
+        yield "nothing is released, every device responds"
 
 
 def _released_text(gpu: pb.ReleasedGpu) -> str:
@@ -152,7 +152,7 @@ def _device_text(device: pb.DeviceTrouble) -> str:
     if device.state in ("hung", "abandoned"):
         message += f", {device.call} has not returned for {device.hung_seconds:.0f} s"
     if device.next_try_seconds > 0:
-        message += f", tried again in {device.next_try_seconds:.0f} s"
+        message += f", retried in {device.next_try_seconds:.0f} s"
     return message
 
 

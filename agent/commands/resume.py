@@ -1,4 +1,4 @@
-"""`gangline resume`: have the agent take back the GPUs that it let go of, before their time."""
+"""`gangline resume`: makes the agent reopen released GPUs before their release expires."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`gangline xid`: what a code of NVIDIA's driver means, what others do about it, what we do and why.
+"""`gangline xid`: meaning of an NVIDIA XID code, what Gangline does about it and why, and what other tools do.
 
-Asks nobody: the tables are part of the package, so it answers on a laptop, and on a host that is cut off.
+It needs no network: the tables are part of the package, so it works on a laptop and on an isolated host.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ LINE_CHARACTERS_MAX = 400
 MEANING = {
     XidSeverity.FATAL: "fatal: no job may start on the host until it is cleared",
     XidSeverity.HAZARD: "hazard: jobs may run, a fault is {factor:g} times as likely",
-    XidSeverity.APPLICATION: "application: the program's doing; the host stays as it is",
-    XidSeverity.IGNORE: "ignored: shown, means nothing by itself",
-    XidSeverity.UNKNOWN: "unknown: shown, never fatal by itself",
+    XidSeverity.APPLICATION: "application: caused by the program; the host's state does not change",
+    XidSeverity.IGNORE: "ignored: shown, without meaning on its own",
+    XidSeverity.UNKNOWN: "unknown: shown, never fatal on its own",
 }
 
 
 #: The XID whose text is the recovery that the driver asks for.
 RECOVERY_CHANGED = 154
-LINE_NEEDED = "the rest of its line may change that: give the whole line, in quotes"
+LINE_NEEDED = "the rest of its log line may change this; pass the whole line, in quotes"
 
 #: Where the catalogue's words are from.
 NVIDIA = {
@@ -81,7 +81,7 @@ class CodeQuery:
 
     @property
     def known(self) -> bool:
-        """Say whether the table has a row of this code."""
+        """Return whether the table has a row of this code."""
         return self.code in _table(self.table)
 
 
@@ -142,24 +142,26 @@ def _line_fields(line: XidLine, decoded: DecodedLine, driver: str) -> Iterator[t
         yield "It says", decoded.words
     if decoded.process_id or decoded.process_name:
         process = " ".join(filter(None, (decoded.process_name, f"pid {decoded.process_id}")))
-        yield "Process", f"{process}; it met the fault, it need not be its cause"
+        yield "Process", f"{process}; it ran into the fault, and may not be its cause"
     if decoded.continuation:
-        yield "Note", "a further line about the same code, no event of its own"
+        yield "Note", "a further line about the same code, not a separate event"
     if not decoded.verified:
         yield "Unverified", _unverified(driver)
 
 
 def _unverified(driver: str) -> str:
     if driver:
-        return f"driver {driver} should write these bits differently; is it the one of that time?"
-    return "say which driver wrote it, as: --driver 575.57.08"
+        return (
+            f"driver {driver} should write these bits differently. Was it the driver at that time?"
+        )
+    return "name the driver that wrote it: --driver 575.57.08"
 
 
 def _gangline_fields(query: CodeQuery, row: Xid) -> Iterator[tuple[str, str]]:
     if not query.known:
         yield (
             "Not listed",
-            "our table has no such code; we show it, count it and never drain for it",
+            "Gangline's table has no such code; it is shown and counted, and never causes a drain",
         )
     yield "Do", row.action
     yield "We call it", _severity_text(query, row)
@@ -189,7 +191,7 @@ def _varies(query: CodeQuery) -> bool:
 
 def _cleared(row: Xid) -> str:
     if row.clears is Clears.TIME:
-        return f"it does not come again for {row.clear_seconds / 60:.0f} minutes"
+        return f"it does not recur for {row.clear_seconds / 60:.0f} minutes"
     if row.clears is Clears.REBOOT:
         return "the host boots"
     return "the GPU is reset, or the host boots"

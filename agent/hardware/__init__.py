@@ -1,1 +1,1 @@
-"""Typed raw readers of the kernel and the driver; they know no metric names."""
+"""Typed readers of the kernel and the drivers. They know no signal names."""

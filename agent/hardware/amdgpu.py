@@ -1,7 +1,7 @@
-"""AMD GPUs as the kernel's driver shows them: /sys/class/drm, their RAS folder, and the topology and processes of KFD.
+"""AMD GPUs in sysfs: /sys/class/drm, the RAS folder, and KFD's topology and processes.
 
 Sources: Documentation/gpu/amdgpu (driver-misc, ras, thermal), drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
-AMD's own libraries are not asked: their binary interface changes from release to release.
+AMD's own libraries are not used, because their binary interface changes from release to release.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
 
 
 def is_off_bus(folder: str) -> bool:
-    """Say whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
+    """Return whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
     try:
         with open(f"{folder}/config", "rb", buffering=0) as file:
             return file.read(4) == b"\xff" * 4

@@ -1,4 +1,4 @@
-"""Small kernel files and folders: read with limits, missing rather than raising."""
+"""Reads small kernel files and folders with size limits; a missing file gives None, not an error."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def read_unsigned(path: Path | str, base: int = 10) -> int | None:
 def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
     """Return a kernel's name as a key: valid UTF-8 of at most *bytes_max*, the same each time.
 
-    Kernel names are bytes: what is not UTF-8 is replaced, what is too long (a mount point) is cut, and
-    either ends in a digest, so that two such names stay apart.
+    Kernel names are bytes. Invalid UTF-8 is replaced and long names (mount points) are truncated; either gets a
+    digest at its end, so that two such names stay distinct.
     """
     raw = os.fsencode(name)
     key = raw.decode(errors="replace")
@@ -167,5 +167,5 @@ class Roots:
 
     @property
     def is_this_machine(self) -> bool:
-        """Say whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
+        """Return whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
         return self.sys == Path("/sys") and self.proc == Path("/proc")

@@ -1,4 +1,4 @@
-"""The table `gpu_metrics` of the amdgpu driver: where each value is, by the table's own header.
+"""Parser of amdgpu's `gpu_metrics` table: finds each value by the version in the table's header.
 
 Layouts: drivers/gpu/drm/amd/include/kgd_pp_interface.h (struct gpu_metrics_v1_3 to v1_8; offsets on x86-64 and arm64, where
 the compiler aligns 8 bytes to 8). From revision 1.9 on the table describes itself: DECLARE_SMU_METRICS_CLASS of

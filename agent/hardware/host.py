@@ -1,4 +1,4 @@
-"""Cores: lists, frequency and heat brakes (Documentation/admin-guide/cputopology.rst)."""
+"""Cores: lists, frequency and thermal throttling (Documentation/admin-guide/cputopology.rst)."""
 
 from __future__ import annotations
 

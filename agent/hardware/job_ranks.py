@@ -1,7 +1,7 @@
-"""Rank and world size of processes, by a helper: a child that lives for a moment (`job_ranks_child.py`).
+"""Reads the rank and world size of processes through a short-lived child (`job_ranks_child.py`).
 
-`environ` takes the lock of the process's memory and may hold its reader as long as a driver holds that process, and
-secrets stand in it. So neither the daemon nor a sampler reads it.
+Reading `environ` takes the lock of the process's memory and can block as long as a driver holds that process. It also
+exposes secrets. So neither the daemon nor a sampler reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..clock import Clock
 CHILD = Path(__file__).with_name("job_ranks_child.py")
 #: Isolated: no folder of a user's, no site packages, no variable is looked at. 20 ms.
 COMMAND = (sys.executable, "-I", "-S", "-X", "utf8", str(CHILD))
-#: A child asks after so many processes; more wait for the next one.
+#: A child asks after this many processes; more wait for the next one.
 BATCH_MAX = 64
 WAITING_MAX = 4096
 #: A child that has not ended by then is killed. It ends itself a little earlier.
@@ -31,7 +31,7 @@ RETRY_NS = 60_000_000_000
 OUTPUT_BYTES_MAX = 1 << 20
 REMEDY = (
     "environments of other users' processes are not shown: AmbientCapabilities=CAP_SYS_PTRACE in the agent's "
-    "unit opens them, or read_ranks=false leaves them alone"
+    "unit opens them, or set read_ranks=false"
 )
 
 #: PID and start in clock ticks.
@@ -96,7 +96,7 @@ class RankReader:
         self._child: subprocess.Popen[bytes] | None = None
         self._output = b""
         self._until_ns = 0  # the child's, or before which no other is started
-        #: What stands in the way, in words; empty: nothing.
+        #: What stands in the way, as text; empty: nothing.
         self.access_error = ""
 
     def request(self, processes: Iterable[Identity]) -> None:
@@ -152,8 +152,8 @@ class RankReader:
         """Take leave of a child that has ended, or is late."""
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
-                child.kill()  # what it sits in may not let go of it: then it stays our only one
-                self.access_error = f"the helper for ranks (process {child.pid}) does not return"
+                child.kill()  # what it sits in may not release it: then it stays our only one
+                self.access_error = f"the helper for ranks (process {child.pid}) does not respond"
             return []
         self._read_output(child)
         assert child.stdout is not None

@@ -1,11 +1,11 @@
-"""The helper: reads a few variables of processes' environments, prints them, ends. Run as a file, with `-I -S`.
+"""The child: prints a few environment variables of other processes and exits. Runs as a file, with `-I -S`.
 
-It stands alone: nothing of the house and nothing of the user is imported, for it may hold CAP_SYS_PTRACE. Secrets stand
-in environments. Of all else than NAMES nothing is kept or printed, and of NAMES only what has the form that it must have.
+It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and environments contain
+secrets. It keeps and prints only the variables in NAMES, and only values of the expected form.
 
     python -I -S job_ranks_child.py PROC PID:START [PID:START ...]
 
-START is field 22 of /proc/PID/stat: a process that took the number later is not read. One JSON object a line.
+START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. One JSON object a line.
 """
 
 import json
@@ -43,9 +43,9 @@ NAMES = {
 #: Of one environment, no more is read; the kernel's own limit is 6 MB.
 ENVIRON_BYTES_MAX = 8 << 20
 CHUNK_BYTES = 1 << 16
-#: A variable longer than this is none of ours, and is passed over.
+#: A variable longer than this is not Gangline's, and is passed over.
 VARIABLE_BYTES_MAX = 512
-#: Whoever is held by a stuck process dies of the alarm, if the kernel lets it.
+#: Anyone who is held by a stuck process dies of the alarm, if the kernel lets it.
 SECONDS_MAX = 5
 
 

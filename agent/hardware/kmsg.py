@@ -1,4 +1,4 @@
-"""Records of the kernel's log as /dev/kmsg gives them, one a read.
+"""Reads records of /dev/kmsg, one record per read.
 
 Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel. `prefix,sequence,microseconds,flags;text`,
 where prefix is 8 x facility + level, further fields before the `;` may come, and lines beginning with a
@@ -41,13 +41,13 @@ class KmsgRecord(NamedTuple):
 
 
 def parse_record(data: bytes) -> KmsgRecord:
-    """Return the record. Raises ValueError for anything else, in words; never anything else.
+    """Return the record. Raises ValueError for anything else, as text; never anything else.
 
     Bytes that are no UTF-8 become U+FFFD. A dictionary that is cut off costs the dictionary only.
     """
     head = _HEAD.match(data)
     if head is None:
-        raise ValueError(f"no record of the kernel's log: {data[:40]!r}")
+        raise ValueError(f"not a record of the kernel log: {data[:40]!r}")
     prefix = int(head[1])
     end = data.find(b"\n", head.end())
     body = data[head.end() : end if end >= 0 else len(data)]
@@ -91,7 +91,7 @@ class KmsgSource(Protocol):
         """Return one record, b"" at the end, which the kernel's log has not.
 
         Raises BlockingIOError when none is there now, BrokenPipeError (EPIPE) when the next one was
-        overwritten: reading goes on with the oldest there is; OSError with EINVAL when a record was
+        overwritten: reading continues with the oldest there is; OSError with EINVAL when a record was
         longer than the buffer and is skipped. Any other OSError is the end.
         """
         ...
@@ -155,12 +155,12 @@ def open_log(path: Path) -> KmsgSource:
 
 
 def is_overrun(error: OSError) -> bool:
-    """Say whether records were overwritten before they were read."""
+    """Return whether records were overwritten before they were read."""
     return error.errno == errno.EPIPE
 
 
 def is_too_long(error: OSError) -> bool:
-    """Say whether one record was longer than the buffer, and is skipped."""
+    """Return whether one record was longer than the buffer, and is skipped."""
     return error.errno == errno.EINVAL
 
 

@@ -1,4 +1,4 @@
-"""Messages of netlink, read and made by hand: importing pyroute2 costs 31 MB.
+"""Builds and parses netlink messages by hand, because importing pyroute2 costs 31 MB.
 
 Layouts: include/uapi/linux/netlink.h, rtnetlink.h, if_link.h. All numbers are in the host's byte order.
 Parsers take bytes and never raise: what is cut off or malformed ends the reading there.

@@ -1,4 +1,4 @@
-"""What the kernel's side of the NVIDIA driver says of its GPUs without a call into any of them."""
+"""NVIDIA GPUs as /proc and sysfs show them, read without calling the GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pci_gpus(sys: Path) -> list[str]:
 
 
 def device_rules_deny(dev: Path) -> bool:
-    """Say whether a cgroup forbids this process the driver's control device: EPERM, where the mode of a file is EACCES.
+    """Return whether a cgroup forbids this process the driver's control device: EPERM, where the mode of a file is EACCES.
 
     The kernel refuses before the driver is asked (security/device_cgroup.c; for cgroup v2 a BPF program).
     """
@@ -52,7 +52,7 @@ def device_rules_deny(dev: Path) -> bool:
 
 
 def is_bound(sys: Path, address: str) -> bool | None:
-    """Say whether the NVIDIA driver is on a GPU; None where the kernel's list is not to be seen. Asks no driver."""
+    """Return whether the NVIDIA driver is on a GPU; None where the kernel's list is not to be seen. Asks no driver."""
     folder = sys / "bus/pci/drivers/nvidia"
     return (folder / address).exists() if folder.is_dir() else None
 
@@ -212,7 +212,7 @@ def parse_capability_minor(text: str) -> int | None:
 
 
 def parse_is_administrator(status: str) -> bool:
-    """Say whether a /proc/PID/status shows CAP_SYS_ADMIN in effect."""
+    """Return whether a /proc/PID/status shows CAP_SYS_ADMIN in effect."""
     found = _CAPABILITIES.search(status)
     return bool(found and int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
 
@@ -224,7 +224,7 @@ def mig_monitor_node(roots: Roots) -> Path | None:
 
 
 def sees_all_mig_instances(roots: Roots) -> bool:
-    """Say whether this process may see instances that are not its own."""
+    """Return whether this process may see instances that are not its own."""
     if parse_is_administrator(read_text(roots.proc / "self/status") or ""):
         return True
     node = mig_monitor_node(roots)

@@ -54,12 +54,12 @@ class Function:
 
     @property
     def is_watched(self) -> bool:
-        """Say whether it is a part that a job stands on, rather than what leads there."""
+        """Return whether it is a part that a job stands on, rather than what leads there."""
         return self.is_gpu or self.is_network or self.is_nvme or self.is_nvswitch
 
 
 def is_address(name: str) -> bool:
-    """Say whether *name* is a PCI function's as sysfs writes it."""
+    """Return whether *name* is a PCI function's as sysfs writes it."""
     return bool(_ADDRESS.match(name))
 
 
@@ -86,12 +86,12 @@ def numa_node(folder: Path) -> int | None:
 
 
 def may_sleep(device: Path) -> bool:
-    """Say whether the kernel may suspend the device while nobody uses it (`power/control`: auto)."""
+    """Return whether the kernel may suspend the device while nobody uses it (`power/control`: auto)."""
     return read_text(device / "power/control") == "auto"
 
 
 def is_asleep(device: Path, files: FileReader = FILE_READER) -> bool:
-    """Say whether the device whose folder this is is suspended, or is being, or wakes up.
+    """Return whether the device whose folder this is is suspended, or is being, or wakes up.
 
     Asking it anything would wake it, and an agent that asks every ten seconds would keep it awake for ever.
     Neither file touches the device (Documentation/ABI/testing/sysfs-devices-power, sysfs-bus-pci).

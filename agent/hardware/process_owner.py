@@ -1,9 +1,9 @@
-"""Whose a process is, from the names of its control groups: /proc/PID/cgroup (cgroups(7), proc(5)).
+"""Owner of a process (job, container, user), from its cgroup path: /proc/PID/cgroup (cgroups(7), proc(5)).
 
-Slurm, Kubernetes, container engines and systemd name a group after what they run in it. The forms are those of
-Slurm's cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
-systemd.slice(5). A name counts only where its manager would have put it: anybody to whom a group was delegated may
-name what is below it as he likes, and `/user.slice/.../job_7` is no job.
+Slurm, Kubernetes, container engines and systemd name a cgroup after what runs in it. The forms are those of Slurm's
+cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
+systemd.slice(5). A name counts only under the path that its manager creates. A user with a delegated cgroup can choose
+any name below it, so `/user.slice/.../job_7` is ignored.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def parse_namespace_pid(status: bytes) -> int | None:
 
 
 def parse_ended(stat: bytes) -> bool:
-    """Say whether a `stat` file is of a process that has ended as a whole. One whose first thread has ended and
+    """Return whether a `stat` file is of a process that has ended as a whole. One whose first thread has ended and
     others have not is a zombie by its state, and runs."""
     tokens = stat.rpartition(b")")[2].split()
     return len(tokens) > _THREADS and tokens[0] in (b"Z", b"X") and tokens[_THREADS] in (b"0", b"1")
@@ -337,12 +337,12 @@ def read_process(proc: Path, pid: int) -> ProcessSnapshot:
 
 
 def shows_all(proc: Path) -> bool:
-    """Say whether /proc shows the processes of all users: the first of all always is there."""
+    """Return whether /proc shows the processes of all users: the first of all always is there."""
     return read_process_state(proc, 1).state in (ProcessState.RUNNING, ProcessState.ZOMBIE)
 
 
 def in_host_pid_namespace(proc: Path) -> bool:
-    """Say whether this reader counts processes as the host does. In a container of its own it does not, and a number
+    """Return whether this reader counts processes as the host does. In a container of its own it does not, and a number
     that a driver names may be another process's there. True where it is not told: a /proc that is a folder."""
     try:
         return os.readlink(proc / "self/ns/pid") == HOST_PID_NAMESPACE
@@ -452,7 +452,7 @@ def parse_allocations(message: bytes) -> list[Allocation]:
     try:
         answer = ListPodResourcesResponse.FromString(message)
     except DecodeError as error:
-        raise KubeletError("the answer is no ListPodResourcesResponse") from error
+        raise KubeletError("the response is not a ListPodResourcesResponse") from error
     found: list[Allocation] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -484,7 +484,7 @@ def _device(device_id: str) -> tuple[str, str]:
 
 def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
     """Return who holds which GPU, within *seconds_max* in all. Raises KubeletError, and OSError when nobody listens
-    there or we may not ask."""
+    there or we may not query."""
     os.stat(path)
     # With it comes h2, which no sampler is to carry where there is no kubelet.
     from ..transport.grpc_http2 import CallFailed, call

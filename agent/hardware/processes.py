@@ -1,7 +1,7 @@
-"""Processes and threads in /proc (proc(5), fs/proc/array.c), read without what could wait for them.
+"""Processes and threads in /proc (proc(5), fs/proc/array.c), read without files that could block.
 
-`stat` and the links in `fd` take no lock of the task's memory; `cmdline`, `environ` and `maps` do, and hold
-whoever reads them as long as the task itself is held. They are not touched.
+`stat` and the links in `fd` take no lock of the task's memory. `cmdline`, `environ` and `maps` do, and can block the
+reader as long as the task is blocked, so they are not read.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def read_task(folder: Path, number: str) -> TaskStat | None:
 class ProcessScanner:
     """All processes, as each was read last.
 
-    To read one costs the kernel 10 us, and a host may have ten thousand. So in a turn those are read that are
-    new, those that the caller finds urgent, and of the others the next in line: each within some turns.
+    To read one costs the kernel 10 us, and a host may have ten thousand. So a turn reads new processes, those that
+    the caller finds urgent, and the next few of the others, which all come up within some turns.
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
@@ -125,7 +125,7 @@ def _read(path: str) -> bytes:
 
 
 def has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
-    """Say whether one of the first *links_max* descriptors of the process whose folder this is leads to
+    """Return whether one of the first *links_max* descriptors of the process whose folder this is leads to
     *prefix* and a digit (`/dev/nvidia` -> `/dev/nvidia0`); None when it has no descriptor (any more).
 
     Raises PermissionError when they are not shown.

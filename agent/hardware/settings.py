@@ -1,4 +1,4 @@
-"""Settings of the kernel that decide speed: the files of /sys and /proc that hold them, and their words."""
+"""Parsers of the files in /sys and /proc that hold performance settings."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ _UNITS = frozenset(unit for service in SERVICES for unit in service.units)
 
 
 def is_booted(run: Path) -> bool:
-    """Say whether systemd runs this host (sd_booted(3)); without it unit files are dead letters."""
+    """Return whether systemd runs this host (sd_booted(3)); without it unit files are dead letters."""
     return (run / "systemd/system").is_dir()
 
 
@@ -226,7 +226,7 @@ class UnitFiles:
         self.enabled = frozenset(enabled)
 
     def has(self, service: Service) -> bool:
-        """Say whether there is a unit file that an operator has not masked (a link to /dev/null)."""
+        """Return whether there is a unit file that an operator has not masked (a link to /dev/null)."""
         for unit in service.units:
             # the first folder wins, also when it says no
             first = next((folder for folder, names in self._folders.items() if unit in names), "")
@@ -277,5 +277,5 @@ def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> 
 
 
 def is_active(run: Path, service: Service) -> bool:
-    """Say whether systemd holds a unit of the service to be active, also after it ran once and ended."""
+    """Return whether systemd holds a unit of the service to be active, also after it ran once and ended."""
     return any(os.path.lexists(f"{run}/systemd/units/invocation:{unit}") for unit in service.units)

@@ -1,8 +1,8 @@
-"""Slots of shared memory in which training jobs count their steps: what `gangline/steps.py` writes, read without trust.
+"""Shared-memory slots in which training jobs count steps (written by `gangline/steps.py`), read as untrusted input.
 
-The writer is any user's process. Nothing of it is followed, mapped or waited for: a slot is a regular file of exactly
-SLOT_BYTES, read by pread(2), so that neither a link, a FIFO, a file cut short nor one of a terabyte harms the reader.
-The layout stands in `steps.py`, which may import nothing of ours; a test reads with this file what that one wrote.
+The writer is any user's process, so the reader follows no link, maps nothing and waits for nothing. A slot is a regular
+file of exactly SLOT_BYTES, read by pread(2): a link, a FIFO, a truncated file or a huge one cannot harm the reader. The
+layout is in `steps.py`, which may import no module of Gangline. A test reads with this file what that one wrote.
 """
 
 from __future__ import annotations

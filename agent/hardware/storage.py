@@ -64,8 +64,8 @@ class Mount:
 def disks_with_backing(sys: Path) -> list[str]:
     """Return the disks that have a device of their own, by the name that diskstats gives them.
 
-    No loop, ram, zram, dm or md (they have none) and no partition (they are no entry here): what dm-multipath
-    or a RAID does is counted at its members. A namespace of an NVMe subsystem with several paths is there
+    Loop, ram, zram, dm and md devices (without a device) and partitions (not entries here) are excluded: the I/O of
+    dm-multipath or a RAID is counted at its members. A namespace of an NVMe subsystem with several paths is there
     twice, as `nvme0n1` and by path as `nvme0c0n1`: never add the two up; kernels before 6.4 count on the
     paths only.
     """
@@ -217,7 +217,7 @@ def sensor_folder(controller: Path) -> Path | None:
 
 
 def is_awake(controller: Path) -> bool:
-    """Say whether an admin command may be sent: the controller is live and its device not suspended.
+    """Return whether an admin command may be sent: the controller is live and its device not suspended.
 
     One that resets would hold the caller, and a suspended one would be woken.
     """
@@ -244,7 +244,7 @@ def read_smart_page(device: Path) -> bytes:
     finally:
         os.close(descriptor)
     if status:  # positive: the NVMe status of a command that the controller refused
-        raise OSError(f"{device}: the controller refuses log page 02h, NVMe status {status:#x}")
+        raise OSError(f"{device}: the controller rejects log page 02h, NVMe status {status:#x}")
     return page.tobytes()
 
 

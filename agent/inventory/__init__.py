@@ -1,6 +1,6 @@
-"""What changes rarely, read by a short-lived child that may import what the daemon must not.
+"""Inventory of the host, read by a short-lived child that may import what the daemon must not.
 
-This module is the daemon's side and stays light. The child is `python -m gangline.agent.inventory`.
+This module is the daemon's side and stays small. The child is `python -m gangline.agent.inventory`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VALUE_CHARACTERS_MAX = 1024
 STDERR_BYTES_MAX = 2048
 #: PCI addresses of GPUs that are not to be touched; None: all, and their driver.
 ExcludedGpus = frozenset[str] | None
-#: A killed child that has not ended after this long sits in a driver, and is left behind.
+#: A killed child that has not ended after this long sits in a driver, and is abandoned.
 EXIT_SECONDS_MAX = 1.0
 
 #: Children that would not die. While one lives no other is started: it would only join it.
@@ -59,7 +59,7 @@ class Inventory:
 
 
 def is_within(required: ExcludedGpus, left_out: ExcludedGpus) -> bool:
-    """Say whether who leaves *left_out* out touches none of *required*."""
+    """Return whether who leaves *left_out* out touches none of *required*."""
     return left_out is None or (required is not None and required <= left_out)
 
 
@@ -93,7 +93,7 @@ def read(
     except OSError as error:
         return Inventory(reason=f"the inventory could not be started: {error}")
     if not is_within(avoided(), left_out):
-        reason = "ended for GPUs that are let go of or left alone"
+        reason = "stopped, because GPUs are released or skipped"
     return replace(parse(output, reason), left_out=left_out)
 
 
@@ -152,7 +152,11 @@ def _read_output(
                 else:
                     error_output = (error_output + part)[-STDERR_BYTES_MAX:]
             if len(output) > OUTPUT_BYTES_MAX:
-                return b"", error_output, f"the inventory said more than {OUTPUT_BYTES_MAX} bytes"
+                return (
+                    b"",
+                    error_output,
+                    f"the inventory printed more than {OUTPUT_BYTES_MAX} bytes",
+                )
     return output, error_output, ""
 
 
@@ -178,7 +182,7 @@ def parse(output: bytes, reason: str = "") -> Inventory:
         labels = _texts(document["labels"])
         problems = [reason, *(str(problem) for problem in document.get("problems", ()))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Inventory(reason=reason or f"the inventory's answer is none: {error!r:.120}")
+        return Inventory(reason=reason or f"the inventory's output is invalid: {error!r:.120}")
     return Inventory(devices, labels, "; ".join(filter(None, problems)))
 
 

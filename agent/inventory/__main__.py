@@ -1,6 +1,6 @@
-"""The child: looks at everything once, prints one JSON object on one line, ends.
+"""The inventory child: reads everything once, prints one JSON object on one line, exits.
 
-A section that fails or does not return costs only itself: the rest is printed, with the problem's words.
+A section that fails or hangs loses only its own data: the rest is printed, with the error message.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--proc", type=Path, default=Path("/proc"))
     parser.add_argument("--nvml", help="path of the NVML library")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="limit of all sections together"
+        "--seconds", type=float, default=10.0, help="time limit of all sections together"
     )
     parser.add_argument(
         "--until-stdin-ends",
         action="store_true",
-        help="end when standard input does: the agent's end",
+        help="exit when standard input closes, which happens when the agent exits",
     )
     parser.add_argument(
         "--leave-out", default="", help="GPUs not to touch: PCI addresses with commas, or `all`"
@@ -123,4 +123,4 @@ class _SectionThread(threading.Thread):
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    os._exit(code)  # a thread left behind in a driver must not hold up the end
+    os._exit(code)  # a thread abandoned in a driver must not hold up the end

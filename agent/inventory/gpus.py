@@ -1,6 +1,8 @@
-"""GPUs, their MIG devices and the far ends of their NVLinks, by NVIDIA's own binding: this child has the time and
-the memory for it. Each question that has no answer costs only itself. The kind of HBM is not told by NVML, and the
-number of SMs only where it is: neither is guessed."""
+"""GPUs, their MIG devices and the remote ends of their NVLinks, by NVIDIA's Python binding.
+
+The binding is too large for the daemon, not for this short-lived child. A query that fails leaves out only its own
+value. NVML does not report the kind of HBM, and the number of SMs only on some GPUs: neither is guessed.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ ARCHITECTURES = {
 }
 #: nvmlIntNvLinkDeviceType_t
 FAR_ENDS = {0: "GPU", 1: "CPU", 2: "switch"}
-#: Attributes of GPUs that were not asked: they do not answer, or we may not ask them.
+#: Attributes of GPUs that were not asked: they do not answer, or we may not query them.
 PROBLEM, HIDDEN = "problem", "hidden"
 _NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
 _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
@@ -173,7 +175,7 @@ def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Ite
 def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostDevice]:
     """Return the GPUs that the kernel's driver lists and NVML said nothing of."""
     return [
-        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not answer for this GPU")
+        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not respond for this GPU")
         for address in driver_gpus(roots.proc)
         if address not in known
     ]
@@ -355,9 +357,9 @@ def sysfs_address(bus_id: str | bytes) -> str:
 
 
 # ----------------------------------------------------------------------
-# AMD GPUs and their partitions, by what sysfs says of them. ROCm's libraries are not asked.
+# AMD GPUs and their partitions, from sysfs. ROCm's libraries are not used.
 
-#: Of an attribute's text, so much is told.
+#: Of an attribute's text, so much is reported.
 TEXT_CHARACTERS_MAX = 128
 #: PCI device -> model, for boards whose FRU says no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, AMD's data sheets).
 MODELS = {

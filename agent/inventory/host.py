@@ -1,4 +1,4 @@
-"""What /sys and /proc say of the host's parts."""
+"""Parts of the host, from /sys and /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network interfaces, bonds, VLANs and RDMA ports: sysfs, with netlink by pyroute2 where it is."""
+"""Network interfaces, bonds, VLANs and RDMA ports: from sysfs, and from netlink where pyroute2 is installed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the kernel's log means: classified lines, incidents, and how far it was read. No thread, no device."""
+"""Meaning of the kernel log: classified lines, incidents, and the position read so far. No thread, no device."""

@@ -1,4 +1,4 @@
-"""Lines of GPU drivers: NVIDIA's XID and SXID and what of the rest has weight; amdgpu's RAS errors, hangs and resets.
+"""Rules for log lines of GPU drivers: XIDs, SXIDs and other faults of NVIDIA; RAS errors, hangs and resets of amdgpu.
 
 Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
 osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms as in

@@ -1,15 +1,16 @@
-"""Incidents: a storm of lines that say the same is one event, told at once and then at a bounded pace.
+"""Groups repeated log lines into incidents: the first is sent at once, later counts at a limited rate.
 
-One incident is one event name, device, code and scope (an XID of one code on one GPU). It is told with
-its first line; then, while lines go on, after 1 s, 10 s and every 60 s, as higher revisions of the same
-event with the count so far; and once more when it has ended, which it has when its lines were silent for
-60 s *of their own time*. When a new one begins on a device, those that go on there are told again with
-their next line, for one may explain the other: XID 94 of long ago says nothing of XID 48, 94 beside it
-says all. That is longer than the 30 to 60 s after which a driver repeats itself about one
-hang, and shorter than anybody's idea of two troubles. Another process in the line is not another incident:
-many pollers run into one hung GPU; each is noted. Another code or device always is.
+An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its first line is reported
+at once. While lines continue, it is reported again after 1 s, after 10 s and every 60 s, as higher revisions of the same
+event with the count so far. It ends, with a last report, when no line has come for 60 s *by the lines' own time*. This
+is longer than the 30 to 60 s after which a driver repeats itself about one hang, and short enough to separate two faults.
 
-Times are nanoseconds of boot time, handed in. No I/O.
+When a new incident begins on a device, its other open incidents are reported again with their next line, because one may
+explain the other: an old XID 94 does not explain XID 48, but XID 94 beside XID 48 does. Another process in the line is
+not another incident, because many pollers run into one hung GPU; each process is recorded. Another code or device always
+is another incident.
+
+Times are nanoseconds of boot time, given by the caller. No I/O.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ SECOND_NS = 1_000_000_000
 QUIET_NS = 60 * SECOND_NS
 #: Within this, one code explains another (`wait_seconds` of `xid.toml`).
 RELATED_NS = 5 * SECOND_NS
-#: When an incident that goes on is told again, from the time it was told before. The last stays.
+#: When an incident that continues is reported again, from the time it was told before. The last stays.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 #: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
 #: top is folded: first the scopes of one device and code into one, then all of one event name.
 OPEN_MAX = 256
-#: So many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
+#: This many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
 OPEN_OF_NAME_MIN = 32
 #: No more than this are ever open: the names are some twenty, and a fatal XID is never folded with others.
 ALL_OPEN_MAX = 4 * OPEN_MAX
@@ -112,7 +113,7 @@ class IncidentTracker:
         return iter(self._open.values())
 
     def add(self, line: LogLine, now_ns: int) -> list[HealthEvent]:
-        """Return what must be told at once: the end of the incident before, and a new one."""
+        """Return what must be reported at once: the end of the incident before, and a new one."""
         if line.parsed.part is LinePart.DETAIL or self._is_body_of_last(line.parsed):
             self._add_detail(line)
             return []
@@ -137,7 +138,7 @@ class IncidentTracker:
         return events
 
     def is_open(self, parsed: ParsedLine) -> bool:
-        """Say whether what *parsed* tells goes on already."""
+        """Return whether what *parsed* tells continues already."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
     def _key(self, parsed: ParsedLine) -> Key:
@@ -155,7 +156,7 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Let what goes on beside a new incident be told with its next line, or its last if just come."""
+        """Let what continues beside a new incident be told with its next line, or its last if just come."""
         for each in self._open.values():
             if each.key[:2] == key[:2] and key[1] != "host":
                 each.is_urgent = True
@@ -193,10 +194,10 @@ class IncidentTracker:
         self._names[incident.key[0]] += 1
 
     def _is_body_of_last(self, parsed: ParsedLine) -> bool:
-        """Say whether the line only tells more of the occurrence whose head was just counted.
+        """Return whether the line only tells more of the occurrence whose head was just counted.
 
-        Its scope may be missing (only the head of an out-of-memory kill names the cgroup), but never
-        does what is uncorrected hide behind a head that announced something corrected.
+        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). An uncorrected error never
+        hides behind a head that announced a corrected one.
         """
         last = self._last.get(parsed.group) if parsed.part is LinePart.BODY else None
         return (
@@ -217,7 +218,7 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what is to be told now: incidents that went on, and the ends of those that ended.
+        """Return what must be told now: incidents that continued, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """
@@ -276,7 +277,7 @@ def _expedite(incident: OpenIncident) -> None:
 
 
 def _is_fatal(parsed: ParsedLine) -> bool:
-    """Say whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
+    """Return whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
     return parsed.name == "gpu.xid" and lookup(parsed.code).severity is XidSeverity.FATAL
 
 

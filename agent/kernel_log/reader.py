@@ -1,4 +1,4 @@
-"""From records to events: what is new, what it tells, what was lost, and how far all that is on disk."""
+"""Turns kernel log records into events; keeps the read position on disk and counts lost records."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TimestampConverter:
 # ----------------------------------------------------------------------
 # How far the log was read, and which incidents were open then: one small file, replaced whole.
 #
-# It is written after the events that it covers are on disk. What was told past it is told again
+# It is written after the events that it covers are on disk. What was told past it is reported again
 # after a crash, with the same event ids, and the aggregator keeps one of each.
 #
 # It is for another process of the same boot, and without meaning after a power cut: so it is never
@@ -93,7 +93,7 @@ class LogPosition:
 
     boot_id: str
     sequence: int
-    #: Raised when the numbers began anew within one boot, as in a sandbox that was restored.
+    #: Raised when the numbers started over within one boot, as in a sandbox that was restored.
     epoch: int = 0
     incidents: tuple[tuple[Key, HealthEvent], ...] = ()
 
@@ -121,9 +121,9 @@ def parse_position(content: bytes) -> LogPosition:
         boot_id, sequence, epoch = fields["boot_id"], fields["sequence"], fields["epoch"]
         incidents = tuple(_incident(each) for each in fields["incidents"][:ALL_OPEN_MAX])
     except (ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
-        raise ValueError(f"holds no position in the kernel's log: {error}") from error
+        raise ValueError(f"does not contain a position in the kernel log: {error}") from error
     if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
-        raise ValueError("holds no position in the kernel's log")
+        raise ValueError("does not contain a position in the kernel log")
     return LogPosition(boot_id, sequence, epoch, incidents)
 
 
@@ -162,7 +162,7 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
-        """Keep *position*: whoever reads finds this or the one before, whole. Say if it was kept."""
+        """Keep *position*: anyone who reads finds this or the one before, whole. Return whether it was kept."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"
@@ -230,11 +230,9 @@ class LogReader:
         self._catching_up = False  # records that were taken before are passed over
         self._skipped = 0  # records too long, since the last one taken
         self._log_ns = 0  # when the last record was written
-        self._partial_line = ""  # the line before, which a fragment may go on
+        self._partial_line = ""  # the line before, which a fragment may continue
         self._saved_sequence = -1
-        self._save_ns = (
-            clock.boottime_ns() + SAVE_NS
-        )  # when the position is to be kept, if it moved
+        self._save_ns = clock.boottime_ns() + SAVE_NS  # when the position must be kept, if it moved
         self._published_since_save = False
         self._unsaved_event: HealthEvent | None = None  # something told that is not on disk
         self._last_save_error = ""  # why the position could not be kept, as it was said last
@@ -284,7 +282,7 @@ class LogReader:
             self._classify(record, now_ns)
 
     def on_too_long(self) -> None:
-        """A record was longer than the buffer; the kernel goes on with the next."""
+        """A record was longer than the buffer; the kernel continues with the next."""
         self.read_count += 1
         self.not_understood_count += 1
         self._skipped += 1

@@ -1,4 +1,4 @@
-"""What one line of the kernel's log tells, and the rule that reads it out of the line."""
+"""What one kernel log line reports, and the rule that parses it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def printable(text: str, characters_max: int) -> str:
 # ----------------------------------------------------------------------
 # The distinct forms of a storm's lines: the lines without their numbers, few kept, more counted.
 
-#: Forms kept in words, as of HealthEvent.forms.
+#: Forms kept as text, as of HealthEvent.forms.
 TEMPLATES_MAX = 32
 #: Distinct forms are told apart up to here; a count that stands there means "or more".
 TEMPLATES_COUNTED_MAX = 256

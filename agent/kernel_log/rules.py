@@ -1,4 +1,4 @@
-"""What each kind of line of the kernel log tells: lines of GPU drivers (`gpu_rules.py`), and of the rest of the host."""
+"""Rules for kernel log lines: of GPU drivers (`gpu_rules.py`), and of the rest of the host."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ PCIE_RULES = (
 FILES, DISK = "filesystem.error", "disk.error"
 
 #: Diskettes and CD drives that a machine's firmware says it has, and devices made of files, of memory or
-#: of a network by whoever may: no disk of a host.
+#: of a network by anyone who may: no disk of a host.
 _NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
 
 STORAGE_RULES = (
@@ -271,7 +271,7 @@ TASKS_RULES = (
         r"(?P<blocked_seconds>\d+) seconds",
         group="hung",
     ),
-    # Whoever takes the interface's namespace down waits for it, and all who come after.
+    # Anyone who takes the interface's namespace down waits for it, and all who come after.
     rule(
         HUNG,
         "unregister_netdevice",
@@ -486,7 +486,7 @@ _MLX5 = (
     r"TX timeout (?:detected|on queue)",
     r"RX timeout on channel",
 )
-#: What of them says that its firmware does not answer, or that the driver has given the device up.
+#: What of them says that its firmware does not respond, or that the driver has given the device up.
 _MLX5_DEAD = (
     r"health compromised",
     r"health recovery (?:failed|flow aborted)",
@@ -616,7 +616,7 @@ _BY_SUBSTRING: tuple[tuple[str, tuple[LineRule, ...]], ...] = tuple(
 )
 
 
-#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and goes on
+#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and continues
 #: with a file's: a user chooses both, and with them made a line that passed for a driver's.
 _OF_A_PROCESS = re.compile(
     r".{1,15}(?:\[\d{1,10}\]:? | \(\d{1,10}\)[: ]| invoked oom-killer: |: page allocation |: vmalloc )",
@@ -654,7 +654,7 @@ class AdapterFilter:
         self._failed: set[str] = set()
 
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
-        """Say whether the line becomes an event. Never raises.
+        """Return whether the line becomes an event. Never raises.
 
         Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
         unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.

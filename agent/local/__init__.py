@@ -1,1 +1,1 @@
-"""What this host answers by itself, without an aggregator: findings, a Unix socket, metrics."""
+"""What the host answers without an aggregator: findings, a Unix socket, metrics."""

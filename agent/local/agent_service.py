@@ -1,6 +1,6 @@
-"""gangline.v1.AgentService: letting go of GPUs and taking them back, and what the agent says of itself.
+"""gangline.v1.AgentService: releases and resumes GPUs, and reports the agent's status.
 
-All of it is the daemon's own thread's to do, so each call goes through the callback queue and is answered later.
+Only the daemon's thread may do this work, so each call goes through the callback queue and is answered later.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}Ge
 DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
 #: Of a diagnostic's report.
 DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
-#: In place of a PCI address, where all GPUs were let go of together.
+#: In place of a PCI address, where all GPUs were released together.
 ALL_GPUS = "all"
 
 Request = TypeVar("Request", bound=Message)
 
 
 class AgentService:
-    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: in words, that library and driver are of different versions; else empty."""
+    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: as text, that library and driver are of different versions; else empty."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class AgentService:
 
         def work(deferred: DeferredResponse) -> None:
             if devices is not None and None in (each.address for each in self._releaser.released()):
-                message = "all GPUs were let go of together: resume without names takes them back"
+                message = "all GPUs were released together: resume without names reopens them"
                 deferred.refuse("FAILED_PRECONDITION", message)
                 return
             resumed = [address or ALL_GPUS for address in self._releaser.resume(devices)]
@@ -293,7 +293,8 @@ class AgentService:
             return serials[request.serial]
         raise CallRefused(
             "NOT_FOUND",
-            f"no GPU of this host has the serial number {request.serial!r}; it has {', '.join(sorted(serials)) or 'none that says one'}",
+            f"no GPU of this host has the serial number {request.serial!r}; it has "
+            f"{', '.join(sorted(serials)) or 'none that reports one'}",
         )
 
     def _released(self) -> list[pb.ReleasedGpu]:
@@ -361,7 +362,7 @@ def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult])
     """Return the row of the server's table. *run_check* is called for each question, in the server's thread.
 
     What it raises is not the host's fault: the answer is healthy, with the words in `error`. The same answer as
-    the time before is not made into bytes anew.
+    the time before is not made into bytes again.
     """
     cached: tuple[HealthCheckResult, bytes] | None = None
 
@@ -370,7 +371,7 @@ def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult])
         try:
             request = HealthCheckRequest.FromString(message)
         except DecodeError as error:
-            raise CallRefused("INVALID_ARGUMENT", f"no HealthCheckRequest: {error}") from error
+            raise CallRefused("INVALID_ARGUMENT", f"not a HealthCheckRequest: {error}") from error
         if len(request.args) > ARGUMENTS_MAX:
             raise CallRefused(
                 "INVALID_ARGUMENT", f"{len(request.args)} args, at most {ARGUMENTS_MAX}"
@@ -430,7 +431,7 @@ def sockets(option: Path | None) -> tuple[Path, ...]:
 
 
 def release_file(option: Path | None) -> ReleaseStateFile | None:
-    """Return where an agent that does not answer now (it begins, or was killed) will look what is let go of; None
+    """Return where an agent that does not respond now (it begins, or was killed) will look what is released; None
     where there is no run folder, and so none that begins, or we may not write there."""
     for path in sockets(option):
         if os.access(path.parent, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Wires what the agent answers on its host into the daemon."""
+"""Connects the local findings, socket and metrics to the daemon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def attach(
     whenever the callback queue's descriptor can be read. *stack* closes what was opened.
 
     After the samplers' fork server was forked: its children are not to inherit the socket. *health_check*: to the health check.
-    A socket that cannot be had is said in the log; the agent goes on without it.
+    A socket that cannot be had is said in the log; the agent continues without it.
     """
     callbacks = CallbackQueue()
     stack.callback(callbacks.close)

@@ -1,6 +1,6 @@
-"""What follows from a status document: healthy, reported, or enforced. Pure; whatever is stale or unsure is healthy.
+"""Verdict of `gangline check` from a status document: healthy, reported, or enforced. Stale or uncertain means healthy. Pure.
 
-Read by `gangline check` in each prolog, so that it imports next to nothing: no dataclass, no typing.
+`gangline check` loads it in each prolog, so it imports almost nothing: no dataclass, no typing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FINDINGS_MAX = 64
 NAMES_MAX = 256
 TEXT_CHARACTERS_MAX = 300
 SECOND_NS = 1_000_000_000
-#: A finding, and the document itself, count as of now for so long.
+#: A finding, and the document itself, count as of now for this long.
 FRESH_SECONDS = 30
 #: Clocks of two processes on one host agree to this.
 CLOCK_AHEAD_SECONDS_MAX = 2
@@ -29,7 +29,7 @@ TTL_SECONDS = 3600
 
 
 class StatusError(ValueError):
-    """The document is none of ours; the words say what is wrong with it."""
+    """The document is not Gangline's; the words say what is wrong with it."""
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _decode_json(document: str) -> object:
     except (
         StopIteration,
         SystemError,
-    ):  # the latter for want of the error that only `json` brings with it
+    ):  # the latter for lack of the error that only `json` brings with it
         raise ValueError("no JSON") from None
     if document[end:].strip():
         raise ValueError("more than one document")
@@ -192,19 +192,19 @@ def stale_reason(status: dict[str, Any], now_ns: int) -> str:
 def not_enforced_reason(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> str:
     """Return why *finding* is not enforced; "" if it is. All of it must be sure, and of now."""
     if finding["problem"] != "node":
-        return "it is a program's own fault"
+        return "it is caused by a program"
     if finding["severity"] != "fatal" or not finding["enforceable"]:
         return "a finding of this kind is never enforced"
     if finding["name"] not in status["enforcing"]:
-        return "report-only: enforcing is not turned on for it"
+        return "report-only: enforcing is not enabled for it"
     permit = status["permit"]
     if not permit:
         return "the aggregator gives no permit"
     left = permit["until_ns"] - now_ns
     if left <= 0:
-        return "the aggregator's permit has run out"
+        return "the aggregator's permit has expired"
     if left > PERMIT_SECONDS_MAX * SECOND_NS:
-        return "the permit is longer than any may be"
+        return "the permit is longer than the maximum"
     age = (now_ns - finding["confirmed_ns"]) / SECOND_NS
     if not -CLOCK_AHEAD_SECONDS_MAX <= age < FRESH_SECONDS:
         return (
@@ -226,7 +226,7 @@ def drain_reason(finding: dict[str, Any]) -> str:
 
 
 def summary(status: dict[str, Any], now_ns: int) -> str:
-    """Return what is to be known of the host, in one line."""
+    """Return what must be known of the host, in one line."""
     findings = status["findings"]
     notes = "".join(f"; [agent_problem] {note}" for note in status["notes"])
     if not findings:
@@ -253,11 +253,13 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
     verdict = agent["verdict"]
     if not agent["connected"]:
         why = f" ({agent['last_error']})" if agent["last_error"] else ""
-        lines.append(f"the aggregator is away, for {since}{why}: what it finds is not known here")
+        lines.append(
+            f"the aggregator is not reachable: {since}{why}: its findings are unknown here"
+        )
     elif verdict and now_ns - verdict["at_ns"] > FRESH_SECONDS * SECOND_NS:
         age = format_duration((now_ns - verdict["at_ns"]) / SECOND_NS)
         lines.append(
-            f"the aggregator says nothing of this host, for {age}: `gangline agent status`"
+            f"the aggregator reports no state of this host, because {age}: `gangline agent status`"
         )
     elif verdict and verdict["state"] != "HEALTHY":
         reason = f": {verdict['reason']}" if verdict["reason"] else ""
@@ -270,7 +272,7 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
 
 
 def describe(finding: dict[str, Any], now_ns: int) -> str:
-    """Return one finding in words: whose problem, which, where, what, what to do, what ends it."""
+    """Return one finding as text: whose problem, which, where, what, what to do, what ends it."""
     times = f", {finding['count']} times" if finding["count"] > 1 else ""
     since = format_duration(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
     return (

@@ -1,6 +1,7 @@
-"""The metrics of dcgm-exporter's default list, from our readings, under its names, labels and units (`metrics_names = "dcgm"`).
+"""Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names = "dcgm"`).
 
-Dashboards and alerts that were made for dcgm-exporter go on working. Rows are those of its `default-counters.csv` that are on by default (3.1 to 4.8).
+Existing dashboards and alerts for dcgm-exporter keep working. The rows are those of its `default-counters.csv` that are
+on by default (3.1 to 4.8).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROWS = (
     DcgmRow("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "mJ", "gpu.energy_joules", 1e3, "energy since the driver was loaded, mJ"),
     DcgmRow("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_transmitted_bytes_per_second", 1e-3, "PCIe traffic from the GPU, KB/s"),
     DcgmRow("DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_received_bytes_per_second", 1e-3, "PCIe traffic to the GPU, KB/s"),
-    DcgmRow("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "", "gpu.pcie_replays_count", 1, "PCIe packets sent again"),
+    DcgmRow("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "", "gpu.pcie_replays_count", 1, "PCIe packets resent"),
     DcgmRow("DCGM_FI_DEV_GPU_UTIL", "gauge", "%", "gpu.utilization_ratio", 100, "GPU utilization, %"),
     DcgmRow("DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "%", "gpu.memory_utilization_ratio", 100, "memory utilization, %"),
     DcgmRow("DCGM_FI_DEV_ENC_UTIL", "gauge", "%", "gpu.encoder_utilization_ratio", 100, "encoder utilization, %"),

@@ -1,7 +1,7 @@
-"""What `gangline doctor` finds on this host: what works, what the agent is blind to, and the line that opens it.
+"""Checks of `gangline doctor`: what works, what the agent cannot read, and how to enable it.
 
-Each check is a function of a `DiagnosedHost`, in the table CHECKS. What a running agent has written into its status file is
-taken from there; only where no agent runs are the sources read here.
+Each check is a function of a `DiagnosedHost`, listed in CHECKS. The checks use a running agent's status file, and read
+the sources themselves only if no agent runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LIBRARY_VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}\.\d{1,4}(?:\.\d{1,4})
 #: The capabilities that the unit gives, by their number in include/uapi/linux/capability.h: what is lost without each.
 CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": (2, "RAPL, Lustre in debugfs, room below closed folders, NVMe controllers"),
-    "CAP_SYS_PTRACE": (19, "which processes hold a GPU and hang, ranks of jobs"),
+    "CAP_SYS_PTRACE": (19, "which hung processes use a GPU, ranks of jobs"),
     "CAP_SYS_ADMIN": (21, "NVMe wear and media errors, MaxReadReq and ACS of PCIe, MIG instances of others"),
     "CAP_SYSLOG": (34, "the kernel log where kernel.dmesg_restrict is 1: XIDs, AER, machine checks"),
 }  # fmt: skip
@@ -276,7 +276,7 @@ def check_clock(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
         return
     if not found.synchronised:
         yield DiagnosisResult(
-            PROBLEM, "clock", "not synchronized: no NTP, chrony or PTP keeps it", "timedatectl set-ntp true, or: systemctl enable --now chronyd",
+            PROBLEM, "clock", "not synchronized: no NTP, chrony or PTP runs", "timedatectl set-ntp true, or: systemctl enable --now chronyd",
         )  # fmt: skip
         return
     error_max = found.error_max_seconds
@@ -365,10 +365,10 @@ def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     mask = int(found[1], 16)
     missing = {name: lost for name, (bit, lost) in CAPABILITIES.items() if not mask >> bit & 1}
     if not missing:
-        yield DiagnosisResult(OK, "capabilities", "all that the unit gives")
+        yield DiagnosisResult(OK, "capabilities", "all that the unit grants")
     elif host.agent is None:
         yield DiagnosisResult(
-            NOTE, "capabilities", "this command has fewer than the agent would: what is blind here may be open to the agent", "sudo gangline doctor",
+            NOTE, "capabilities", "this command has fewer than the agent: the agent may read what this command cannot", "sudo gangline doctor",
         )  # fmt: skip
     else:
         for name, lost in missing.items():
@@ -386,14 +386,14 @@ def check_selinux(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     if enforcing != "1":
         yield DiagnosisResult(OK, "selinux", "permissive: it denies nothing")
     elif any(one.outcome == "blind" for one in host.unread):
-        text = f"enforcing, in {domain}: it may be why a source is blind"
+        text = f"enforcing, in {domain}: it may be the reason why a source is blind"
         yield DiagnosisResult(NOTE, "selinux", text, "ausearch -m avc -ts today | grep gangline")
     else:
         yield DiagnosisResult(OK, "selinux", f"enforcing, in {domain}; no source is blind")
 
 
 def in_container(host: DiagnosedHost) -> bool:
-    """Say whether this is a pod or another container."""
+    """Return whether this is a pod or another container."""
     marks = (host.config.run_root / ".containerenv", host.config.run_root.parent / ".dockerenv")
     return bool(host.environment("KUBERNETES_SERVICE_HOST")) or any(map(os.path.exists, marks))
 
@@ -403,7 +403,7 @@ def check_container(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
     if in_container(host):
         text = "runs in a container: it sees the devices that the container's runtime gives"
         if pci.nvidia_gpus(host.config.sys_root):
-            text += ", and loses its GPUs when systemd reloads (nvidia-docker issue 1671): the GPUs are well then"
+            text += ", and loses access to its GPUs when systemd reloads (nvidia-docker issue 1671); the GPUs are healthy then"
         yield DiagnosisResult(NOTE, "container", text)
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with this host, by the policy, from its last readings and its events alone.
+"""Findings of this host, by the policy, from its latest readings and events alone.
 
-`observe` is for any thread, all else for the daemon's. The clock is handed in; a turn in which nothing of
-interest changed costs some comparisons of bytes.
+Any thread may call `observe`; all else is for the daemon's thread. The caller passes the clock. A turn without relevant
+changes costs a few comparisons of bytes.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class EventFindings:
                 yield other.code_row, other.incidents.values()
 
     def _cancel(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is told once more later."""
+        """End what was said until then, also where it is reported once more later."""
         event_key = name, device, code
         until_ns = max(until_ns, self.cancelled_ns.pop(event_key, until_ns))
         self.cancelled_ns[event_key] = until_ns
@@ -238,7 +238,7 @@ class EventFindings:
         message = f"{message}: {record.detail}" if record.detail else message
         unsure = record.ends[0] is ClearedBy.RESET and record.last_ns < self.watched_since_ns
         if unsure:
-            message += "; of before this agent watched, so that a reset may have ended it"
+            message += "; from before this agent started, so a reset may have ended it"
         return HostFinding(
             name=row.name if code is None else f"{row.policy}{code.code}",
             device=record.key[1],
@@ -293,7 +293,7 @@ def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int
     """Return what has ended *record*; "" while it stands."""
     ends, seconds = record.ends
     if ends is ClearedBy.TIME and now_ns - record.last_ns > seconds * SECOND_NS:
-        return f"it did not come again for {seconds / 60:.0f} minutes"
+        return f"it did not recur for {seconds / 60:.0f} minutes"
     if ends is ClearedBy.RESET and reset_ns(record.key[1]) >= record.last_ns:
         return "the GPU was reset"
     return ""
@@ -301,7 +301,7 @@ def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int
 
 def _clears_when(ends: ClearedBy, seconds: float) -> str:
     if ends is ClearedBy.TIME:
-        return f"it does not come again for {seconds / 60:.0f} minutes"
+        return f"it does not recur for {seconds / 60:.0f} minutes"
     return "the host boots" if ends is ClearedBy.REBOOT else "the GPU is reset, or the host boots"
 
 
@@ -390,7 +390,7 @@ class HostFindings:
         )
 
     def evaluate(self, tables: Mapping[str, TableSnapshot], now_ns: int) -> bool:
-        """Take events and readings of now. Return whether there is anything to be told anew."""
+        """Take events and readings of now. Return whether there is anything to be reported again."""
         event_findings = self.event_findings
         if not event_findings.watched_since_ns:
             event_findings.watched_since_ns = max(1, now_ns - WATCHED_BEFORE_NS)
@@ -423,7 +423,7 @@ class HostFindings:
             self._refresh_triggers({self.reset_detector.table})
 
     def _due(self, tables: Mapping[str, TableSnapshot]) -> list[RuleTrigger]:
-        """Return whom the tables that were read anew may concern."""
+        """Return whom the tables that were reread may concern."""
         due: list[RuleTrigger] = []
         for table in self.table_triggers:
             readings = tables.get(table.name)

@@ -1,6 +1,6 @@
-"""What the findings of this boot rest on, over a restart of the agent: one small file, replaced whole.
+"""Findings state of this boot, kept across agent restarts in one small file that is replaced atomically.
 
-It is for another process of the same boot and without meaning after a power cut, so it is never synced.
+Another process of the same boot reads it. It is meaningless after a power cut, so it is never synced.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse_state(content: bytes) -> FindingsState:
             **_checked({name: fields[name] for name in _TIMES}, _is_time),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError) as error:
-        raise ValueError(f"holds no findings: {str(error)[:200]}") from error
+        raise ValueError(f"does not contain findings: {str(error)[:200]}") from error
 
 
 def _text(event: HealthEvent) -> str:
@@ -80,7 +80,7 @@ def _event(text: str) -> HealthEvent:
 
 def _checked(fields: Any, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
     if not isinstance(fields, dict) or len(fields) > DEVICES_MAX:
-        raise ValueError("a table is none, or too long")
+        raise ValueError("a table is not a table, or is too long")
     for name, value in fields.items():
         if len(name) > NAME_CHARACTERS_MAX or isinstance(value, bool) or not is_valid(value):
             raise ValueError(f"{name[:40]!r} has a wrong value")

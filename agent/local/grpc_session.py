@@ -1,4 +1,4 @@
-"""gRPC's server over HTTP/2 without a socket: bytes in, unary calls out; answers in, bytes out."""
+"""gRPC server over HTTP/2 without a socket: bytes in, unary calls out; responses in, bytes out."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ServerSession(GrpcConnection[ServerCall]):
         return len(self._requests) + len(self._queues)
 
     def is_waiting(self, number: int) -> bool:
-        """Say whether a call has begun, has no whole answer yet, and was not given up by its client."""
+        """Return whether a call has begun, has no whole answer yet, and was not given up by its client."""
         return number in self._requests or number in self._queues
 
     def go_away(self) -> None:
@@ -163,7 +163,7 @@ class ServerSession(GrpcConnection[ServerCall]):
         request.is_whole = True
         length = int.from_bytes(request.received[1:PREFIX_BYTES], "big")
         if len(request.received) != PREFIX_BYTES + length:
-            self.refuse(number, "INTERNAL", "the call ended before its message was whole")
+            self.refuse(number, "INTERNAL", "the call ended before its message was complete")
             return
         message, request.received = bytes(request.received[PREFIX_BYTES:]), bytearray()
         self.calls += 1
@@ -221,7 +221,7 @@ class DeferredResponse:
     """An answer that another thread gives, once: with `respond` or `refuse`. Both return at once and never raise."""
 
     def __init__(self) -> None:
-        #: Nobody waits any more: the client hung up, or its time is over.
+        #: Nobody waits any more: the client closed the connection, or its time is over.
         self.is_cancelled = False
         #: The answer, or why there is none; None until then.
         self.result: bytes | CallRefused | None = None

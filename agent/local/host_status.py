@@ -1,7 +1,7 @@
-"""What this host says of itself without an aggregator: findings once a second and at each event, the status file, the
-health check.
+"""Status of this host without an aggregator: findings each second and at each event, status file, health check.
 
-`look` is for the daemon's thread; `answer` and `document` are for any: what they show is swapped whole.
+Call `look` only from the daemon's thread. `answer` and `document` are safe from any thread: their data is replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
 
 
 def device_fields(device: DeviceState) -> dict[str, Any]:
-    """Return a device that does not answer, or did not a minute ago, as the document shows it."""
+    """Return a device that does not respond, or did not a minute ago, as the document shows it."""
     return {
         "lane": device.group,
         "device": printable(device.device),
@@ -138,7 +138,7 @@ class StatusFile:
         self._new = path.with_name(f".{path.name}.new")
 
     def write(self, content: bytes) -> bool:
-        """Replace the file. Not synced: after a boot nobody wants it. Say whether it was written."""
+        """Replace the file. Not synced: after a boot nobody wants it. Return whether it was written."""
         try:
             self._replace(content)
         except OSError as error:
@@ -179,12 +179,12 @@ class StatusFile:
 # Whether library and driver are of different versions: an update under way, and no GPU lost.
 
 STATE = BY_NAME["gpu.driver_updating_state"]
-#: An older reading says nothing of now: the GPUs were let go of, say.
+#: An older reading says nothing of now: the GPUs were released, say.
 FRESH_NS = 10_000_000_000
 
 
 def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
-    """Return what is to be said of it; empty while no GPU's reading shows it. For any thread."""
+    """Return what must be said of it; empty while no GPU's reading shows it. For any thread."""
     readings = latest.tables.get(STATE.table)
     if readings is None or now_ns - readings.boottime_ns > FRESH_NS:
         return ""
@@ -396,7 +396,7 @@ class HostStatus:
         self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
         self._published_key: tuple[object, ...] = ()
-        self._slow_state: tuple[object, ...] = ()  # of what is told, what changes seldom
+        self._slow_state: tuple[object, ...] = ()  # of what is reported, what changes seldom
         self._written_ns = -(1 << 62)
         self._refreshed_ns = -(1 << 62)
         self._cached_check: tuple[object, int, HostHealthResult] | None = None
@@ -470,7 +470,7 @@ class HostStatus:
         if candidate.findings:
             listed = ", ".join(f"{one.name} {one.device}" for one in candidate.findings[:4])
             log.warning(
-                "by policy %s stands now: %s",
+                "findings by policy %s now: %s",
                 policy.version,
                 listed,
                 extra={"cause": "policy.dry_run"},
@@ -580,7 +580,7 @@ class HostStatus:
         return result
 
 
-#: So long an answer holds that nothing but a new document can change.
+#: This long an answer holds that nothing but a new document can change.
 _NO_EXPIRY_NS = 1 << 62
 
 

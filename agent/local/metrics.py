@@ -1,7 +1,7 @@
-"""`/metrics` of this host: a thread of its own that answers scrapers, and is there only when asked for.
+"""`/metrics` of this host: an optional thread that serves Prometheus scrapes.
 
-Nothing in it can hold up the daemon: it reads copies that no one changes, and renders at most once a second
-for each of the two forms, however many ask.
+It cannot block the daemon: it reads immutable copies, and renders each of the two formats at most once a second,
+however many clients scrape.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # counters, gauges; at last what has a row for each link, core or PCIe function, of which one host
 # has hundreds, and what comes and goes with jobs.
 #
-# Not shown: epochs of counters. Who scrapes sees for himself that a counter began anew.
+# Not shown: epochs of counters. Who scrapes sees for himself that a counter started over.
 
 #: What a GPU host fails by, then what makes it slow, then what else is asked for first.
 METRIC_PRIORITY = (
@@ -307,9 +307,8 @@ class _ValidCells:
 class Exposition:
     """Chooses and names the series. For one thread; it reads `LatestReadings` and blocks nobody.
 
-    A signal is shown for all of its devices or for none. It counts with every device that ever had a
-    value of it, also while there is none: what falls silent for a moment makes no room for others,
-    so that series do not come and go.
+    A signal is shown for all of its devices or for none. It counts every device that ever had a value, even without
+    one now. A device that is briefly silent keeps its place, so that series do not come and go.
     """
 
     def __init__(
@@ -332,7 +331,7 @@ class Exposition:
         self._valid_cells: dict[str, _ValidCells] = {}
 
     def families(self) -> list[Family]:
-        """Return what is to be shown now, of at most `series_max` samples."""
+        """Return what must be shown now, of at most `series_max` samples."""
         now_ns, tables = self._boottime_ns(), dict(self._latest.tables)
         for readings in tables.values():
             self._remember_valid(readings)
@@ -344,7 +343,7 @@ class Exposition:
         return [*families, *self._dcgm.families(tables)] if self._dcgm else families
 
     def _remember_valid(self, readings: TableSnapshot) -> None:
-        """Add to what was ever valid. Another set of devices begins anew."""
+        """Add to what was ever valid. Another set of devices starts over."""
         known = self._valid_cells.get(readings.table)
         shape = (readings.devices, readings.signal_ids)
         if known is None or (known.devices, known.signal_ids) != shape:
@@ -384,10 +383,10 @@ class Exposition:
             "gangline_agent",
             "info",
             "",
-            "which agent this is",
+            "identity of this agent",
             [(format_labels(self._info_labels), "1")],
         )
-        help_text = "series that metrics_series_max left out, the least important first"
+        help_text = "series left out because of metrics_series_max, the least important first"
         yield Family(
             "gangline_metrics_left_out_series", "gauge", "", help_text, [("", str(left_out))]
         )
@@ -418,7 +417,7 @@ def _is_fresh(readings: TableSnapshot, now_ns: int) -> bool:
     return now_ns - readings.boottime_ns <= seconds * SECOND_NS
 
 
-#: At one more, whoever has been connected for longest is let go: a slow one never keeps others out.
+#: At one more, anyone who has been connected for longest is let go: a slow one never keeps others out.
 CONNECTIONS_MAX = 16
 #: From being accepted to the last byte of the answer.
 CONNECTION_SECONDS_MAX = 10.0
@@ -463,7 +462,7 @@ def serve(
 
 
 class ExpositionCache:
-    """The exposition in either form, made anew when the last one is a second old. For one thread."""
+    """The exposition in either form, recreated when the last one is a second old. For one thread."""
 
     def __init__(self, exposition: Exposition, monotonic: Callable[[], float]) -> None:
         self._exposition = exposition

@@ -1,4 +1,4 @@
-"""The operator's policy file: checked before use, taken by a share of the hosts, the last good one kept."""
+"""The operator's policy file: validated before use, applied to a share of hosts; the last valid one is kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PolicyFile:
     def poll(self, dry_run: Callable[[Policy], object]) -> bool:
         """Take the file if it changed, is whole and is good. True: `policy` is another now.
 
-        Whole: as it was at the look before. Half a file can be a good one, of fewer or milder conditions.
+        Whole: as it was at the previous check. Half a file can be a good one, of fewer or milder conditions.
 
         *dry_run* is given the policy before it is taken, and raises whatever is wrong with it.
         """
@@ -92,7 +92,7 @@ class PolicyFile:
             new.write_text(text, encoding="utf-8")
             new.replace(self._copy)
         except OSError as error:
-            self.note = f"{self._copy}: {error.strerror}: a restart will not know this policy"
+            self.note = f"{self._copy}: {error.strerror}: this policy will be lost at a restart"
 
 
 def _stamp(path: Path) -> Stamp:

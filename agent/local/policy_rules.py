@@ -1,6 +1,6 @@
-"""A row of the policy over the last readings: for which devices it holds, and since when.
+"""Evaluates one policy row over the latest readings: for which devices it holds, and since when.
 
-Pure: readings and clock are handed in. `policy_rules.py` says when a row is to be looked at.
+Pure: the caller passes readings and clock.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class RuleTrigger(Protocol):
     def table(self) -> str: ...
     @property
     def trigger_signals(self) -> tuple[str, ...]:
-        """Signals of the table: while these read as before, looking at them anew would find nothing."""
+        """Signals of the table: while these read as before, looking at them again would find nothing."""
         ...
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings are to be looked at even so."""
+        """Whether new readings must be looked at even so."""
         ...
 
 
@@ -101,7 +101,7 @@ _GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeve
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """What stands against a device. Times are boot time.
+    """Findings about a device. Times are boot time.
 
     `name`: the row's, or of a code (`xid79`). `confirmed_ns`: when it was last known to be so: the last
     reading that shows it, or, of an event, now, for as long as nothing has ended it.
@@ -126,7 +126,7 @@ class HostFinding:
 
     @property
     def change_key(self) -> tuple[object, ...]:
-        """What makes it worth telling anew: all but the time that it was last confirmed at."""
+        """What makes it worth telling again: all but the time that it was last confirmed at."""
         return self.name, self.device, self.severity, self.message, self.action, self.count
 
 
@@ -140,7 +140,7 @@ class ClearedFinding:
 
 
 SECOND_NS = 1_000_000_000
-#: So many periods without a reading, and what was read last says nothing of now.
+#: This many periods without a reading, and what was read last says nothing of now.
 PERIODS_MAX = 3
 #: A finding whose device is not read any more is over after so long: nobody can say that it stands.
 UNREAD_SECONDS_MAX = 600.0
@@ -184,7 +184,7 @@ class RuleState:
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings are to be looked at even if they are as before."""
+        """Whether new readings must be looked at even if they are as before."""
         return bool(self.matched) or not self._matches_none
 
     @property
@@ -227,7 +227,7 @@ class RuleState:
                 del self.matched[device]
                 if match.active:
                     yield ClearedFinding(
-                        self._finding(device, match), now_ns, "what was wrong is read no longer"
+                        self._finding(device, match), now_ns, "the fault can no longer be read"
                     )
         yield from self.expire(now_ns)
 
@@ -266,7 +266,7 @@ class RuleState:
         match.active |= read_ns - match.since_ns >= self.row.for_seconds * SECOND_NS
 
     def _note_recovery(self, match: MatchedDevice, read_ns: int) -> bool:
-        """Say whether it is over: at once for what never stood, else when it was well for long enough."""
+        """Return whether it is over: at once for what never stood, else when it was well for long enough."""
         match.recovered_ns = match.recovered_ns or read_ns
         return (
             not match.active or read_ns - match.recovered_ns >= self.row.leave_seconds * SECOND_NS
@@ -282,7 +282,7 @@ class RuleState:
             ):
                 del self.matched[device]
                 if match.active:
-                    reason = f"it was not read any more for {UNREAD_SECONDS_MAX / 60:.0f} minutes"
+                    reason = f"it has not been read for {UNREAD_SECONDS_MAX / 60:.0f} minutes"
                     cleared.append(ClearedFinding(self._finding(device, match), now_ns, reason))
         return cleared
 
@@ -334,13 +334,13 @@ class ReadingLookup:
         return dict(readings.values(BY_NAME[signal].signal_id))
 
     def _is_met(self, condition: Condition, device: str) -> bool:
-        """Say whether *condition* is known to hold."""
+        """Return whether *condition* is known to hold."""
         left = self.value(condition.signal, device)
         right = self.value(condition.other, device) if condition.other else None
         return left is not None and condition.holds(left, right)
 
     def rule_out(self, conditions: Iterable[Condition]) -> bool:
-        """Say whether one of *conditions* holds for no device at all."""
+        """Return whether one of *conditions* holds for no device at all."""
         return any(
             not each.other
             and not any(each.holds(value, None) for value in self._column(each.signal).values())
@@ -360,9 +360,9 @@ def _gap_ns(signal: str) -> int:
 
 def _clears_when(row: PolicyRow) -> str:
     return (
-        f"it is read to be well for {row.leave_seconds:.0f} s"
+        f"it reads as healthy for {row.leave_seconds:.0f} s"
         if row.leave_seconds
-        else "it is read to be well"
+        else "it reads as healthy"
     )
 
 
@@ -377,9 +377,9 @@ GPUS_MAX = 256
 
 
 class GpuResetDetector:
-    """A GPU was reset when its counters began anew (`counter_epoch_count` rose) or its energy fell.
+    """A GPU was reset when its counters started over (`counter_epoch_count` rose) or its energy fell.
 
-    The epoch goes on from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
+    The epoch continues from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
     energy is kept over a restart of the agent. Times are boot time.
     """
 
@@ -397,7 +397,7 @@ class GpuResetDetector:
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether readings are to be looked at whose epochs are as before."""
+        """Whether readings must be looked at whose epochs are as before."""
         return self.is_needed or not self.energy_joules
 
     def update(self, readings: TableSnapshot) -> bool:

@@ -1,7 +1,7 @@
-"""The agent's answers over a Unix socket: gRPC, unary calls, one thread that sleeps while nobody asks.
+"""gRPC server on the agent's Unix socket: unary calls, one thread that sleeps between calls.
 
-Everyone on the host may connect, so a client costs only itself: what it sends is bounded by `session`'s limits, how
-many there are and how long they idle by `LocalServerLimits`, and what a user may cost of the processor by `budget`.
+Any user on the host may connect, so a client must cost only itself: `session` limits what it sends, `LocalServerLimits`
+the number of clients and their idle time, and `budget` each user's CPU time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalServerLimits:
     #: Of these, only for root and the agent's own user.
     connections_reserved: int = 16
     connections_per_user_max: int = 16
-    #: A connection without a call for so long is ended; gRPC's clients open another when they need one.
+    #: A connection without a call for this long is ended; gRPC's clients open another when they need one.
     idle_seconds_max: float = 300.0
     #: One that has not brought a whole call by then is ended.
     first_call_seconds_max: float = 10.0
@@ -57,7 +57,7 @@ class LocalServerLimits:
 def has_room(
     peer: Peer, peers: Sequence[Peer], limits: LocalServerLimits, privileged_users: Container[int]
 ) -> bool:
-    """Say whether *peer* may come in beside *peers*, who are connected."""
+    """Return whether *peer* may come in beside *peers*, who are connected."""
     if peer.user_id in privileged_users:
         return len(peers) < limits.connections_max
     others = [each for each in peers if each.user_id not in privileged_users]
@@ -110,12 +110,12 @@ class ClientConnection:
         return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
     def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
-        """Say whether its patience is used up."""
+        """Return whether its patience is used up."""
         return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
 # ----------------------------------------------------------------------
-# The socket in the file system: made whole, a dead agent's replaced, a live one's left alone.
+# The socket in the file system: made whole, a dead agent's replaced, a live one's skipped.
 
 #: Of sockaddr_un.sun_path, without the zero at its end.
 PATH_BYTES_MAX = 107
@@ -139,7 +139,7 @@ class UnixListener:
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """*mode*: who may connect; who may ask for what is the server's decision, by SO_PEERCRED.
 
-        Raises SocketInUse when a live process answers at *path*, OSError in words when it cannot be made.
+        Raises SocketInUse when a live process answers at *path*, OSError as text when it cannot be made.
         """
         self.path = path
         temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
@@ -412,7 +412,7 @@ class LocalServer:
         return self._budget.available_at(peer.user_id, now)
 
     def _register(self, connection: ClientConnection) -> None:
-        """Wait for what can go on; a client that does not read is not read either."""
+        """Wait for what can continue; a client that does not read is not read either."""
         if connection not in self._connections:
             return
         poll_events = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
@@ -455,7 +455,7 @@ class LocalServer:
         except BlockingIOError:
             return
         if not data:
-            raise SessionError("it hung up")
+            raise SessionError("it closed the connection")
         for call in connection.session.receive(data):
             self._answer(connection, call)
         connection.drop_cancelled()
@@ -483,7 +483,9 @@ class LocalServer:
         method = self._methods.get(call.path)
         if method is None:
             known = ", ".join(self._methods)
-            raise CallRefused("UNIMPLEMENTED", f"no method {call.path[:200]!r}; there are: {known}")
+            raise CallRefused(
+                "UNIMPLEMENTED", f"no method {call.path[:200]!r}; expected one of {known}"
+            )
         if method.privileged and peer.user_id not in self._privileged_users:
             raise CallRefused(
                 "PERMISSION_DENIED",
@@ -491,12 +493,12 @@ class LocalServer:
                 f"(uid {os.geteuid()}); you are uid {peer.user_id}",
             )
         if call.timeout_seconds == 0:
-            raise CallRefused("DEADLINE_EXCEEDED", "the time given was none")
+            raise CallRefused("DEADLINE_EXCEEDED", "the deadline is 0 s")
         try:
             return method.handler(call.message, peer)
         except CallRefused:
             raise
-        except Exception as error:  # the client is told, the operator reads it in the log
+        except Exception as error:  # the client is reported, the operator reads it in the log
             log.exception("%s failed", call.path, extra={"cause": f"local.call.{call.path}"})
             raise CallRefused("INTERNAL", f"{type(error).__name__}: {error}") from error
 

@@ -1,7 +1,7 @@
-"""Reads each source of this host once, in a child process: for `gangline doctor` where no agent has done so.
+"""Reads each source of this host once, in a child process, when `gangline doctor` finds no running agent.
 
-This module is both sides. The child is `python -m gangline.agent.local.source_reading`; it reports each source as it goes,
-so that a driver that hangs costs only the sources after it.
+This module is both sides. The child is `python -m gangline.agent.local.source_reading`. It reports each source as soon as
+it is read, so a driver that hangs loses only the sources after it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The flight recorder: the last minutes at full rate, stored around findings and sent on request."""
+"""Flight recorder: keeps the last minutes at full rate; stores them around findings and sends them on request."""

@@ -1,7 +1,7 @@
-"""The flight recorder of a host: orders recordings from the sampler, stores those around findings, sends those requested.
+"""Flight recorder of a host: requests recordings from the sampler, stores those around findings, sends those requested.
 
-The daemon's thread decides once a second and never touches the disk. What compresses, writes or reads does so in a thread of
-its own, one for the disk and one for what is sent from memory: a disk that hangs costs recordings, and nothing else.
+The daemon's thread decides once a second and never touches the disk. Two other threads compress, write and read: one for
+the disk, one for recordings sent from memory. A disk that hangs loses recordings and nothing else.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class FlightRecorder:
         boot_id: bytes,
         findings: Callable[[], Iterable[ActiveFinding]] = tuple,
     ) -> None:
-        """*findings*: what stands against this host now."""
+        """*findings*: findings about this host now."""
         self._samplers, self._storage, self._uploads = samplers, storage, uploads
         self._clock, self._host, self._boot_id = clock, host, boot_id.hex()
         self._findings = findings
@@ -201,7 +201,7 @@ class FlightRecorder:
     # Any thread ----------------------------------------------------------------------------
 
     def observe(self, event: HealthEvent) -> None:
-        """Take note of an event that is told."""
+        """Take note of an event that is reported."""
         if self._storage.is_enabled and (reason := event_reason(event)):
             self._reasons.append(reason)
 
@@ -260,7 +260,7 @@ class FlightRecorder:
             return True
         if now_ns - self._disk.began_ns < DISK_NS_MAX:
             return False
-        self._reject(request.id, "the host's disk does not answer")
+        self._reject(request.id, "the host's disk does not respond")
         return True
 
     def _begin_order(
@@ -269,7 +269,7 @@ class FlightRecorder:
         self._number += 1
         self._order = RecordingOrder(self._number, seconds, now_ns, request_id, reason)
         if not self._samplers.record(self._number, seconds):
-            self._fail(self._order, "this host has no GPU that is sampled now")
+            self._fail(self._order, "no GPU of this host is sampled now")
 
     def _finish_order(self, order: RecordingOrder, now_ns: int) -> None:
         """Take what the sampler recorded, or give up."""
@@ -289,7 +289,7 @@ class FlightRecorder:
         else:
             self._order = None
             if not self._disk.start(lambda: self._store(order, data, wall_offset_ns), now_ns):
-                self._lose("the disk does not answer")
+                self._lose("the disk does not respond")
 
     def _fail(self, order: RecordingOrder, message: str) -> None:
         self._order = None

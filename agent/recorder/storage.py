@@ -1,4 +1,4 @@
-"""Recordings on this host's disk: few, small, the oldest removed first."""
+"""Recordings on this host's disk: bounded in number and size; the oldest is removed first."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RecordingStorage:
             raise NoRecordingError(f"no recording {name!r} on this host: {known}") from None
         if len(data) > RECORDING_BYTES_MAX:
             raise NoRecordingError(
-                f"{name!r} is no recording: more than {RECORDING_BYTES_MAX} bytes"
+                f"{name!r} is not a recording: more than {RECORDING_BYTES_MAX} bytes"
             )
         return data
 
@@ -92,7 +92,7 @@ class RecordingStorage:
         return sorted(p for p in names if p.suffix == SUFFIX and _NAME.fullmatch(p.stem))
 
     def _remove_oldest(self, files: int, size: int) -> None:
-        """Leave at most so many files of so many bytes together."""
+        """Leave at most this many files of so many bytes together."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
         for path, each in zip(paths, list(sizes), strict=True):

@@ -1,1 +1,1 @@
-"""What enters a driver, in processes that can be left behind: a sampler, a standby, and who watches them."""
+"""Samplers: child processes that call the drivers, with a standby, so that a hung driver never hangs the daemon."""

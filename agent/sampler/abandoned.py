@@ -1,5 +1,7 @@
-"""Who was left behind in a driver, as one small file in the state folder: an agent that takes the place of one that
-was killed enters no device in which a process of that one still hangs. Else each restart would leave one more.
+"""Abandoned samplers: a small file in the state folder lists the processes that hang in a driver.
+
+A new agent reads it and does not call a device in which a process of its killed predecessor still hangs. Otherwise
+each restart would abandon one more process.
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ def format_abandoned(boot_id: bytes, processes: Iterable[AbandonedProcess]) -> b
 
 
 def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
-    """Return who was left behind; nobody of another boot. Raises ValueError for what is no such file."""
+    """Return who was abandoned; nobody of another boot. Raises ValueError for what is no such file."""
     try:
         document = json.loads(content)
         if document["boot_id"] != boot_id.hex():
             return []
         return [_parse_entry(*each) for each in document["left_behind"][:PROCESSES_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"is no list of processes left behind: {str(error)[:200]}") from error
+        raise ValueError(f"is not a list of abandoned processes: {str(error)[:200]}") from error
 
 
 def _parse_entry(
@@ -68,17 +70,17 @@ def _parse_entry(
     group, device, unit_collector = unit
     for name in (group, device, unit_collector, collector, call):
         if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
-            raise TypeError(f"{str(name)[:40]!r} is no name")
+            raise TypeError(f"{str(name)[:40]!r} is not a name")
     for number in (pid, start_ticks, since_ns):
         if type(number) is not int or not 0 < number < 1 << 63:
-            raise TypeError(f"{str(number)[:40]!r} is no number of these")
+            raise TypeError(f"{str(number)[:40]!r} is not a process number")
     return AbandonedProcess(
         (group, device, unit_collector), pid, start_ticks, since_ns, collector, call
     )
 
 
 class AbandonedProcessFile:
-    """The file in *folder*. Neither method raises: without it an agent that begins anew finds out by itself."""
+    """The file in *folder*. Neither method raises: without it an agent that starts over finds out by itself."""
 
     def __init__(self, folder: Path, boot_id: bytes) -> None:
         self._path, self._boot_id = folder / FILE_NAME, boot_id
@@ -104,6 +106,6 @@ class AbandonedProcessFile:
             new.replace(self._path)
         except OSError as error:
             message = (
-                f"{self._path}: {error.strerror}; after a restart these would be entered again"
+                f"{self._path}: {error.strerror}; after a restart samplers would call these again"
             )
             log.warning("%s", message, extra={"cause": "left_behind.file"})

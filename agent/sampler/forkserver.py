@@ -1,7 +1,7 @@
-"""The process that forks samplers: as small as the daemon was before it had a thread, and as old.
+"""Fork server of the samplers, forked early, while the daemon is small and single-threaded.
 
-A fork of the daemon itself would copy its threads' locks as they stand. The fork server has one thread, sleeps
-until it is told to fork or a child has ended, and ends with the daemon; its children end with it.
+A fork of the daemon itself would copy its threads' locks in their current state. The fork server has one thread and
+sleeps until it gets a fork request or a child exits. It exits with the daemon, and its children exit with it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ForkServer:
         return None
 
     def clear_wakeup(self) -> None:
-        """Take note that a sampler has rung; what it said is to be read after this."""
+        """Take note that a sampler has rung; what it said must be read after this."""
         if self._wakeup_fd >= 0:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wakeup_fd)
@@ -252,7 +252,7 @@ def _fork() -> int:
 
 
 def _close_descriptors(retained: set[int]) -> None:
-    """Let go of every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
+    """Release every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
 
     Their numbers stay taken, by /dev/null, for the objects of the daemon's that bear them are copied too.
     """

@@ -1,7 +1,7 @@
-"""What a sampler and the daemon say to each other: lengths, numbers and cells, never an object.
+"""Messages between sampler and daemon: lengths, numbers and cells, no pickled objects.
 
-Either side may be killed in the middle of a word, so each message bears its length, and each length has a limit.
-What a table's rows and columns are is said when it changed; otherwise cells and valid bytes travel alone.
+Either side may be killed in the middle of a message, so each message starts with its length, and each length has a limit.
+A table's rows and columns are sent only when they change; otherwise only cells and valid bytes are sent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Let go of everything and end."""
+    """Release everything and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 # Who samples what: the lane of the GPUs' driver, that of DCGM's host engine, and that of everything else which enters one.
 
 GPU, HOST, DCGM = "gpu", "host", "dcgm"
-#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were left behind.
+#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were abandoned.
 #: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
 PROCESSES_MAX = 16
 #: Kinds of collectors that call NVML or read AMD's GPUs, or stand on what those of the same process have found.
@@ -430,11 +430,10 @@ def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collecto
 
 
 # ----------------------------------------------------------------------
-# Memory in which a sampler hands a recording to the daemon: a megabyte at once, and the socket stays free for
-# readings.
+# Shared memory through which a sampler hands a recording (1 MB) to the daemon, keeping the socket free for readings.
 #
-# Shared by the daemon and every process forked from it. It costs nothing until it is written to, and nothing again
-# once it is cleared. A sampler that was left behind may write into it late: `contract.recording` has a checksum.
+# The daemon and every process forked from it share the memory. It uses no pages until it is written to, and none after
+# it is cleared. An abandoned sampler may write into it late, so `contract.recording` has a checksum.
 
 #: Of 38 GPUs five minutes fit, at 10 Hz; of more, less time.
 AREA_BYTES = 4 << 20

@@ -1,4 +1,4 @@
-"""The samplers as the daemon knows them: what they say comes out here, and they are watched."""
+"""The daemon's end of the samplers: receives their messages and monitors them."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _with_rows(block: Block, names: Sequence[str]) -> Block:
 SECOND_NS = 1_000_000_000
 #: A socket that was closed by a process of which nobody says that it ended.
 CLOSED_NS_MAX = SECOND_NS
-#: A fork server that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
+#: A fork server that has not forked for this long is replaced, and all its samplers with it: on a host short of memory or of
 #: CPUs it takes long.
 FORK_NS_MAX = 15 * SECOND_NS
 #: The fork server is forked again no more often than this.
@@ -418,7 +418,7 @@ class SamplerPool:
         return any(worker.has_more for worker in self._workers.values())
 
     def waiting(self, grid_ns: int) -> bool:
-        """Say whether the turns of this second, of a lane that has somebody to take them, have not come."""
+        """Return whether the turns of this second, of a lane that has somebody to take them, have not come."""
         self._awaited = self._started and next(self._late_workers(grid_ns), None) is not None
         return self._awaited
 
@@ -440,7 +440,7 @@ class SamplerPool:
     # ---- what others ask
 
     def release(self, devices: frozenset[str] | None, seconds: float) -> None:
-        """Let go of every handle of these GPUs (PCI addresses), or of all of them and of the driver.
+        """Release every handle of these GPUs (PCI addresses), or of all GPUs and the driver.
 
         They are taken back after *seconds* by themselves. `may_hold` says when it has come about.
         """
@@ -457,7 +457,7 @@ class SamplerPool:
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Say whether some sampler may have a handle of one of these GPUs; None: of any, or of their driver."""
+        """Return whether some sampler may have a handle of one of these GPUs; None: of any, or of their driver."""
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:
@@ -675,7 +675,7 @@ class SamplerPool:
         }
 
     def _save_abandoned(self, file: AbandonedProcessFile) -> None:
-        """Keep the file as it is; a disk is written to only when somebody was left behind, or has ended."""
+        """Keep the file as it is; a disk is written to only when somebody was abandoned, or has ended."""
         processes = self._supervisor.processes.values()
         units = {p.serial: p.unit for p in processes if p.role is ProcessRole.ABANDONED and p.unit}
         if units.keys() == self._abandoned.keys():

@@ -1,4 +1,4 @@
-"""The samplers that live, and who of them does what."""
+"""Table of live samplers and their roles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SamplerProcess:
     serial: int
     role: ProcessRole = ProcessRole.STANDBY
     task: SamplerTask | None = None
-    unit: Unit | None = None  # of a solo one, and of one that was left behind
+    unit: Unit | None = None  # of a solo one, and of one that was abandoned
     assigned_ns: int = 0
     last_received_ns: int = 0
     batches: int = 0
@@ -57,7 +57,7 @@ class SamplerProcess:
         return self.role is not ProcessRole.ABANDONED and self.role is not ProcessRole.ENDING
 
     def may_hold(self, device: str | None) -> bool:
-        """Say whether it may have a handle of a GPU, or, for None, of any or of their driver."""
+        """Return whether it may have a handle of a GPU, or, for None, of any or of their driver."""
         if device is None:  # one that was warm has the driver open, whatever it does now
             return self.warmed or (self.task is not None and self.group == GPU)
         if self.task is None or self.group != GPU:
@@ -69,7 +69,7 @@ class SamplerProcess:
         )
 
     def may_hold_any(self, devices: Iterable[str | None]) -> bool:
-        """Say whether it may have a handle of any of these."""
+        """Return whether it may have a handle of any of these."""
         return any(map(self.may_hold, devices))
 
 
@@ -89,7 +89,7 @@ class SamplerGroup:
 
 
 def backoff_ns(failures: int) -> int:
-    """Return the wait after so many failures."""
+    """Return the wait after this many failures."""
     return min(RESTART_NS << min(failures, 6), RESTART_NS_MAX)
 
 
@@ -121,7 +121,7 @@ class ProcessTable:
         return process, [Fork(process.serial)]
 
     def adopt(self, unit: Unit) -> SamplerProcess:
-        """Return one that was left behind in a unit before we were."""
+        """Return one that was abandoned in a unit before we were."""
         self._serial += 1
         task = SamplerTask(unit[0], only_device=unit[1])
         process = SamplerProcess(self._serial, ProcessRole.ABANDONED, task, unit, killed=True)

@@ -1,7 +1,6 @@
-"""What is not well: devices, collectors and drivers that nobody enters, and when each is tried again.
+"""Quarantine: devices, collectors and drivers that the samplers do not call, and when each is retried.
 
-A *unit* is what can be left out by itself: a device of a lane, one of its collectors, or, with neither, the lane's
-driver as a whole.
+A *unit* is the smallest part that can be excluded: a device of a lane, one of its collectors, or the lane's whole driver.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ SECOND_NS = 1_000_000_000
 UNITS_MAX = 64
 #: After each trial in vain twice as long, at most the latter.
 TRY_NS, TRY_NS_MAX = 5 * SECOND_NS, 600 * SECOND_NS
-#: What was left alone for what its driver said of it is tried so long after the last word, and after a trial in vain as
-#: late as after so many: 80 s, then twice as long each time.
+#: What was skipped for what its driver said of it is tried so long after the last word, and after a trial in vain as
+#: late as after this many: 80 s, then twice as long each time.
 QUARANTINE_NS, QUARANTINE_TRIES = 60 * SECOND_NS, 4
-#: What hangs again within this long goes on where its intervals were.
+#: What hangs again within this long continues where its intervals were.
 HISTORY_NS = 600 * SECOND_NS
 #: Two devices of one driver that hang within this long are that driver's hang.
 SAME_DRIVER_NS = 30 * SECOND_NS
-#: A call that held its process for so long and returns shows that the driver answers: it is tried at once.
+#: A call that held its process for this long and returns shows that the driver answers: it is tried at once.
 LONG_CALL_NS = 3 * SECOND_NS
 #: How long an end of trouble is shown.
 RECOVERED_SHOWN_NS = 60 * SECOND_NS
@@ -37,12 +36,12 @@ class QuarantineState(IntEnum):
     """How it stands with a unit; the number travels as `probe.state`."""
 
     WELL = 0
-    HUNG = 1  # its call has not returned, and whoever made it is not yet left behind
-    ABANDONED = 2  # a process that was left behind is still in it
+    HUNG = 1  # its call has not returned, and anyone who made it is not yet left behind
+    ABANDONED = 2  # a process that was abandoned is still in it
     LEFT_ALONE = 3  # nobody enters it until it is tried again
     SLOW = 4  # it answers, too slowly for its neighbours
     TRIED = 5  # a process of its own tries it now
-    RELEASED = 6  # of a GPU: somebody asked that it be let go of; no unit's state, only told
+    RELEASED = 6  # of a GPU: somebody asked that it be released; no unit's state, only told
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class QuarantinedUnit:
     collector: str = ""
     call: str = ""
     message: str = ""
-    abandoned_serial: int = 0  # the serial of the process that was left behind in it
+    abandoned_serial: int = 0  # the serial of the process that was abandoned in it
     probe_serial: int = 0  # the serial of the one that looks at it
     hung_ns: int = 0  # how long the call has taken, at the last look
     recovered_ns: int = 0  # when it was found well again
@@ -82,7 +81,7 @@ class QuarantinedUnit:
             self.state = QuarantineState.LEFT_ALONE
 
     def abandoned_ended(self, now_ns: int) -> None:
-        """The process that was left behind in it has ended."""
+        """The process that was abandoned in it has ended."""
         self.abandoned_serial = 0
         if self.state is QuarantineState.ABANDONED:
             self.state = QuarantineState.LEFT_ALONE
@@ -113,7 +112,7 @@ class Quarantine:
     def __init__(self, groups: Mapping[str, Mapping[str, bool]]) -> None:
         """*groups*: name -> collector -> whether it can spare devices."""
         self.units: dict[Unit, QuarantinedUnit] = {}
-        self.released: dict[str | None, int] = {}  # GPUs let go of -> until when; None: all of them
+        self.released: dict[str | None, int] = {}  # GPUs release -> until when; None: all of them
         self._groups = groups
         self._recovered: dict[Unit, QuarantinedUnit] = {}
         self._abandoned_totals: dict[Unit, int] = {}  # processes ever left behind in it
@@ -149,11 +148,11 @@ class Quarantine:
         return frozenset(excluded)
 
     def is_open(self, group: str) -> bool:
-        """Say whether the lane is to be sampled at all."""
+        """Return whether the lane must be sampled at all."""
         return (group, "", "") not in self.units and not (group == GPU and None in self.released)
 
     def is_full(self, unit: Unit) -> bool:
-        """Say whether there is no room for another unit."""
+        """Return whether there is no room for another unit."""
         return unit not in self.units and len(self.units) >= UNITS_MAX and bool(unit[1] or unit[2])
 
     def add(

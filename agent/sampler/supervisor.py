@@ -1,14 +1,14 @@
-"""Who samples, who is left behind, what is tried again and when: observations and time in, actions out.
+"""State machine of the samplers: which samples, which is abandoned, what is retried and when. Observations and time in, actions out.
 
-Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a
-test. What it guarantees, whatever happens and in any order (tests/agent/sampler/test_supervisor.py):
+Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a test.
+It guarantees, in any order of events (tests/agent/sampler/test_supervisor.py):
 
-- at most one process is left behind in a unit, and none enters it while that one lives;
+- at most one process is abandoned in a unit, and no other enters the unit while that one lives;
 - there are never more than `PROCESSES_MAX` samplers;
-- a lane spares what is unwell or released, and nothing else: a healthy device is out for the takeover at most;
-- a unit that is unwell is tried after 5 s, then after twice as long each time, up to ten minutes; that it comes and
-  goes does not shorten it. A driver that is taken for hung because two of its devices are is tried at once;
-- who waits for a CPU, or was stopped, hangs in nothing.
+- a lane skips only units that are in quarantine or released: a healthy device is missed during a takeover at most;
+- a unit in quarantine is retried after 5 s, then after twice the last delay, up to ten minutes; brief recoveries do not
+  shorten the delay. A driver that is considered hung because two of its devices hang is retried at once;
+- a sampler that waits for a CPU, or was stopped, does not count as hung.
 """
 
 from __future__ import annotations
@@ -223,21 +223,21 @@ class Reconciler:
 #: These open a device or a driver, which takes seconds where nobody keeps it open (no persistence mode).
 OPENING_CALLS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleBy", "nvmlDeviceGetCount")
 OPENING_DEADLINE_NS = 5 * SECOND_NS
-#: Of a call that lasts for so long already, it is looked again when its deadline ends.
+#: Of a call that lasts for this long already, it is looked again when its deadline ends.
 CALL_AGE_NS_MIN = SECOND_NS // 5
 #: But no sooner than after this: so often is it looked whether one that waits for a CPU has come out of its call.
 CHECK_NS = SECOND_NS // 10
-#: Who is in no call and says nothing for so long is stuck in itself, or stopped; in its first round it may open much.
+#: Who is in no call and says nothing for this long is stuck in itself, or stopped; in its first round it may open much.
 SILENT_NS, SILENT_FIRST_NS = 3 * SECOND_NS, 15 * SECOND_NS
 #: Who waits for a CPU is waited for; past this, as on a host whose /proc tells nonsense, the device is to blame after all.
 STARVED_NS_MAX = 10 * SECOND_NS
 #: An order to end is followed by a kill.
 END_DEADLINE_NS = SECOND_NS
-#: A daemon that itself stood still for so long (a suspended host, a stopped process) has seen nobody hang.
+#: A daemon that itself stood still for this long (a suspended host, a stopped process) has seen nobody hang.
 SUSPENDED_NS_MIN = 3 * SECOND_NS // 2
 #: A solo round that takes no longer is well. The first one opens the device, and is not judged.
 HEALTHY_SECONDS_MAX = 0.25
-#: So many of one that was slow.
+#: This many of one that was slow.
 HEALTHY_BATCHES = 3
 #: A lane that is late is looked at; in the same device at so many looks within this long, that one is slow.
 LATE_CHECKS_MIN, LATE_NS = 4, 10 * SECOND_NS
@@ -248,7 +248,7 @@ RESTART_MESSAGE = f"ended with {RESTART_EXIT_CODE}"
 
 
 class Supervisor:
-    """See the module. Every method that returns actions returns all that is to be done now; none raises."""
+    """See the module. Every method that returns actions returns all that must be done now; none raises."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class Supervisor:
         ):
             return 0
         process = self._table.adopt(unit)
-        message = f"a process of an agent before this one has not returned from {call_state.call}"
+        message = f"a process of an earlier agent has not returned from {call_state.call}"
         self._quarantine.add(unit, QuarantineState.ABANDONED, call_state, now_ns, message).postpone(
             now_ns
         )
@@ -365,7 +365,7 @@ class Supervisor:
         self, process: SamplerProcess, slow_devices: frozenset[str], now_ns: int
     ) -> list[Action]:
         """Sample these by themselves, as long as there is room for a trial beside them. Their lane has cut them short,
-        and so it goes on with those for which there is none."""
+        and so it continues with those for which there is none."""
         actions: list[Action] = []
         for device in sorted(slow_devices - self._quarantine.excluded_devices(process.group)):
             isolated = [
@@ -376,7 +376,9 @@ class Supervisor:
             unit = (process.group, device, "")
             if len(isolated) >= PROBES_MAX - 1 or self._quarantine.is_full(unit):
                 break
-            message = f"{device} is slow: {process.group} cut it short, for its neighbours' sake"
+            message = (
+                f"{device} is slow: {process.group} ended it early, because its neighbours waited"
+            )
             call_state = Seen(0, 0, "", device, "")
             self._quarantine.add(
                 unit, QuarantineState.SLOW, None, now_ns, message
@@ -429,7 +431,7 @@ class Supervisor:
     # ---- what is asked
 
     def release(self, now_ns: int, devices: frozenset[str] | None, seconds: float) -> list[Action]:
-        """Let go of these GPUs, or of all, until they are taken back or that long has passed."""
+        """Release these GPUs, or of all, until they are taken back or that long has passed."""
         until_ns = now_ns + int(seconds * 1e9)
         for device in [None] if devices is None else sorted(devices)[:UNITS_MAX]:
             self._quarantine.released[device] = until_ns
@@ -447,7 +449,7 @@ class Supervisor:
         return dict(self._quarantine.released)
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Say whether a process lives that may have a handle of these GPUs; None: of any, or of their driver."""
+        """Return whether a process lives that may have a handle of these GPUs; None: of any, or of their driver."""
         wanted = (None,) if devices is None else devices
         return any(p.may_hold_any(wanted) for p in self._table.processes.values())
 
@@ -598,7 +600,7 @@ class Supervisor:
         )
         if stall_reason or not is_group_collector or self._quarantine.is_full(unit):
             return self._replace(process, now_ns)
-        message = f"says nothing, in {call_state.collector}"
+        message = f"sends nothing, in {call_state.collector}"
         self._quarantine.add(
             unit, QuarantineState.LEFT_ALONE, call_state, now_ns, message
         ).postpone(now_ns)
@@ -619,7 +621,7 @@ class Supervisor:
         return [Kill(process.serial)]
 
     def _enforce_end(self, process: SamplerProcess, call_state: Seen, now_ns: int) -> list[Action]:
-        """Kill one that was told to end and did not; if it is stuck in a device, nobody else is to be."""
+        """Kill one that was told to end and did not; if it is stuck in a device, nobody else must be."""
         if process.killed or now_ns - process.assigned_ns < END_DEADLINE_NS:
             return []
         process.killed = True

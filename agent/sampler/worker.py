@@ -1,4 +1,4 @@
-"""What a sampler does: turns on the grid of boot time, one after another, each round in one message."""
+"""Main loop of a sampler: runs turns one after another on a fixed time grid, and sends each round as one message."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .messages import (
 SECOND_NS = 1_000_000_000
 #: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.
 BATCH_TICK = ""
-#: What a process costs in memory is looked at in every so many rounds: the kernel walks all its pages for it.
+#: What a process costs in memory is looked at in every few rounds: the kernel walks all its pages for it.
 MEMORY_BATCHES = 300
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class _ForwardingPublisher(EventPublisher):
 class Worker:
     """Takes orders, and the turns of its lane when they are due. For one thread; never raises.
 
-    Its clock is handed in, as is the way to the daemon: the same object runs in a process of its own
-    and, an hour in a second, in a test.
+    Its clock and its channel to the daemon are arguments, so the same object runs in its own process and, an hour in
+    a second, in a test.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Worker:
         self._schedule = PeriodicSchedule({})
         self._batches = self._dropped_messages = self._memory_bytes = 0
         self.ended = False
-        self.restart_required = False  # it ended because only another process can go on
+        self.restart_required = False  # it ended because only another process can continue
 
     def next_ns(self) -> int | None:
         """Return when the next turn is; None while there is no task."""
@@ -266,9 +266,9 @@ def _periods(collectors: Iterable[Collector], period_ns: int) -> dict[str, int]:
 # A sampler's process: its socket, its rest between turns, its end.
 
 RECEIVE_BYTES = 1 << 16
-#: How a process ends in whose place another is to go on (`agent.collector.RestartRequired`).
+#: How a process ends in whose place another is to continue (`agent.collector.RestartRequired`).
 RESTART_EXIT_CODE = 75
-#: A daemon that does not read for so long is itself stuck: what is not sent by then waits, and what comes then is lost.
+#: A daemon that does not read for this long is itself stuck: what is not sent by then waits, and what comes then is lost.
 SEND_MILLISECONDS_MAX = 200
 
 
@@ -313,7 +313,7 @@ class MessageSender:
 
 
 def process_cost(measure_memory: bool) -> tuple[float, int]:
-    """Return this process's CPU seconds and, if they are to be looked at, its bytes of memory."""
+    """Return this process's CPU seconds and, if they must be looked at, its bytes of memory."""
     if measure_memory:
         gc.collect()
         process.trim()
@@ -321,7 +321,7 @@ def process_cost(measure_memory: bool) -> tuple[float, int]:
 
 
 def serve(groups: CollectorGroups, connection: socket.socket, clock: Clock, wakeup_fd: int) -> bool:
-    """Be a sampler until the daemon says to end, or is gone. True: only another process can go on."""
+    """Be a sampler until the daemon says to end, or is gone. True: only another process can continue."""
     connection.setblocking(False)
     sender = MessageSender(connection, wakeup_fd)
     worker = Worker(

@@ -1,1 +1,1 @@
-"""What waits on disk until the aggregator has a receipt for it: frames and events."""
+"""Data kept on disk until the aggregator acknowledges it: frames and events."""

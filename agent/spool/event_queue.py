@@ -1,7 +1,7 @@
-"""Events on disk until the aggregator has them: few, each of weight, each fsynced before `put` returns (but TOLD_AGAIN).
+"""Events kept on disk until the aggregator acknowledges them; each is fsynced before `put` returns (except REPEATED_EVENTS).
 
-The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage costs
-the lines it touches and no other. It is appended to, and rewritten when most of it has its receipt.
+The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage affects only the lines
+it touches. The file is appended to, and rewritten when most of its events are acknowledged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse_line(line: bytes) -> HealthEvent:
     try:
         event = HealthEvent.FromString(binascii.a2b_base64(text))
     except DecodeError as error:
-        raise ValueError(f"line holds no event: {error}") from error
+        raise ValueError(f"line does not contain an event: {error}") from error
     if not event.event_id:
         raise ValueError("event has no id")
     return event
@@ -111,7 +111,7 @@ class EventQueue:
 
         Never raises. An event without an id is given one; a higher revision of one that waits takes
         its place, any other of the same id is left out; when too many wait, the oldest of those that
-        are told again go, then the oldest of all, counted in `dropped_events`.
+        are reported again go, then the oldest of all, counted in `dropped_events`.
         """
         stored = HealthEvent()
         stored.CopyFrom(event)
@@ -193,7 +193,7 @@ class EventQueue:
         return bool(self._lines)
 
     def pending(self, count_max: int) -> list[HealthEvent]:
-        """Return the oldest events without a receipt, at most *count_max*; last those that are told again."""
+        """Return the oldest events without a receipt, at most *count_max*; last those that are reported again."""
         with self._lock:
             others = (event_id for event_id in self._lines if event_id not in self._repeated)
             chosen = list(islice(chain(others, self._repeated), count_max))
@@ -206,7 +206,7 @@ class EventQueue:
     def acknowledge(self, event_ids: Iterable[str]) -> None:
         """Forget events that the aggregator has on disk, as `pending` gave them. Never raises.
 
-        A revision that came since then goes on waiting.
+        A revision that came since then continues waiting.
         """
         with self._lock:
             self._forget(event_ids)
@@ -240,7 +240,7 @@ class EventQueue:
             return len(self._lines)
 
     def close(self) -> None:
-        """Let go of the folder; what waits stays for the next `open`."""
+        """Release the folder; what waits stays for the next `open`."""
         with self._lock:
             self._close_file()
             if self._lock_descriptor >= 0:

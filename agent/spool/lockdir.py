@@ -64,7 +64,7 @@ def _is_dead(holder: str) -> bool:
 
 
 def _write_process_id(lock: int) -> None:
-    """Write our process id for whoever finds the folder held; a full disk must not matter."""
+    """Write our process id for anyone who finds the folder held; a full disk must not matter."""
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)

@@ -1,16 +1,15 @@
-"""A piece of the spool: frames with consecutive sequences, and which of them have a receipt.
+"""One file of the spool: frames with consecutive sequences, and which of them are acknowledged.
 
-A segment is a file, or memory while the disk takes nothing. The file's name is its first sequence;
-it holds records, one after another:
+A segment is a file, or memory while the disk accepts no writes. The file's name is its first sequence.
+It holds records, one after another:
 
     0  4  bytes of the frame
     4  4  CRC-32 of the sequence and the frame
     8  8  sequence
     16    the frame
 
-Record n has sequence first + n, so a stale or foreign record is told from a good one by its number
-as well as by its checksum. Reading opens the file by name, so that it needs no lock of the spool's:
-the only thing that can happen meanwhile is that the file goes.
+Record n has sequence first + n, so both the number and the checksum reveal a stale or foreign record. Readers open the
+file by name and need no lock of the spool: the worst that can happen meanwhile is that the file is deleted.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _DIGITS = 20
 FIRST_SEQUENCE_MAX = 1 << 63
 _RECORD = struct.Struct("<IIQ")
 RECORD_OVERHEAD_BYTES = _RECORD.size
-#: So much of a damaged file is searched for records; a file of ours is no longer.
+#: This much of a damaged file is searched for records; a file of ours is no longer.
 SALVAGE_BYTES_MAX = 4 * FRAME_BYTES_MAX
-#: So much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
+#: This much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
 _CHECKSUM_BYTES_MAX = 64 << 20
 
 
@@ -44,7 +43,7 @@ class DamagedRecord(ValueError):
 
 
 def first_sequence_of(name: str) -> int | None:
-    """Return the first sequence of the segment with this file name; None if it is none of ours."""
+    """Return the first sequence of the segment with this file name; None if it is not Gangline's."""
     digits = name.removesuffix(SUFFIX)
     if not name.endswith(SUFFIX) or len(digits) != _DIGITS or not digits.isascii():
         return None
@@ -98,7 +97,7 @@ class SpoolSegment:
     def __init__(self, first: int) -> None:
         self.first = first
         self.ends: array[int] = array("Q")
-        self.forgotten = bytearray()  # one byte a frame: 1 once it has its receipt
+        self.forgotten = bytearray()  # one byte a frame: 1 once it is acknowledged
         self.size_bytes = 0
         self.waiting_frames = 0
         self.waiting_bytes = 0
@@ -149,7 +148,7 @@ class SpoolSegment:
         return [(sequence, self._frames[sequence - self.first]) for sequence in sequences]
 
     def close(self) -> None:
-        """Let go of what is open; what is on disk stays."""
+        """Release what is open; what is on disk stays."""
 
     def remove(self) -> None:
         """Be gone. Never raises: a file that cannot be removed now is found at the next start."""
@@ -181,10 +180,10 @@ class FileSegment(SpoolSegment):
     def scan(cls, folder: Path, first: int) -> tuple[FileSegment, int]:
         """Find the records; return the segment and how many bytes at its end are none.
 
-        Lengths and sequences give the positions. Where they stop making sense, the search goes on at the
+        Lengths and sequences give the positions. Where they stop making sense, the search continues at the
         next record whose sequence and checksum are right; the sequences in between are in `lost_frames`.
-        The checksum of every other record is checked when it is read, but for the last: its length may be
-        damaged and reach over records that follow. Whatever the bytes are, this ends and raises nothing
+        The checksums of all other records are checked when they are read. The last one is checked here: its damaged
+        length may span records that follow. Whatever the bytes are, this ends and raises nothing
         but OSError.
         """
         segment = cls(folder, first)
@@ -375,7 +374,7 @@ class Segments:
             self.dropped_frames += segment.lost_frames + lost
             if segment.lost_frames:
                 self.notice.append(
-                    f"{segment.path.name}: {segment.lost_frames} damaged frames left out"
+                    f"{segment.path.name}: {segment.lost_frames} damaged frames skipped"
                 )
             if tail_bytes:
                 self.notice.append(
@@ -522,7 +521,7 @@ class Segments:
         return [(each.first, each.next - 1) for each in self._segments if each.ends]
 
     def has_waiting(self, sequence: int) -> bool:
-        """Say whether this frame is here and waits for its receipt."""
+        """Return whether this frame is here and waits for its receipt."""
         return any(sequence in each.waiting(sequence - 1) for each in self._segments)
 
     def close(self) -> None:

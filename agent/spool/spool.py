@@ -1,15 +1,15 @@
-"""Frames kept until the aggregator has a receipt for them: first in memory's file system, then on disk.
+"""Frames kept until the aggregator acknowledges them: in tmpfs first, then on disk.
 
-What it promises:
-* A frame that `append` took survives `kill -9` of this process. It is not fsynced: a power cut may
-  take the last half minute (`head.WAIT_SECONDS_MAX` in memory, then what the page cache holds).
-* While receipts come, nothing is written to the disk. Without a head (no such file system, or not
-  wanted) frames go to the disk at once, and the first promise is all there is.
-* Only a receipt, a refusal or a full spool makes it forget a frame; what is lost is counted.
-* (run id, sequence) never names two different frames. Wherever numbers may have been given out that
-  the disk no longer shows (another boot: a power cut took pages; a damaged tail; frames that lived in
-  memory only), numbering goes on from the next multiple of 2**20.
-* Whatever bytes are found in the folder, it opens.
+Guarantees:
+* A frame that `append` accepted survives `kill -9` of this process. It is not fsynced: a power cut may
+  lose the last half minute (`tiers.WAIT_SECONDS_MAX` in memory, then the contents of the page cache).
+* While acknowledgements arrive, nothing is written to the disk. Without a head (no such file system, or
+  disabled) frames go to the disk at once, and only the first guarantee holds.
+* A frame is deleted only if acknowledged, rejected, or evicted from a full spool; lost frames are counted.
+* (run id, sequence) never names two different frames. If numbers may have been used that the disk no
+  longer shows, numbering continues from the next multiple of 2**20. That is the case after a reboot (a
+  power cut lost pages), a damaged tail, or frames that were in memory only.
+* It opens whatever bytes the folder contains.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class Spool:
     ) -> Spool:
         """Take up what is in *folder*, which is made if need be.
 
-        *owner* is the machine's fingerprint (`identity.machine_owner`): under another owner, as when
-        a disk image was cloned, there is a new run id, and what the other left is removed, counted
-        in `dropped_frames` and told in `notice`. Segments are never larger than half of *bytes_max*.
+        *owner* is the machine's fingerprint (`identity.machine_owner`). Under another owner, such as after cloning a
+        disk image, a new run id begins. The other's frames are removed, counted in `dropped_frames` and reported in
+        `notice`. Segments are never larger than half of *bytes_max*.
         *memory_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
         cannot be used. *seconds* is a steady clock.
         Raises FolderError (another process holds it; it cannot be written), ValueError (limits).
@@ -166,7 +166,7 @@ class Spool:
         self.notice = "; ".join(filter(None, [self.notice, *disk.notice, reason]))
 
     def _new_run_reason(self, stored: RunRecord | None, owner: str) -> str:
-        """Return why the frames found here cannot be gone on with; empty if they can."""
+        """Return why the frames found here cannot be continued; empty if they can."""
         disk = self._tiers.disk
         if stored is None:
             return f"{META_NAME} is missing or damaged" if disk else ""
@@ -177,7 +177,7 @@ class Spool:
         return "" if disk.next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
 
     def _begin_run(self, owner: str, reason: str) -> str:
-        """Number anew under a new run id; what is left of another run could never be sent. Return what to say."""
+        """Number again under a new run id; what is left of another run could never be sent. Return what to say."""
         left_frames = self._tiers.disk.waiting_frames
         self._tiers.disk.drop_all()
         self.run_id = os.urandom(RUN_ID_BYTES)
@@ -323,7 +323,7 @@ class Spool:
             return sum(tier.waiting_bytes for tier in self._tiers)
 
     def close(self) -> None:
-        """Let go of the folder; what waits stays on the disk for the next `open`."""
+        """Release the folder; what waits stays on the disk for the next `open`."""
         with self._lock:
             if self._lock_descriptor >= 0:
                 self._tiers.flush_to_disk(self._next)

@@ -1,6 +1,6 @@
-"""Where frames wait: in the head, in memory's file system; on the disk; in memory while neither takes any.
+"""Where frames are kept: in the head, in tmpfs, on disk; in memory while neither accepts any.
 
-Not thread-safe, knows nothing of run ids: `spool` does both.
+Not thread-safe and unaware of run ids: `spool` handles both.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .segment import RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
 # The newest frames, in a folder of a file system in memory: on the disk they would be written for
 # nothing.
 #
-# When all is well a frame has its receipt within a second or two, and a file that lives no longer
+# When all is well a frame is acknowledged within a second or two, and a file that lives no longer
 # than that still costs its disk a journal's commit every few seconds. So frames wait here first,
-# and only those whose receipt does not come go on to the spool's folder. What is here survives
+# and only those whose receipt does not come continue to the spool's folder. What is here survives
 # `kill -9`, as the page cache does; a reboot takes it, as a power cut takes what is in the page
 # cache.
 
-#: Frames go on to the disk when no receipt came for so long,
+#: Frames continue to the disk when no receipt came for this long,
 WAIT_SECONDS_MAX = 20.0
 #: and when they are more than this together.
 MEMORY_TIER_BYTES_MAX = 1 << 20
 SEGMENT_BYTES = 1 << 16
-#: The newest segment stays when all of it went on: with it and one frame more than may wait here.
+#: The newest segment stays when all of it continued: with it and one frame more than may wait here.
 _FOLDER_BYTES_MAX = 4 * MEMORY_TIER_BYTES_MAX
 _RUN_NAME = "run"
 
@@ -56,18 +56,20 @@ class MemoryTier:
         return tier
 
     def _make(self) -> None:
-        """Make the folder if need be. Raises OSError, also for one that is not ours alone: whoever could
+        """Make the folder if need be. Raises OSError, also for one that is not ours alone: anyone who could
         write there could make us send anything."""
         with suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
         found = self.folder.lstat()
         is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
         if not is_private or found.st_mode & 0o077:
-            raise PermissionError(0, f"{self.folder.name} is not a folder of ours alone")
+            raise PermissionError(
+                0, f"{self.folder.name} must be a folder that only this user can access"
+            )
         self._inode = found.st_ino
 
     def exists(self) -> bool:
-        """Say whether the folder is still the one that was opened."""
+        """Return whether the folder is still the one that was opened."""
         try:
             return self.folder.lstat().st_ino == self._inode
         except OSError:
@@ -192,7 +194,7 @@ class TieredStore:
         self.memory, self._unbroken = None, False
 
     def _current_memory(self, now: float) -> MemoryTier | None:
-        """Return the head, made anew if somebody removed it: logind does when its user logs out."""
+        """Return the head, recreated if somebody removed it: logind does when its user logs out."""
         memory = self.memory
         if memory is None or now < self._check_at:
             return memory
@@ -241,7 +243,7 @@ class TieredStore:
         return True
 
     def _spill(self, memory: MemoryTier, *, force: bool = False) -> None:
-        """Let what waits in memory go on to the disk, oldest first, while the disk takes it.
+        """Let what waits in memory continue to the disk, oldest first, while the disk takes it.
 
         *force*: what it does not take goes the way of a frame that comes then.
         """
@@ -341,6 +343,6 @@ class TieredStore:
                 self._note_error(error)
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Release what is open."""
         for each in self:
             each.close()

@@ -1,1 +1,1 @@
-"""The way to the aggregator: gRPC over sans-IO h2, on one socket and one thread."""
+"""The agent's connection to the aggregator: gRPC over sans-IO h2, on one socket and one thread."""

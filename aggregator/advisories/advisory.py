@@ -1,4 +1,4 @@
-"""The words of advice: actions, scopes, states, cases, advisories. Nothing here decides.
+"""Types of an advisory: actions, scopes, states, cases. No logic.
 
 The enumerations follow `contract/wire/advisory.proto`, number by number (a test holds it).
 """
@@ -210,12 +210,12 @@ def gravity(action: Action) -> int:
 
 
 def removes_host(action: Action) -> bool:
-    """Say whether *action* costs the fleet a host for a time."""
+    """Return whether *action* costs the fleet a host for a time."""
     return action not in LEAVE_IN_SERVICE
 
 
 def is_own_device_fault(case: Case) -> bool:
-    """Say whether *case* is a certain fault of a device that no other host has a part in."""
+    """Return whether *case* is a certain fault of a device that no other host has a part in."""
     certain = case.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
     on_baseboard = case.scope is Scope.BASEBOARD
     reasons = OWN_BASEBOARD_REASONS if on_baseboard else OWN_DEVICE_REASONS
@@ -332,7 +332,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Whoever had taken it out has put it back."""
+    """Anyone who had taken it out has put it back."""
 
     now_ns: int
     host: str
@@ -464,7 +464,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """What we set on *host* by advisory *name*, and nothing else, is to be taken away."""
+    """What we set on *host* by advisory *name*, and nothing else, must be taken away."""
 
     name: str
     host: str
@@ -552,18 +552,18 @@ HOUR_NS = 3600 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLimits:
-    """Hosts are counted whoever took them out. Times are seconds."""
+    """Hosts are counted no matter who took them out. Times are seconds."""
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2
     cluster_hosts_min: int = 1  # so many may go of a small fleet, whatever its share
     cluster_share_max: float = 0.02
     hosts_per_hour_max: int = 8
-    #: Grants are held for so long once a limit of the hour, or failures, say that we may be wrong; twice as long
+    #: Grants are held for this long once a limit of the hour, or failures, say that we may be wrong; twice as long
     #: each time that the trial fails, up to the maximum.
     breaker_seconds: float = 900.0
     breaker_seconds_max: float = 14_400.0
-    failures_max: int = 3  # advice that failed on end: then the breaker opens
+    failures_max: int = 3  # advice that failed in a row: then the breaker opens
     proposal_seconds: float = 3600.0  # a proposal that nobody answers expires
     lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
     hold_seconds: float = 7200.0  # what we set lasts so long; it is renewed while its cause stands
@@ -578,15 +578,15 @@ class AdvisoryLimits:
     shared_seconds: float = 2.0  # so close they begin
     shared_hosts_min: int = 3
     shared_unplaced_hosts_min: int = 8  # where nobody has said which rack they stand in
-    shared_join_seconds: float = 600.0  # a later one is of the same cause, for so long
-    verify_seconds: float = 900.0  # a host is well for so long before its return is proposed
+    shared_join_seconds: float = 600.0  # a later one is of the same cause, for this long
+    verify_seconds: float = 900.0  # a host is well for this long before its return is proposed
     probation_seconds: float = 7 * 86_400.0
     again_seconds: float = 3600.0  # what expired, failed or was done is not proposed again sooner
     rejected_seconds: float = 86_400.0  # what was rejected is not proposed again sooner
     flap_seconds: float = 300.0  # what was withdrawn is not proposed again sooner
     defer_seconds: float = 900.0  # a deferral that names no time
     defer_seconds_max: float = 7 * 86_400.0
-    ended_seconds: float = 86_400.0  # what has ended is remembered for so long
+    ended_seconds: float = 86_400.0  # what has ended is remembered for this long
     ended_max: int = 10_000
     open_max: int = 1000  # advisories that are open at once
 
@@ -637,7 +637,7 @@ def place_of(declared: Declared | None, host: str) -> FailureDomains:
 
 
 class DomainCounts:
-    """Counts anew when places change, or hosts come."""
+    """Counts again when places change, or hosts come."""
 
     def __init__(self) -> None:
         self._declared: Declared | None = None

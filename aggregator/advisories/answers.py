@@ -1,4 +1,4 @@
-"""What executors and people answer: accept, done, failed, reject, defer. Each is taken, or refused in words."""
+"""Answers of executors and people: accept, done, failed, reject, defer. Each is applied or rejected with an error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def preview(editor: StateEditor, event: Acked) -> Advisory | Refused:
     kind, reason = _answer_error(editor, advisory, event)
     if advisory is None or kind:
         return Refused(event.name, kind, reason)
-    reason = f"{event.actor} would have it so: nothing was done"
+    reason = f"{event.actor} would do this: nothing was changed"
     if event.to is AdvisoryState.DEFERRED:
         return replace(
             advisory, state_words=reason, **editor.deferral(_deferred_until_ns(editor, event))
@@ -119,10 +119,10 @@ def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) 
         and advisory.action is not Action.RETURN_TO_SERVICE
         and (reason := unavailable_reason(editor, advisory.host))
     ):
-        return "state", f"{reason}: nothing is granted there until it is in service again"
+        return "state", f"{reason}: nothing is granted on it until it is back in service"
     if not renews and event.to not in TRANSITIONS.get(advisory.state, frozenset()):
         ended = (
-            "it has ended and nothing more comes of it"
+            "it has ended and has no further effect"
             if advisory.state in TERMINAL_STATES
             else "not from there"
         )
@@ -134,9 +134,12 @@ def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) 
         return "field", f"defer_until_time: {error}"
     owned = renews or event.to in (AdvisoryState.DONE, AdvisoryState.FAILED)
     if owned and event.actor != advisory.owner:
-        return "owner", f"{advisory.name} is {advisory.owner!r}'s to carry out until its lease ends"
+        return "owner", f"{advisory.name} is {advisory.owner!r} carries it out until its lease ends"
     if event.to is AdvisoryState.ACCEPTED and not renews and editor.state.frozen:
-        return "frozen", f"nothing is granted while the picture is in doubt: {editor.state.frozen}"
+        return (
+            "frozen",
+            f"nothing is granted while the fleet's state is in doubt: {editor.state.frozen}",
+        )
     if (
         event.to is AdvisoryState.ACCEPTED
         and not renews
@@ -144,21 +147,22 @@ def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) 
     ):
         hold = editor.state.holds.get(advisory.host)
         if hold is None or not is_verified(editor, hold):
-            return "state", f"{advisory.host} is not well any more, or nothing of ours is set on it"
+            return (
+                "state",
+                f"{advisory.host} is no longer healthy, or Gangline has set nothing on it",
+            )
     return "", ""
 
 
 def _field_error(event: Acked) -> str:
     if event.to not in ANSWERABLE_STATES:
-        return (
-            f"new_state: {event.to.name} is not to be answered; expected one of {_answer_names()}"
-        )
+        return f"new_state: {event.to.name} is not an answer; expected one of {_answer_names()}"
     if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
         return f"actor: the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters"
     if len(event.words) > NOTE_CHARACTERS_MAX or not (event.words or "-").isprintable():
         return f"note: one line of at most {NOTE_CHARACTERS_MAX} characters"
     if event.to is AdvisoryState.REJECTED and not event.words.strip():
-        return "note: a rejection says why; the next advisory is better for it"
+        return "note: a rejection needs a reason, which improves the next advisory"
     return _lease_error(event)
 
 
@@ -167,7 +171,7 @@ def _lease_error(event: Acked) -> str:
     if not event.lease_seconds:
         return ""
     if event.to is not AdvisoryState.ACCEPTED:
-        return "lease: only who accepts names one"
+        return "lease: only an acceptance has one"
     if not LEASE_SECONDS_MIN <= event.lease_seconds <= LEASE_SECONDS_MAX:
         most = f"{LEASE_SECONDS_MAX / 86_400:g} days"
         return f"lease: {event.lease_seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to {most}"
@@ -193,7 +197,7 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     lease = _lease_until_ns(editor, advisory, event)
     if advisory.state is AdvisoryState.ACCEPTED:
         _restore_hold(editor, advisory)
-        editor.put(advisory, f"{event.actor} is still at it", lease_until_ns=lease)
+        editor.put(advisory, f"{event.actor} still works on it", lease_until_ns=lease)
         return
     if removes_host(advisory.action) and (reason := _limit_reached(editor, advisory)):
         editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
@@ -268,7 +272,7 @@ def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
     _place_hold(editor, advisory, until)
     if probation is not None:
         state.probation[advisory.host] = probation
-    editor.emit(Renew(advisory.name, advisory.host, until, "its owner has it out still"))
+    editor.emit(Renew(advisory.name, advisory.host, until, "its owner still keeps it out"))
 
 
 def _earlier_work(editor: StateEditor, before: Hold | None) -> tuple[str, Action | None]:
@@ -306,9 +310,7 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     if hold is not None and hold.name == advisory.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
         if advisory.action is not Action.AVOID:
-            hold.job = (
-                ""  # it went on without this host, or is over; the rack and the fleet still miss it
-            )
+            hold.job = ""  # it continued without this host, or is over; the rack and the fleet still miss it
     editor.state.fuse.failures = 0
     if trial:
         editor.close_breaker(f"{advisory.name} went well")
@@ -316,7 +318,7 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     trial = editor.state.fuse.trial == advisory.name
-    reason = f"{event.actor} did not manage" + (f": {event.words}" if event.words else "")
+    reason = f"{event.actor} failed to carry it out" + (f": {event.words}" if event.words else "")
     editor.put(advisory, reason, state=AdvisoryState.FAILED)
     if advisory.action is Action.RETURN_TO_SERVICE:
         editor.mute(f"return {advisory.host}", advisory.action, editor.limits.again_seconds)
@@ -332,7 +334,7 @@ def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     if trial:
         editor.trip(2 * breaker.seconds, f"the trial {advisory.name} failed")
     elif breaker.failures >= editor.limits.failures_max and breaker.position == "closed":
-        editor.trip(editor.limits.breaker_seconds, f"{breaker.failures} failed on end")
+        editor.trip(editor.limits.breaker_seconds, f"{breaker.failures} failed in a row")
 
 
 # ---- rejected, deferred
@@ -354,7 +356,7 @@ def _reject(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 
 def _defer(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
-    reason = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
+    reason = f"deferred by {event.actor}" + (f": {event.words}" if event.words else "")
     editor.defer(advisory, reason, _deferred_until_ns(editor, event))
 
 
@@ -368,10 +370,10 @@ def _deferral_error(editor: StateEditor, until_ns: int) -> str:
     """Return what is wrong with the end of a deferral; "" for nothing. 0: none is named."""
     most = editor.limits.defer_seconds_max
     if until_ns and until_ns <= editor.now_ns:
-        return "a moment that is still to come"
+        return "expected a time in the future"
     if until_ns > editor.after(most + CLOCK_AHEAD_SECONDS_MAX):
         days = (until_ns - editor.now_ns) / seconds_ns(86_400)
-        return f"{days:,.1f} days ahead, at most {most / 86_400:g}: put it off again then"
+        return f"{days:,.1f} days ahead, at most {most / 86_400:g}: defer it again then"
     return ""
 
 
@@ -382,7 +384,7 @@ def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
 
 
 def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
-    """Propose nothing as grave of what *advisory* was about for so long; nor of the hosts of a cause."""
+    """Propose nothing as grave of what *advisory* was about for this long; nor of the hosts of a cause."""
     editor.mute(advisory.subject, advisory.action, seconds)
     if not advisory.host:
         mute_members(editor, advisory, seconds)
@@ -395,12 +397,12 @@ def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
 # By the same word ends what advice that has ended holds out, which would else stand for as long as
 # its fault does.
 
-#: Hosts that are told of at once; one of whom two tell is two.
+#: Hosts that are reported at once; one of whom two tell is two.
 HOSTS_MAX = 50_000
 
 
 def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
-    """Say whether so many may be told of, too."""
+    """Return whether so many may be told of, too."""
     declared_out = state.absent
     new = {
         (one.host, event.by)
@@ -434,13 +436,13 @@ def declare_out(editor: StateEditor, event: TakenOut) -> None:
 def declare_in_service(editor: StateEditor, event: PutBack) -> None:
     """Count them as in service again, but for what others took out.
 
-    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out goes on.
+    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out continues.
     """
     for host in event.hosts:
         if event.by in editor.state.absent.get(host, ()):
             _remove_declared_out(editor, host, event.by, f"{event.by} put it back")
         elif hold := editor.state.holds.get(host):
-            _release_ended_hold(editor, hold, f"{event.by} says that it is in service again")
+            _release_ended_hold(editor, hold, f"{event.by} reports that it is back in service")
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
@@ -464,7 +466,7 @@ def expire_declared_out(editor: StateEditor) -> None:
         return
     for host, by_actor in list(state.absent.items()):
         for by in [by for by, one in by_actor.items() if one.until_ns <= now_ns]:
-            _remove_declared_out(editor, host, by, f"{by} did not say again that it is out")
+            _remove_declared_out(editor, host, by, f"{by} did not renew that it is out")
     ends = [one.until_ns for by_actor in state.absent.values() for one in by_actor.values()]
     state.absent_due_ns = min(ends, default=0)
     editor.is_changed = True

@@ -1,7 +1,8 @@
-"""The machine in service: a judgement in, rows written, then, and only then, the world is told.
+"""Runs the advisory state machine: a judgement in, rows committed, and only then subscribers notified.
 
-Nothing is published that is not on disk: after a crash the machine stands where the world saw it. While the disk
-takes nothing no advice comes, and whoever answers or tells is refused: what was taken even so counts once it is written.
+Nothing is published before it is on disk: after a crash the machine resumes in the state that subscribers saw. While the
+disk accepts no writes, no advice is published and answers and reports are rejected. One that was accepted before counts
+once it is written.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
 # ----------------------------------------------------------------------
-# Who watches advice: what changed, in order, each with a token from which a broken watch goes on.
+# Who watches advice: what changed, in order, each with a token from which a broken watch continues.
 
-#: Changes that are remembered; whoever comes back for older ones gets all that is open instead.
+#: Changes that are remembered; anyone who comes back for older ones gets all that is open instead.
 CHANGES_MAX = 10_000
 #: Watchers at once.
 WATCHERS_MAX = 256
-#: A watcher that nothing is told for so long gets a bookmark.
+#: A watcher that nothing is told for this long gets a bookmark.
 BOOKMARK_SECONDS = 15.0
 
 
 class AdvisoryChange(NamedTuple):
     """One advisory as it became; `number` is the token. `advisory` None: a bookmark.
 
-    `number` None: it is one of all that is open, and nobody can go on from it: the rest of them would be missing.
+    `number` None: it is one of all that is open, and nobody can continue from it: the rest of them would be missing.
     """
 
     number: int | None
@@ -265,9 +266,9 @@ class AdvisoryEngine:
         return instructions
 
     async def flush(self) -> None:
-        """Write what waits, then tell of it. Raises what the store raises; what waits then goes on waiting.
+        """Write what waits, then tell of it. Raises what the store raises; what waits then continues waiting.
 
-        Who asks may be cancelled (a caller hangs up); what is being written goes on, or it would be written twice.
+        Who asks may be cancelled (a caller closes the connection); what is being written continues, or it would be written twice.
         """
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)
@@ -277,7 +278,7 @@ class AdvisoryEngine:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits; nobody may
+            task.exception()  # told to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -304,8 +305,8 @@ class AdvisoryEngine:
         self._publish_shifted(batch)
 
     def snapshot_state(self) -> None:
-        """Have the memory written whole: at the end, so that a start by another version, or with other limits, goes on
-        from what was decided, not from what it would have decided of the same events."""
+        """Write the whole state, at the end. A start by another version, or with other limits, then continues from
+        the decisions made, not from those it would have made of the same events."""
         self._batch.snapshot, self._is_snapshot_due = self._state_snapshot(), False
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
@@ -370,7 +371,7 @@ class AdvisoryEngine:
         found = self._machine.preview(answer)
         if isinstance(found, Refused):
             raise _answer_error(found)
-        # Whoever has it has set something already, which ends when it ends.
+        # Anyone who has it has set something already, which ends when it ends.
         is_accepted = self._machine.state.advisories[found.name].state is AdvisoryState.ACCEPTED
         return found, self.expires_ns(found) if is_accepted else found.expires_ns
 
@@ -404,14 +405,14 @@ class AdvisoryEngine:
         """Raise ResourceExhausted or ServiceUnavailable where *out* may not be told."""
         self.check_room()
         if not has_room_for(self._machine.state, out):
-            message = f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells"
+            message = f"at most {HOSTS_MAX} hosts can be reported out, one entry for each reporter"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def check_gangs(self, gangs: Sequence[Gang]) -> None:
         """Raise ResourceExhausted or ServiceUnavailable where *gangs* may not be told."""
         self.check_room()
         if not self.gangs.has_room_for(gangs):
-            message = "that is more gangs, or hosts of gangs, than are kept at once"
+            message = "more gangs, or hosts of gangs, than can be kept"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:
@@ -521,7 +522,7 @@ def _answer_error(one: Refused) -> ServiceError:
 # Advice beside judging: the book is given each judgement, and writes and tells in a task of its
 # own.
 
-#: At the end what is being written is waited for so long; what is not written by then is worked out anew.
+#: At the end what is being written is waited for this long; what is not written by then is worked out again.
 CLOSE_SECONDS = 2.0
 
 
@@ -539,7 +540,7 @@ class Publisher:
         try:
             self._engine.observe(judgement, gpus)
         except Exception:
-            # What was decided before it failed is remembered, and so is to be written.
+            # What was decided before it failed is remembered, and so must be written.
             log.exception("advice failed; the earlier advice stays in force")
         self._observed = True
         if self._task is None or self._task.done():

@@ -1,4 +1,4 @@
-"""What is not asked for, whoever has room: what was answered lately, what costs more than waiting, and of whom others took out."""
+"""Limits on advisories: what was answered recently, what costs more than waiting, and hosts that others took out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _mute_reason(editor: StateEditor, subject: str, first: Case) -> str:
         return ""
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     return (
-        f"the same was rejected, withdrawn, done or expired: not again before {until} "
+        "the same advisory was rejected, withdrawn, done or expired, and is not repeated before "
+        f"{until} "
         "(`gangline advise list --all` has it)"
     )
 
@@ -59,12 +60,12 @@ def _price_reason(first: Case) -> str:
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:
-    """Return why an advisory that asked for *before*, and asks for *now*, is told again."""
+    """Return why an advisory that asked for *before*, and asks for *now*, is reported again."""
     if gravity(now) > gravity(before):
-        return f"more is wrong with it: {reason}"
+        return f"it has got worse: {reason}"
     if gravity(now) < gravity(before):
-        return f"less is asked of it than before: {reason}"
-    return f"it is not as it was: {reason}"
+        return f"a lesser action is needed than before: {reason}"
+    return f"it has changed: {reason}"
 
 
 # ----------------------------------------------------------------------
@@ -77,7 +78,7 @@ PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:
-    """Say whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
+    """Return whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
     compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in compared)
@@ -110,7 +111,7 @@ def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
     return {
         "action": first.action, "then": first.then, "scope": first.scope, "basis": first.basis,
         "reason": first.reason,
-        "words": f"{first.words}; {others} more beside it" if others else first.words,
+        "words": f"{first.words}; and {others} more" if others else first.words,
         "devices": tuple(devices), "cases": tuple(sorted(case.key for case in cases)),
         "place": first.place, "job": first.job, "confidence": first.confidence,
         "count": sum(case.count for case in cases), "price": first.price,
@@ -125,7 +126,7 @@ OutMember = tuple[str, FailureDomains, str]  # host, place, job
 
 
 def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
-    """Every host that is out, whoever took it out; what is lent to an executor counts as out."""
+    """Every host that is out, no matter who took it out; what is lent to an executor counts as out."""
     state = editor.state
     for host, unavailable_host in state.taken.items():
         yield host, unavailable_host.place, unavailable_host.job

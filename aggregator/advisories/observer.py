@@ -1,4 +1,4 @@
-"""From a judgement to the machine's events: only what is not as the machine remembers it."""
+"""Turns a judgement into events of the state machine: only the changes since the last judgement."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def silence_key(host: str) -> str:
 
 
 def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Judgement) -> bool:
-    """Say whether the silence of *host*, which is STALE, calls for a look.
+    """Return whether the silence of *host*, which is STALE, calls for a look.
 
     Not where somebody has it out anyway, nor before agents had time to find us again after a restart of ours.
     """
@@ -76,7 +76,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
-    """Say whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
+    """Return whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
     return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 
@@ -100,12 +100,11 @@ def silence_case(
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
     while_down = (
-        f", and it was silent when we came back at {_time_text(since_ns)}" if unseen else ""
+        f", and it was silent when the aggregator restarted at {_time_text(since_ns)}"
+        if unseen
+        else ""
     )
-    message = (
-        f"nothing was heard of it since {_time_text(host.last_received_ns)}{while_down}: look at its power, its network, its "
-        "agent; it may work all the same"
-    )
+    message = f"it has been silent since {_time_text(host.last_received_ns)}{while_down}: check its power, its network and its agent; it may still work"
     case = Case(
         key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
         scope=Scope.HOST, words=message, since_ns=since_ns, place=domains.place, job=work.job,
@@ -183,7 +182,7 @@ class Observer:
                 if _is_changed(machine_state, case):
                     yield CaseSeen(now_ns, case)
         for key in [key for key in machine_state.cases if key not in active_keys]:
-            yield CaseGone(now_ns, key, "judging does not find it any more")
+            yield CaseGone(now_ns, key, "judging no longer finds it")
         yield from _health_changes(machine_state, judgement.hosts, now_ns, active_keys)
 
     def _cases_of(
@@ -297,7 +296,7 @@ def _case(
 def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
     """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only.
 
-    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, whoever resets it.
+    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, anyone who resets it.
     """
     cost = price(case.action, then, fault, work, now_ns, case.basis)
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL
@@ -309,7 +308,7 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
 
 
 def _is_same_case(before: Case, now: Case) -> bool:
-    """Say whether *now* is what *before* was, but for later readings: then it is not priced anew."""
+    """Return whether *now* is what *before* was, but for later readings: then it is not priced again."""
     compared = (
         "then",
         "scope",

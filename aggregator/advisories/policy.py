@@ -1,7 +1,7 @@
-"""Which action a case calls for: the policies' own words (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`) as actions.
+"""Which action a case calls for, from the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
 
-The tables say in words what to do; here these words become an action, what follows it, and a scope. Nothing is
-decided anew: a row whose words mean nothing to this table is refused by a test.
+This module translates the actions named in the tables into an action, its follow-up and a scope. It makes no decision of
+its own: a test fails for a row whose words it does not know.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Fault:
 def checkpoint_hours(
     work: Workload, fault: Fault, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the checkpoint interval, and in words where it is from."""
+    """Return the checkpoint interval, and as text where it is from."""
     if work.checkpoint_seconds > 0:
         return work.checkpoint_seconds / 3600.0, "seen"
     hazard = max(work.gang_hazard_per_hour, fault.hazard_per_hour, 1e-9)
@@ -93,7 +93,7 @@ def checkpoint_hours(
 def waiting_cost(
     fault: Fault, work: Workload, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost within the horizon if nothing is done, and the sum in words."""
+    """Return the GPU-hours lost within the horizon if nothing is done, and the sum as text."""
     gang, horizon = max(work.gang_gpus, fault.gpus), assumptions.horizon_hours
     interval, source = checkpoint_hours(work, fault, assumptions)
     each = (
@@ -142,7 +142,7 @@ def acting_cost(
     work: Workload,
     assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost by *action*, and the sum in words."""
+    """Return the GPU-hours lost by *action*, and the sum as text."""
     host, gang = out_hours(action, then, assumptions), max(work.gang_gpus, fault.gpus)
     job = _job_hours(action, fault, work, assumptions)
     lost = gang * job + fault.gpus * host
@@ -177,9 +177,9 @@ def price(
     act, act_detail = acting_cost(action, then, fault, work, assumptions)
     act_by, due_detail = 0, "within the horizon waiting never costs as much"
     if action in AFTER_JOB_ACTIONS and work.gang_gpus and not work.dead:
-        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the job that runs, which loses the same either way"
+        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the running job, which loses the same either way"
     elif act <= 0:
-        due_detail = "acting costs no GPU-hours, so the sooner the better"
+        due_detail = "acting costs no GPU-hours: act as soon as possible"
     elif wait > act:
         hours = assumptions.horizon_hours * act / wait
         act_by = now_ns + int(hours * HOUR_NS)
@@ -190,7 +190,7 @@ def price(
 
 #: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
 JOBS_SHOWN_MAX = 3
-INSPECTION_COST = "acting 0.0 GPU-hours: looking takes no host out of service."
+INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of service."
 
 
 def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_ASSUMPTIONS) -> Price:
@@ -224,7 +224,7 @@ def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_AS
 
 
 def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
-    """Return what the job loses by all of *hosts*, with the sum in words."""
+    """Return what the job loses by all of *hosts*, with the sum as text."""
     fault = Fault(
         sum(one.hazard_per_hour for one in hosts),
         min(one.relative_speed for one in hosts),
@@ -247,7 +247,7 @@ def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[
     gpus = sum(one.gpus for one in hosts)
     share = sum(each) / max(gpus * assumptions.horizon_hours, 1e-9)
     detail = f"{gpus} GPUs x {assumptions.horizon_hours:g} h x {100 * share:.1f} % lost"
-    return sum(each), f"{len(hosts)} hosts of which no job is known: {detail}"
+    return sum(each), f"{len(hosts)} hosts without a known job: {detail}"
 
 
 class PolicyAction(NamedTuple):
@@ -287,11 +287,14 @@ ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("replace", Action.INSPECT),
     ("plan to replace", Action.INSPECT),
     ("update the driver", Action.INSPECT),
-    ("do what its text asks", None),  # `gpu.recovery_action_state` tells the same, and has its row
-    ("as XID 48 beside it says", None),
+    (
+        "do what its text requests",
+        None,
+    ),  # `gpu.recovery_action_state` tells the same, and has its row
+    ("as the XID 48 beside it says", None),
     ("watch", None),
     ("restart the application", None),
-    ("the job asked for", None),
+    ("the requested job", None),
     ("none", None),
 )
 #: Words behind it -> what follows once the host is drained. The first that fits counts.
@@ -356,11 +359,11 @@ ACTIONABLE_STATES = (
 FORECASTS = ("hazard.", HOST_RETURNED.name)
 #: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
 HUNG_SIGNAL = "probe.hung_seconds"
-#: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
+#: What is told of calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
 HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
-#: So long a host is only avoided for such a call.
+#: This long a host is only avoided for such a call.
 HUNG_SECONDS_MIN = 900.0
 
 
@@ -398,12 +401,12 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
 def avoid_while_hung(
     requested: RequestedAction, evidence: Evidence, seconds: float
 ) -> RequestedAction:
-    """Return *requested*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    """Return *requested*, which has stood for this long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
     certain = requested.basis is Basis.DETERMINISTIC and evidence.signal in HUNG_CALL_SIGNALS
     if not certain or seconds >= HUNG_SECONDS_MIN:
         return requested
     minutes = HUNG_SECONDS_MIN / 60
-    reason = f"{requested.reason}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
+    reason = f"{requested.reason}; such calls often return on their own, so only if it lasts {minutes:.0f} min, until then AVOID"
     return requested._replace(
         action=Action.AVOID, then=None, basis=Basis.STATISTICAL, reason=reason
     )
@@ -412,7 +415,7 @@ def avoid_while_hung(
 def evict_without_checkpoint(
     requested: RequestedAction, fault: Fault, work: Workload
 ) -> RequestedAction:
-    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by going on than
+    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by continuing than
     by a restart, to evict it: nothing says that such a job ends, and "after the job" would have no end either."""
     certain = (
         requested.basis is Basis.DETERMINISTIC and requested.action is Action.DRAIN_AT_CHECKPOINT
@@ -424,7 +427,7 @@ def evict_without_checkpoint(
         <= acting_cost(Action.EVICT_NOW, requested.then, fault, work)[0]
     ):
         return requested
-    reason = f"{requested.reason}; when its job checkpoints is not known, and going on costs the job more than a restart"
+    reason = f"{requested.reason}; the checkpoint times of its job are unknown, and continuing costs the job more than a restart"
     return requested._replace(action=Action.EVICT_NOW, reason=reason)
 
 
@@ -435,7 +438,7 @@ def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | N
     action, basis = DEFAULT_BY_STATE[host.state]
     if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):
         basis, action = Basis.STATISTICAL, Action.AVOID
-    reason = "no policy names it: its state asks for it"
+    reason = "no policy covers it: its state requires it"
     return RequestedAction(evidence.signal, action, None, Scope.HOST, basis, reason)
 
 
@@ -448,7 +451,7 @@ def normalize_rule(rule: str) -> str:
 
 
 def unknown_rule(rule: str) -> str:
-    """Return words on a *rule* that is none of ours, with what may have been meant; "" for one that is."""
+    """Return words on a *rule* that is not Gangline's, with what may have been meant; "" for one that is."""
     known = {*BY_NAME, *Reason.__members__, *(row.name for row in builtin().rows)}
     signal, _, code = rule.rpartition(" ")
     if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):

@@ -1,4 +1,4 @@
-"""What is proposed: cases of a host in one advisory, and returns once verified. Of what hosts share: `shared_causes.py`."""
+"""Proposes advisories: one per host for its cases, and returns to service once verified. Shared causes: `shared_causes.py`."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _propose_for_hosts(
 
 
 def _is_due(editor: StateEditor, one: OpenCase, gathering: Container[str]) -> bool:
-    """Say whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
+    """Return whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
     if one.case.reason == SILENCE_REASON:
         return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
     return one.case.key not in gathering
@@ -170,7 +170,7 @@ def _propose_for_host(
     before = editor.open_advisories(host)
     for back in [a for a in before if a.action is Action.RETURN_TO_SERVICE]:
         if back.state is not AdvisoryState.ACCEPTED:
-            editor.put(back, "it is not well again after all", state=AdvisoryState.WITHDRAWN)
+            editor.put(back, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)
     requested = [a for a in before if a.action is not Action.RETURN_TO_SERVICE]
     now = next((a for a in requested if a.state is not AdvisoryState.ACCEPTED), None)
     first = gravest_case(_cases(new))
@@ -208,13 +208,13 @@ def _covering(
 
 
 def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory | None) -> str:
-    """Return why *first* is not proposed; "" if it is to be."""
+    """Return why *first* is not proposed; "" if it must be."""
     if reason := suppression_reason(editor, f"host {host}", first) or unavailable_reason(
         editor, host
     ):
         return reason
     if now is None and len(editor.state.advisories) >= editor.limits.open_max:
-        return f"{editor.limits.open_max} advisories are open, and no more may be"
+        return f"{editor.limits.open_max} advisories are open, which is the maximum"
     if not removes_host(first.action):
         return ""
     name, grave = now.name if now else "", gravity(first.action)
@@ -235,7 +235,7 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
 
 
 def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
-    """Tell *now* as its cases are by now. What is graver is asked for anew: nobody has put it off, or let it wait."""
+    """Tell *now* as its cases are by now. What is graver is asked for again: nobody has put it off, or let it wait."""
     fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = editor.after(editor.limits.proposal_seconds)
@@ -260,7 +260,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
         for one in its_cases:
             editor.assign(one, now.name)
         return
-    editor.put(now, f"nothing calls for it any more: {reason}", state=AdvisoryState.WITHDRAWN)
+    editor.put(now, f"nothing requires it any more: {reason}", state=AdvisoryState.WITHDRAWN)
     editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 
@@ -268,7 +268,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
 
 
 def is_verified(editor: StateEditor, hold: Hold) -> bool:
-    """Say whether the host of *hold* was well for long enough; longer after each relapse."""
+    """Return whether the host of *hold* was well for long enough; longer after each relapse."""
     since = editor.state.well.get(hold.host)
     has_open_case = any(one.case.host == hold.host for one in editor.state.cases.values())
     return (
@@ -292,9 +292,7 @@ def _propose_return(editor: StateEditor, hold: Hold) -> None:
     if editor.is_muted(f"return {host}", Action.RETURN_TO_SERVICE):
         return
     minutes = verify_ns(editor, host) / 60e9
-    reason = (
-        f"nothing was wrong with it for {minutes:.0f} min: what {hold.name} set can be taken away"
-    )
+    reason = f"it has been healthy for {minutes:.0f} min: what {hold.name} set can be removed"
     editor.put(
         Advisory(
             name=editor.next_name(), subject=f"host {host}", hosts=(host,),

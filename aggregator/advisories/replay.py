@@ -1,4 +1,4 @@
-"""What would a rule have done? Stored evidence of weeks, through the policy and the machine as they are now."""
+"""Replays weeks of stored evidence through the current policy and state machine, to show what a rule would have done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice as rows of the store: how it is written, and how a restart reads it back."""
+"""Advisories as rows of the store: written on change, and read back after a restart."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def to_json(one: Event | Instruction) -> str:
 
 
 def parse_event(kind: str, body: str) -> Event:
-    """Return the event that was stored. Raises ValueError where it is none of ours."""
+    """Return the event that was stored. Raises ValueError where it is not Gangline's."""
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"event {kind!r}: not one of ours: {error}") from error
+        raise ValueError(f"event {kind!r}: unknown kind or fields: {error}") from error
 
 
 Connection = duckdb.DuckDBPyConnection
 #: After so many stored events the memory is stored whole, so that a restart replays no more than these.
 EVENTS_PER_SNAPSHOT = 1000
-#: So many are kept even so: who wants to know why can replay them.
+#: This many are kept even so: who wants to know why can replay them.
 EVENTS_RETAINED_MAX = 100_000
 
 
@@ -70,11 +70,11 @@ class AdvisoryBatch:
     )
     snapshot: tuple[int, int, str] | None = None
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    #: Gangs that were told of, by workload; None: it has ended.
+    #: Gangs that were reported, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
     hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    #: Advisories whose times moved, by our clock or an outage: watchers are told once this is written.
+    #: Advisories whose times moved, by our clock or an outage: watchers are reported once this is written.
     moved: set[str] = field(default_factory=set[str])
     #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
     host_mentions: int = 0
@@ -95,11 +95,11 @@ class AdvisoryBatch:
 
     @property
     def hosts(self) -> int:
-        """How often hosts are named in it. A gang that is told again takes the place of itself."""
+        """How often hosts are named in it. A gang that is reported again takes the place of itself."""
         return self.host_mentions + sum(len(one.hosts) for one in self.gangs.values() if one)
 
     def collect_declared_out(self, state: MachineState) -> None:
-        """Take from *state* who is out by others' word, if that is to be written anew."""
+        """Take from *state* who is out by others' word, if that must be rewritten."""
         if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
             self.declared_out = [
                 (host, by, one)
@@ -113,7 +113,7 @@ class AdvisoryBatch:
         return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
-        """Yield what watchers are told, in order: what changed, and that of which something is set for longer, or no more.
+        """Yield what watchers are reported, in order: what changed, and that of which something is set for longer, or no more.
 
         *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
         would stand as it is by now before as it was.
@@ -461,7 +461,7 @@ def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> Expe
 
 
 def outcome_names(connection: Connection, count: int) -> list[str]:
-    """Return the ids of the newest *count* outcomes, oldest first, so that one that is told again is taken once."""
+    """Return the ids of the newest *count* outcomes, oldest first, so that one that is reported again is taken once."""
     rows = connection.execute(
         "SELECT outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?", [count]
     ).fetchall()

@@ -1,4 +1,4 @@
-"""Shared causes: hosts of one rack that fall within two seconds have one fault, and it is not theirs."""
+"""Shared causes: when hosts of one rack fail within two seconds, the rack is blamed, not the hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .state import OpenCase, StateEditor
 
 
 class CauseKind(NamedTuple):
-    """What hosts may share: in words, what became of them, where to look, and the domains, narrowest first."""
+    """What hosts may share: as text, what became of them, where to look, and the domains, narrowest first."""
 
     kind: str
     symptom: str
@@ -44,19 +44,19 @@ _RACK_DOMAINS = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
 _NETWORK_DOMAINS = (Scope.LEAF, Scope.RACK, Scope.SPINE)
 CAUSE_KINDS: dict[str, CauseKind] = {
     SILENCE_REASON: CauseKind(
-        "silence", "fell silent", "its power, its switch, or the way from there to us",
+        "silence", "fell silent", "its power, its switch, or the network to the aggregator",
         (*_RACK_DOMAINS, Scope.SPINE, Scope.FLEET),
     ),
     "POWER_CAP": CauseKind(
-        "power", "were held down by their power", "its feed, its power supplies, who caps it",
+        "power", "were limited by their power", "its feed, its power supplies, its power caps",
         (Scope.RACK, Scope.POWER_DOMAIN),
     ),
     "THERMAL_THROTTLE": CauseKind(
-        "cooling", "became too hot", "its coolant, its fans, the air before it",
+        "cooling", "became too hot", "its coolant, its fans, its inlet air",
         (Scope.RACK, Scope.COOLING_DOMAIN),
     ),
-    "RAIL_DOWN": CauseKind("network", "lost a link", "its switch and that one's cables", _NETWORK_DOMAINS),
-    "FABRIC": CauseKind("network", "had trouble on the fabric", "its switch and that one's cables", _NETWORK_DOMAINS),
+    "RAIL_DOWN": CauseKind("network", "lost a link", "its switch and the cables of that switch", _NETWORK_DOMAINS),
+    "FABRIC": CauseKind("network", "had trouble on the fabric", "its switch and the cables of that switch", _NETWORK_DOMAINS),
     "NVLINK_ERRORS": CauseKind(
         "NVLink", "had trouble on NVLink", "its NVLink switches", (Scope.NVLINK_DOMAIN, Scope.RACK)
     ),
@@ -203,7 +203,7 @@ def _at_once(members: list[OpenCase], span_ns: int) -> list[OpenCase]:
 def belongs_to_cause(
     open_case: OpenCase, subject: str, since_ns: int, limits: AdvisoryLimits
 ) -> bool:
-    """Say whether *open_case* is one more of the cause *subject* that began then: with it, or after it."""
+    """Return whether *open_case* is one more of the cause *subject* that began then: with it, or after it."""
     case = open_case.case
     after_ns = case.since_ns - since_ns
     if not -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds):
@@ -231,16 +231,13 @@ def cause_message(
     late = max(one.since_ns for one in cases) - since_ns
     at = f"at {datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if first.unseen:
-        symptom = f"were silent when we came back {at}: likely"
+        symptom = f"were silent when the aggregator restarted {at}: likely"
     elif late <= seconds_ns(limits.shared_seconds):
         symptom = f"{what.symptom} within {limits.shared_seconds:g} s, {at}:"
     else:
         symptom = f"{what.symptom} one after the other, the first {at}:"
     detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
-    return (
-        f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. "
-        f"Look there ({what.where_to_check}) before at any of them{detail}"
-    )
+    return f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. Check that first ({what.where_to_check}) before at any of them{detail}"
 
 
 def _domain_hosts(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
@@ -258,11 +255,11 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 # ----------------------------------------------------------------------
-# Causes of which nothing is to be said for a while: nor under another domain, nor host by host.
+# Causes of which nothing must be said for a while: nor under another domain, nor host by host.
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
-    """Let nothing be said for so long of the cases in *cause*; of its hosts that are well again, for a moment."""
+    """Let nothing be said for this long of the cases in *cause*; of its hosts that are well again, for a moment."""
     well = set(cause.hosts)
     for one in editor.state.cases.values():
         if one.advisory == cause.name:
@@ -275,7 +272,7 @@ def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
 
 
 def is_muted(editor: StateEditor, subject: str) -> bool:
-    """Say whether nothing is to be said of the cause *subject* now."""
+    """Return whether nothing must be said of the cause *subject* now."""
     return editor.is_muted(subject, Action.INSPECT)
 
 
@@ -342,7 +339,7 @@ def _begin_times(editor: StateEditor, were_muted: Sequence[OpenCase]) -> dict[st
 
 
 def _follows(editor: StateEditor, case: Case, begin_times: dict[str, list[int]]) -> bool:
-    """Say whether *case* began with one of those that *begin_times*, or so soon after it that it would have joined their cause."""
+    """Return whether *case* began with one of those that *begin_times*, or so soon after it that it would have joined their cause."""
     earliest_ns = case.since_ns - seconds_ns(editor.limits.shared_join_seconds)
     latest_ns = case.since_ns + seconds_ns(editor.limits.shared_seconds)
     for domain in domains_of(case.place, case.reason):
@@ -371,7 +368,7 @@ def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) ->
 
 
 def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Put cases of one cause into its advisory. Return the keys of those of which nothing is to be said now."""
+    """Put cases of one cause into its advisory. Return the keys of those of which nothing must be said now."""
     _join_causes(editor, waiting)
     candidates = _candidates(editor)
     muted = muted_candidates(editor, candidates)
@@ -396,7 +393,7 @@ def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set
 
 
 def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
-    """Put what follows into the advisory of its cause, and tell that anew."""
+    """Put what follows into the advisory of its cause, and tell that again."""
     for known in [a for a in editor.state.advisories.values() if not a.host]:
         since_ns = known.since_ns or known.proposed_ns
         joined = [
@@ -443,7 +440,7 @@ def _candidates(editor: StateEditor) -> list[OpenCase]:
 
 
 def _in_hand(editor: StateEditor) -> list[OpenCase]:
-    """Return the faults of hosts' own devices that an executor acts on: they tell of a cause, and go on by themselves."""
+    """Return the faults of hosts' own devices that an executor acts on: they tell of a cause, and continue by themselves."""
     advisories, holds = editor.state.advisories, editor.state.holds
     return [
         one
@@ -499,7 +496,7 @@ def lower_advisory(
     """Let a host's own advisory ask for what the cases that are *remaining* in it call for.
 
     False: that was answered before (rejected, say), or costs more than waiting, and is not asked for in another's name:
-    they are without one. What is graver by now is asked for anew, as `propose` does: until then it asks for what it did.
+    they are without one. What is graver by now is asked for again, as `propose` does: until then it asks for what it did.
     """
     cases = [one.case for one in remaining]
     if gravity(gravest_case(cases).action) > gravity(host_advisory.action):
@@ -516,7 +513,7 @@ def lower_advisory(
 def _joined_message(joined: Sequence[OpenCase]) -> str:
     hosts = sorted({one.case.host for one in joined})
     if not hosts:
-        return "its hosts are not as they were"
+        return "the state of its hosts has changed"
     more = f" and {len(hosts) - NAMES_SHOWN_MAX} more" if len(hosts) > NAMES_SHOWN_MAX else ""
     return f"of the same cause: {', '.join(hosts[:NAMES_SHOWN_MAX])}{more}"
 
@@ -524,7 +521,7 @@ def _joined_message(joined: Sequence[OpenCase]) -> str:
 def update_cause(
     editor: StateEditor, cause: Advisory, reason: str, joined: Sequence[str] = ()
 ) -> None:
-    """Tell *cause* anew as its cases are by now, with the hosts that *joined*."""
+    """Tell *cause* again as its cases are by now, with the hosts that *joined*."""
     cases = [one.case for one in editor.state.cases.values() if one.advisory == cause.name]
     hosts = tuple(sorted({*cause.hosts, *joined}))
     since_ns = cause.since_ns or cause.proposed_ns

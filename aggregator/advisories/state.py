@@ -1,4 +1,4 @@
-"""What the machine remembers, and how an advisory changes: one place that checks each transition."""
+"""State of the advisory state machine. Every transition of an advisory is checked here."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class StateEditor:
             hold.unsure = True
 
     def mute(self, subject: str, action: Action, seconds: float) -> None:
-        """Propose nothing as grave for *subject* for so long; what was muted for longer stays so."""
+        """Propose nothing as grave for *subject* for this long; what was muted for longer stays so."""
         new = Mute(self.after(seconds), gravity(action))
         before = self._mutes(subject)
         if any(one.until_ns >= new.until_ns and one.gravity >= new.gravity for one in before):
@@ -303,7 +303,7 @@ class StateEditor:
         self.emit(Probation(hold.host, until, f"back in service: {reason}", hold.name))
 
     def trip(self, seconds: float, reason: str) -> None:
-        """Open the breaker: nothing that takes a host out is granted for so long."""
+        """Open the breaker: nothing that takes a host out is granted for this long."""
         breaker, longest = self.state.fuse, self.limits.breaker_seconds_max
         breaker.seconds = min(seconds, longest)
         breaker.position, breaker.until_ns, breaker.trial = "open", self.after(breaker.seconds), ""

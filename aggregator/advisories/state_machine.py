@@ -1,16 +1,16 @@
-"""Advice as a machine: events in, instructions out. No I/O, no clock of its own, the same each time.
+"""The advisory state machine: events in, instructions out. Deterministic; no I/O, no clock.
 
-What it holds to, whatever comes in (`tests/aggregator/advisories/invariants.py` checks each):
+Invariants, for any input (`tests/aggregator/advisories/invariants.py` checks each):
 - it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;
-- nothing comes of an advisory that was withdrawn, rejected, done, failed, or has expired;
-- of a rack, of a job and of the fleet no more hosts are out at once than may be, whoever took them out, and no
-  more within an hour; beyond that a breaker opens, and tries one host before it closes;
-- a host returns only after it was well for long enough, and is then on probation;
-- one case is in one advisory, however often it is told; hosts that fall together are one cause;
-- a certain fault of a host's own device, and of no other host with it, does not wait for others of its cause;
-- a statistical verdict asks for AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint
-  a known cadence; every action names its scope;
-- while the picture is frozen nothing is proposed and nothing granted.
+- an advisory that was withdrawn, rejected, done, failed or expired has no further effect;
+- the number of hosts out at once, and within an hour, is limited per rack, per job and for the fleet, anyone who took them
+  out; beyond the limit a breaker opens, and tries one host before it closes;
+- a host returns only after it was healthy for long enough, and is then on probation;
+- a case is in one advisory, however often it is reported; hosts that fail together are one cause;
+- a certain fault of a host's own device, on no other host at the same time, does not wait for others of its cause;
+- a statistical verdict leads to AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint needs a
+  known checkpoint interval; every action names its scope;
+- while the fleet's state is frozen nothing is proposed and nothing granted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfre
 class AdvisoryStateMachine:
     """`step` each event, and a Tick behind them: only then is anything proposed.
 
-    Its `state` can be stored and handed to another, which goes on from there."""
+    Its `state` can be stored and handed to another, which continues from there."""
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self._editor = StateEditor(limits, state)
@@ -59,11 +59,11 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it is to be stored: a clock that was set back stands still."""
+        """Return *event* as it must be stored: a clock that was set back stands still."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
-        """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
+        """Go on after a restart. No event tells of it: the memory must be stored whole behind it."""
         self.state.now_ns = max(now_ns, self.state.now_ns)
         resume(self._editor)
 
@@ -82,7 +82,7 @@ class AdvisoryStateMachine:
         return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:
-        """Take *event* and return what is to be done. Raises nothing of what *event* says."""
+        """Take *event* and return what must be done. Raises nothing of what *event* says."""
         editor = self._editor
         editor.state.now_ns = max(event.now_ns, editor.state.now_ns)
         editor.instructions, editor.is_changed = [], False

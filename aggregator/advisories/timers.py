@@ -1,4 +1,4 @@
-"""What time does: proposals expire, leases end, deferrals are over, holds are renewed or run out."""
+"""Timers of advisories: proposals and leases expire, deferrals end, holds are renewed or expire."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def expire(editor: StateEditor) -> None:
         elif reason := _deferral_reason(editor, advisory):
             editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
         elif advisory.expires_ns <= editor.now_ns:
-            if not editor.state.frozen:  # else whoever accepted it was refused
+            if not editor.state.frozen:  # else anyone who accepted it was refused
                 _expire_proposal(editor, advisory)
         elif (
             advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns <= editor.now_ns
@@ -80,12 +80,14 @@ def unfreeze(editor: StateEditor) -> None:
     least_ns = editor.after(editor.limits.lease_seconds)
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < least_ns:
-            reason = "the picture was in doubt, and is no more: there is time to answer"
+            reason = (
+                "the fleet's state was in doubt and is clear again: the time to answer is extended"
+            )
             editor.put(advisory, reason, expires_ns=least_ns)
 
 
 def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
-    """Our clock was set forward: what is to end has as long to go as it had, and what was is as long ago as it was.
+    """The aggregator's clock was set forward: shift all times, so that remaining times and ages stay the same.
 
     A process that was stopped for a while is none of this: its time has passed, for those who wait for it, too.
     """
@@ -133,10 +135,10 @@ def _timed_entries(
 
 
 def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
-    """Lend it to whoever comes next: its owner was silent for too long."""
+    """Lend it to anyone who comes next: its owner was silent for too long."""
     if advisory.lease_until_ns > editor.now_ns:
         return
-    reason = f"{advisory.owner} was silent until its lease ended: whoever can may take it over"
+    reason = f"{advisory.owner} was silent until its lease ended: another executor may take it over"
     hold = editor.state.holds.get(advisory.host)
     if hold is not None and hold.name == advisory.name:
         hold.unsure = not hold.confirmed
@@ -168,7 +170,7 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _expire_proposal(editor: StateEditor, advisory: Advisory) -> None:
-    editor.put(advisory, "nobody answered in time", state=AdvisoryState.EXPIRED)
+    editor.put(advisory, "no answer in time", state=AdvisoryState.EXPIRED)
     if advisory.action is not Action.RETURN_TO_SERVICE:
         mute_all(editor, advisory, repropose_seconds(editor, advisory))
 
@@ -191,7 +193,7 @@ def _repropose(editor: StateEditor, advisory: Advisory) -> None:
         if reason := limits.refusal(editor, wanted, advisory.name, granting=False, grave=grave):
             editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
             return
-    editor.put(advisory, "put off until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
+    editor.put(advisory, "deferred until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
 
 
 # ---- holds
@@ -203,7 +205,7 @@ def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
     if hold.missed_ns and hold.host in editor.state.well:
         hold.missed_ns, editor.is_changed = 0, True
     if hold.until_ns <= editor.now_ns:
-        editor.clear(hold, "nothing that we set outlasts its expiry")
+        editor.clear(hold, "nothing that Gangline sets outlasts its expiry")
     elif hold.until_ns - editor.now_ns <= length // 2 and (reason := _renewal_reason(editor, hold)):
         hold.until_ns = editor.now_ns + length
         editor.is_changed = True
@@ -217,26 +219,26 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
     if hold.unsure:
         return ""
     if editor.state.frozen:
-        return "the fleet's picture is in doubt: what is set stays"
+        return "the fleet's state is in doubt: what is set stays"
     set_by = editor.state.advisories.get(hold.name)
     if not hold.confirmed or (set_by is not None and set_by.state is AdvisoryState.ACCEPTED):
         return "it is being carried out"  # also where something milder is done there already
     if any(one.case.host == hold.host for one in editor.state.cases.values()):
         hold.missed_ns = 0
-        return "what it was set for still stands"
+        return "its cause still holds"
     since = editor.state.well.get(hold.host)
     if since is None:
         return _missing_reason(editor, hold)
     if editor.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
-        return "its return was refused"
+        return "its return was rejected"
     if _is_return_deferred(editor, hold.host):
-        return "its return was put off"
+        return "its return was deferred"
     waited = since + verify_ns(editor, hold.host) + seconds_ns(editor.limits.hold_seconds)
     return "its return waits to be accepted" if editor.now_ns < waited else ""
 
 
 def _is_return_deferred(editor: StateEditor, host: str) -> bool:
-    """Say whether somebody would have *host* return later."""
+    """Return whether somebody would have *host* return later."""
     return any(
         advisory.action is Action.RETURN_TO_SERVICE and advisory.state is AdvisoryState.DEFERRED
         for advisory in editor.open_advisories(host)
@@ -248,7 +250,7 @@ def _missing_reason(editor: StateEditor, hold: Hold) -> str:
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""
-    return "nothing shows that it is well"
+    return "nothing shows that it is healthy"
 
 
 # ---- the breaker, and what is forgotten
@@ -258,9 +260,7 @@ def _half_open_breaker(editor: StateEditor) -> None:
     breaker = editor.state.fuse
     if breaker.position == "open" and breaker.until_ns <= editor.now_ns:
         breaker.position, editor.is_changed = "half-open", True
-        editor.emit(
-            Breaker("half-open", "one host is tried; if that goes well, advice is as before")
-        )
+        editor.emit(Breaker("half-open", "one host is tried; if that succeeds, advice resumes"))
 
 
 def _forget_expired(editor: StateEditor) -> None:
@@ -313,15 +313,15 @@ def remove_closed_cases(editor: StateEditor) -> None:
 
 
 def withdraw_empty(editor: StateEditor) -> None:
-    """Withdraw what nothing calls for any more. What is being carried out goes on: its host is verified first."""
+    """Withdraw what nothing calls for any more. What is being carried out continues: its host is verified first."""
     wanted = {one.advisory for one in editor.state.cases.values()}
     for one in list(editor.state.advisories.values()):
         if one.state is AdvisoryState.ACCEPTED or one.name in wanted:
             continue
         if one.action is not Action.RETURN_TO_SERVICE:
-            editor.put(one, "what it was about is gone", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "its cause is gone", state=AdvisoryState.WITHDRAWN)
             mute_all(editor, one, editor.limits.flap_seconds)
         elif (hold := editor.state.holds.get(one.host)) is None:
-            editor.put(one, "what was set ran out by itself", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "the hold expired", state=AdvisoryState.WITHDRAWN)
         elif not is_verified(editor, hold):
-            editor.put(one, "it is not well again after all", state=AdvisoryState.WITHDRAWN)
+            editor.put(one, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)

@@ -1,4 +1,4 @@
-"""What runs where by a scheduler's word: gangs, their size, and how often they write checkpoints. Each until it ends."""
+"""Running gangs as a scheduler reports them: hosts, size, and checkpoint interval, until each ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ScheduledGangs:
         return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
 
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
-        """Say whether *gangs* may be told of, too."""
+        """Return whether *gangs* may be told of, too."""
         new = {one.workload: one for one in gangs}
         replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
         hosts = self._hosts - sum(len(one.hosts) for one in replaced)

@@ -1,1 +1,1 @@
-"""Who may call what: principals, tokens, certificates, rate limits."""
+"""Authentication and authorization: principals, tokens, certificates, rate limits."""

@@ -1,4 +1,4 @@
-"""All of access together: what the settings say, looked after while the service runs."""
+"""Access control as a whole, built from the settings and refreshed while the service runs."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class RunningCalls:
                 raise
             task.uncancel()
             raise Unauthenticated(
-                f"the login of {principal} no longer holds: log in anew"
+                f"the login of {principal} is no longer valid: log in again"
             ) from None
         finally:
             self._ended.discard(task)
@@ -259,7 +259,7 @@ class AccessControl:
             seconds=seconds,
         )
         self.running_calls = RunningCalls()
-        #: Calls refused for want of a login, of the right role, or of room.
+        #: Calls refused for lack of a login, of the right role, or of room.
         self.refused_count = 0
         self._refusals = KeyedTokenBuckets(REFUSALS_PER_SECOND_MAX, steady)
         self._agents = KeyedTokenBuckets(config.agent_calls_per_minute_max / 60, steady)
@@ -270,7 +270,7 @@ class AccessControl:
 
     @property
     def error(self) -> str:
-        """What is wrong with certificates or tokens, in words; "" when nothing is."""
+        """What is wrong with certificates or tokens, as text; "" when nothing is."""
         parts = (self.certificates.error if self.certificates else "", self.tokens.error)
         return "; ".join(filter(None, parts))
 
@@ -314,7 +314,7 @@ class AccessControl:
         if wait := self._agents.try_take(principal.name):
             raise ResourceExhausted(
                 f"{principal} calls more than {config.agent_calls_per_minute_max:g} times a minute "
-                f"(agent_calls_per_minute_max): come again in {wait:.1f} s",
+                f"(agent_calls_per_minute_max): try again in {wait:.1f} s",
                 wait,
             )
         size = request.ByteSize() if hasattr(request, "ByteSize") else 0
@@ -322,8 +322,8 @@ class AccessControl:
             raise ResourceExhausted(
                 f"{principal} sends more than {config.agent_bytes_per_second_max:g} bytes or "
                 f"{config.agent_rows_per_second_max:g} rows a second (agent_bytes_per_second_max, "
-                f"agent_rows_per_second_max; a device costs as a row does, an event as {EVENT_COST_ROWS}): come "
-                f"again in {wait:.1f} s",
+                "agent_rows_per_second_max; a device costs as a row does, an event as "
+                f"{EVENT_COST_ROWS}): try again in {wait:.1f} s",
                 wait,
             )
 
@@ -360,14 +360,14 @@ class AccessControl:
             try:
                 await self.refresh()
             except Exception:
-                log.exception("looking after access failed; it is tried again")
+                log.exception("refreshing tokens and certificates failed; retrying")
 
     async def refresh(self) -> None:
         """Take over files that changed, end calls whose login ended, and connections that are too many."""
         if self.certificates is not None:
             self.certificates.refresh()
         if self.tokens.refresh() and not self.tokens.error:
-            log.info("tokens read anew: %d in force", len(self.tokens))
+            log.info("tokens reloaded: %d in force", len(self.tokens))
         if self.tokens.error != self._logged_error:
             self._logged_error = self.tokens.error
             if self._logged_error:
@@ -397,7 +397,7 @@ class AgentRateLimit:
         )
 
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
-        """Count what came; return for how many seconds nothing more is to be read, 0 for none."""
+        """Count what came; return for how many seconds nothing more must be read, 0 for none."""
         now = self._steady()
         return max(
             self._frames.take(frames, now),
@@ -436,7 +436,7 @@ def _certificates(config: AggregatorConfig) -> Certificates | None:
     if config.listen_tokens and client_ca is None:
         raise SettingsError(
             "listen_tokens is a second port for callers without a certificate; without "
-            "tls_client_ca_file `listen` asks for none anyway"
+            "tls_client_ca_file `listen` requires no certificate. Set both, or omit listen_tokens"
         )
     from .certificates import CertificateError, Certificates, ServerTlsFiles  # 0.05 s, for TLS only
 

@@ -1,4 +1,4 @@
-"""From a call's metadata and its connection to a caller."""
+"""Determines the caller from a call's metadata and connection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Authenticator:
     def by_token(self, metadata: Metadata, *, needed: bool = False) -> Principal | None:
         """Return who the call's token says calls, None if it has none. Raises Unauthenticated.
 
-        Before a message of the call is read. Whoever shows no token where nothing else would do (*needed*, or no
+        Before a message of the call is read. Anyone who shows no token where nothing else would do (*needed*, or no
         certificates are asked for at all) is refused here too.
         """
         if not self.required:
@@ -59,8 +59,9 @@ class Authenticator:
                 return self._of_token(str(value))
         if needed or not self._client_certificates:
             raise Unauthenticated(
-                "no token: send metadata `authorization: Bearer TOKEN` (an agent: token_file; a command: "
-                "--token-file); one is made by `gangline admin token new` on the aggregator's machine"
+                "no token. Send the metadata `authorization: Bearer TOKEN` (agent: token_file, "
+                "command: --token-file). `gangline admin token new` on the aggregator's machine "
+                "creates a token"
             )
         return None
 
@@ -71,8 +72,8 @@ class Authenticator:
         )
         if token is None:
             raise Unauthenticated(
-                "the token is none of this aggregator's: mistyped, run out or revoked "
-                "(`gangline admin token list` shows which there are)"
+                "unknown token: mistyped, expired or revoked (`gangline admin token list` lists "
+                "the tokens)"
             )
         role = Role(token.role)
         host = token.name if role is Role.AGENT else ""
@@ -87,12 +88,12 @@ class Authenticator:
         pem = b"".join(auth.get("x509_pem_cert", ()))
         if not pem:
             raise Unauthenticated(
-                "neither a certificate nor a token: this port takes one or the other"
+                "neither a certificate nor a token: this port requires one of them"
             )
         principal = self._principals.get(pem) or self._from_certificate(pem, auth)
         self._principals.move_to_end(pem)
         if not self.is_valid(principal):
-            raise Unauthenticated(f"the certificate of {principal} has run out: renew it")
+            raise Unauthenticated(f"the certificate of {principal} has expired. Renew it")
         return principal
 
     def _from_certificate(self, pem: bytes, auth: Mapping[str, Iterable[bytes]]) -> Principal:
@@ -128,7 +129,7 @@ class Authenticator:
 
 @lru_cache(4096)
 def is_local_peer(peer: str) -> bool:
-    """Say whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
+    """Return whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
     kind, _, rest = peer.partition(":")
     if kind == "unix":
         return True

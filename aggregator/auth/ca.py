@@ -1,6 +1,6 @@
-"""A certificate authority for a small cluster: ECDSA P-256, leaves of a year, by the library `cryptography`.
+"""A certificate authority for a small cluster: ECDSA P-256, certificates valid for a year, by the library `cryptography`.
 
-A larger site has one (SPIRE, Vault, cert-manager): its certificates serve as well (`principal.py`).
+Larger sites have their own CA (SPIRE, Vault, cert-manager): its certificates work as well (`principal.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def certificate_paths(folder: Path, name: str) -> CertificatePaths:
 
 
 def check_days(days: int) -> None:
-    """Raise AuthorityError unless a certificate may hold for so long."""
+    """Raise AuthorityError unless a certificate may hold for this long."""
     if not 1 <= days <= LEAF_DAYS_MAX:
         raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
 
@@ -79,25 +79,26 @@ class Authority:
             key = serialization.load_pem_private_key(files.key.read_bytes(), None)
         except FileNotFoundError as error:
             raise AuthorityError(
-                f"there is no CA in {folder} (no {Path(str(error.filename)).name}): make one with "
-                "`gangline admin cert init`"
+                f"there is no CA in {folder} (no {Path(str(error.filename)).name}). Create one "
+                "with `gangline admin cert init`"
             ) from error
         except OSError as error:
             raise AuthorityError(f"{error.filename}: {os_error_message(error)}") from error
         except (ValueError, TypeError) as error:
             raise AuthorityError(
-                f"the CA in {folder} cannot be read: {files.certificate.name} or {files.key.name} is no PEM "
-                "as it should be; put a copy of both back, or make another CA in another folder"
+                f"the CA in {folder} cannot be read: {files.certificate.name} or {files.key.name} "
+                "is not valid PEM. Restore both from a copy, or create a CA in another folder"
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise AuthorityError(
-                f"the CA in {folder} is none of ours: its key is not of an elliptic curve"
+                f"the CA in {folder} was not created by Gangline: its key is not an elliptic-curve "
+                "key"
             )
         self._key = key
         if now >= self._certificate.not_valid_after_utc:
             raise AuthorityError(
-                f"the CA in {folder} ran out on {self._certificate.not_valid_after_utc:%Y-%m-%d}: make another in "
-                "another folder (--folder DIR)"
+                f"the CA in {folder} expired on {self._certificate.not_valid_after_utc:%Y-%m-%d}. "
+                "Create another in another folder (--folder DIR)"
             )
 
     @property
@@ -117,7 +118,7 @@ class Authority:
         """Make server.pem for DNS names and addresses. Raises AuthorityError, OSError."""
         if not names:
             raise AuthorityError(
-                "a server's certificate needs a name or an address that clients dial"
+                "a server's certificate needs a name or an address that clients connect to"
             )
         alternatives = [_alternative_name(name) for name in names]
         return self._issue(
@@ -219,7 +220,7 @@ def _write_pair(
     existing = [str(path) for path in (files.certificate, files.key) if path.exists()]
     if existing and not force:
         raise AuthorityError(
-            f"{' and '.join(existing)} would be overwritten: say --force if that is meant"
+            f"{' and '.join(existing)} would be overwritten. Use --force to overwrite"
         )
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

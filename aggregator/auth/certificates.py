@@ -1,4 +1,4 @@
-"""The server's certificate: read, checked, and read again when its files change, without a restart."""
+"""The server's certificate: loaded, validated, and reloaded when its files change, without a restart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load(files: ServerTlsFiles, now: datetime) -> Material:
         Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     ):
         raise CertificateError(
-            f"{files.key} is not the key of {files.certificate}: were both of them replaced?"
+            f"{files.key} is not the key of {files.certificate}. Replace both files together"
         )
     _check_dates(files.certificate, first, now)
     return Material(certificate, key, client_ca, first.not_valid_after_utc)
@@ -103,7 +103,8 @@ def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
         raise CertificateError(
-            f"{path}: no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----; is it another file's name?"
+            f"{path}: not a PEM certificate, which begins with -----BEGIN CERTIFICATE-----. Is the "
+            "path right?"
         ) from error
 
 
@@ -111,12 +112,10 @@ def _public(path: Path, data: bytes) -> bytes:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except TypeError:
-        raise CertificateError(
-            f"{path}: the key is encrypted; it must be readable as it is"
-        ) from None
+        raise CertificateError(f"{path}: the key is encrypted. Store it unencrypted") from None
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(
-            f"{path}: no private key in PEM"
+            f"{path}: not a private key in PEM"
         ) from None  # no words of its content
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
@@ -161,8 +160,8 @@ class Certificates:
     def refresh(self) -> bool:
         """Take over the files if they are others now; return whether they were. Never raises.
 
-        What cannot be used changes nothing but `error`, and is tried again at each look: who may read it, and
-        whether it holds yet, change without the files.
+        An unusable file changes only `error`, and is retried at each check, because permissions and validity can
+        change without the files.
         """
         stamp = self._stamp()
         changed, self._last_stamp = stamp != self._last_stamp, stamp
@@ -174,11 +173,13 @@ class Certificates:
         except CertificateError as error:
             self._unusable = True
             if changed:
-                self._warn(f"the certificate as it was before is in force: {error}")
+                self._warn(f"the previous certificate stays in force: {error}")
             return False
         self._unusable = False
         self.reloads += 1
-        log.info("certificate read anew: %s, until %s", self.files.certificate, self._active.until)
+        log.info(
+            "certificate reloaded: %s, valid until %s", self.files.certificate, self._active.until
+        )
         self._check_expiry()
         return True
 
@@ -188,7 +189,7 @@ class Certificates:
             self.error = ""
             return
         ends = (
-            f"ends in {int(days)} days, at" if days > 0 else "has run out: nobody can connect since"
+            f"ends in {int(days)} days, at" if days > 0 else "has expired: nobody can connect since"
         )
         self._warn(
             f"{self.files.certificate} {ends} {self._active.until:%Y-%m-%d %H:%M} UTC: renew it, no "

@@ -1,4 +1,4 @@
-"""How fast somebody may go: a token bucket each."""
+"""Rate limits: one token bucket per caller."""
 
 from __future__ import annotations
 

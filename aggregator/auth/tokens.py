@@ -1,7 +1,7 @@
-"""Bearer tokens: made, stored as hashes, looked up, revoked.
+"""Bearer tokens: created, stored as hashes, verified, revoked.
 
-A token is `gangline_ID_SECRET`. The secret is 256 random bits, so that a plain SHA-256 of it suffices: what a slow
-hash is for, guessing, has nothing to try. The file tells nobody who reads it how to log in.
+A token is `gangline_ID_SECRET`. The secret has 256 random bits, so a plain SHA-256 suffices: a slow hash protects only
+guessable secrets. The file does not let its readers log in.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..durable_file import os_error_message, sync_folder
 from ..principal import GRANTABLE_ROLES, Role, is_name
 
 # ----------------------------------------------------------------------
-# Files of access: written whole, for their owner alone, whoever runs the command.
+# Files of access: written whole, for their owner alone, anyone who runs the command.
 
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* whole, durably, in place of one that may be there: a token that was revoked must not
-    come back with a power cut. Raises OSError."""
+    """Write a file of *mode* atomically and durably over an existing one: a revoked token must not come back after a
+    power cut. Raises OSError."""
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -117,7 +117,7 @@ def parse_tokens(text: str) -> list[Token]:
         found = [_validated(each) for each in document["tokens"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TokensError(
-            f"no file of tokens: {type(error).__name__}: {str(error)[:200]}"
+            f"not a file of tokens: {type(error).__name__}: {str(error)[:200]}"
         ) from error
     if len(found) > TOKENS_MAX:
         raise TokensError(f"{len(found)} tokens, at most {TOKENS_MAX}")
@@ -129,12 +129,12 @@ def _validated(fields: dict[str, Any]) -> Token:
     texts = (token.id, token.role, token.name, token.sha256)
     if not all(isinstance(each, str) for each in texts) or token.role not in GRANTABLE_ROLES:
         raise ValueError(
-            f"token {str(token.id)[:20]!r}: a field is no text, or the role none of ours"
+            f"token {str(token.id)[:20]!r}: a field is not text, or the role is unknown"
         )
     if not (_ID.fullmatch(token.id) and _HASH.fullmatch(token.sha256) and is_name(token.name)):
-        raise ValueError(f"token {token.id[:20]!r}: not of the form that we write")
+        raise ValueError(f"token {token.id[:20]!r}: not in Gangline's format")
     if type(token.made) is not int or type(token.until) is not int:
-        raise ValueError(f"token {token.id}: its times are no whole numbers")
+        raise ValueError(f"token {token.id}: its times are not whole numbers")
     return token
 
 
@@ -153,7 +153,7 @@ def read_tokens(path: Path) -> list[Token]:
     except UnicodeDecodeError as error:
         raise TokensError(f"{path}: not UTF-8") from error
     except TokensError as error:
-        raise TokensError(f"{path}: {error}; put a copy back, or make tokens anew") from error
+        raise TokensError(f"{path}: {error}. Restore a copy, or create new tokens") from error
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
@@ -183,7 +183,9 @@ def _locked(path: Path) -> Iterator[None]:
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
-            raise TokensError(f"{lock_file} has another name, which no lock has: remove it")
+            raise TokensError(
+                f"{lock_file} has another hard link, so it is not used as a lock. Remove it"
+            )
         give_to_owner(lock, path.parent)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -208,15 +210,15 @@ class Tokens:
     def refresh(self) -> bool:
         """Read the file again if it is another one; return whether it was. Never raises.
 
-        One that cannot be used changes nothing, and is tried again at each look: a revocation is in it, and it may
-        have been for want of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
+        An unusable file changes nothing and is retried at each check. It may contain a revocation, and the cause may
+        be missing descriptors or permissions, which change no time stamp. One that is gone ends all tokens.
         """
         if not self.error and self._stamp() == self._last_stamp:
             return False
         try:
             self._load()
         except TokensError as error:
-            self.error = f"tokens as they were before are in force: {error}"
+            self.error = f"the previous tokens stay in force: {error}"
         return True
 
     def _load(self) -> None:

@@ -1,7 +1,7 @@
-"""The command line's aggregator side: one file per command."""
+"""Commands of the aggregator: one file per command."""
 
 import os
 
-# Before gRPC is imported: else it writes a line to stderr for each handshake that fails, and whoever reaches the port
+# Before gRPC is imported: else it writes a line to stderr for each handshake that fails, and anyone who reaches the port
 # fills the log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

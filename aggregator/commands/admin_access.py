@@ -1,4 +1,4 @@
-"""`gangline admin cert`: a CA and certificates for a small cluster."""
+"""`gangline admin cert`: creates a CA and certificates for a small cluster."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _cert_parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add_data_option(common)
     common.add_argument("--folder", type=Path, metavar="DIR", help=f"default: {FOLDER} in --data")
-    common.add_argument("--force", action="store_true", help="overwrite what is there")
+    common.add_argument("--force", action="store_true", help="overwrite existing files")
     leaf = argparse.ArgumentParser(add_help=False)
     leaf.add_argument(
         "--days",
@@ -165,13 +165,17 @@ def _cert_parser() -> argparse.ArgumentParser:
     )
     trust = argparse.ArgumentParser(add_help=False)
     trust.add_argument(
-        "--trust", type=_trust, default=TRUST_DEFAULT, metavar="DOMAIN", help="of a new CA"
+        "--trust",
+        type=_trust,
+        default=TRUST_DEFAULT,
+        metavar="DOMAIN",
+        help="the trust domain of a new CA",
     )
     what = parser.add_subparsers(dest="what", required=True, metavar="{init,server,issue,cluster}")
     what.add_parser("init", parents=[common, trust], help="a CA")
     server = what.add_parser("server", parents=[common, leaf], help="the aggregator's certificate")
     server.add_argument(
-        "names", nargs="+", metavar="NAME", help="what clients dial: names, addresses"
+        "names", nargs="+", metavar="NAME", help="names and addresses that clients connect to"
     )
     issue = what.add_parser("issue", parents=[common, leaf], help="one caller's certificate")
     issue.add_argument("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
@@ -179,9 +183,14 @@ def _cert_parser() -> argparse.ArgumentParser:
         "--name", "--host", required=True, type=caller_name, metavar="NAME", help="agent: its host"
     )
     cluster = what.add_parser(
-        "cluster", parents=[common, leaf, trust], help="all of it in one command"
+        "cluster", parents=[common, leaf, trust], help="create all of these in one command"
     )
-    cluster.add_argument("--server", action="append", metavar="NAME", help="what clients dial")
+    cluster.add_argument(
+        "--server",
+        action="append",
+        metavar="NAME",
+        help="names and addresses that clients connect to",
+    )
     cluster.add_argument("--host", action="append", default=[], type=caller_name, metavar="NAME")
     cluster.add_argument(
         "--operator", action="append", default=[], type=caller_name, metavar="NAME"

@@ -1,4 +1,4 @@
-"""`gangline admin health`: whether the aggregator's loop answers, for probes of containers and load balancers."""
+"""`gangline admin health`: whether the aggregator's event loop responds; for container and load balancer probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gangline admin backup`, `verify` and the others share: the store stopped or held, words and exit codes."""
+"""Shared code of the store commands (`gangline admin backup`, `verify`, ...): access, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def call_error(error: Any, data: Path, connection_options: ConnectionOptions) ->
 
 
 def backup_main(arguments: list[str]) -> int:
-    """Make one. 1: not made, with words; 3: an aggregator has the store and does not answer."""
+    """Make one. 1: not made, with words; 3: an aggregator has the store and does not respond."""
     options = _backup_parser().parse_args(arguments)
     return guarded("backup", lambda: _run_backup(options))
 
@@ -299,11 +299,10 @@ def _print_restore(done: RestoreResult, data: Path) -> str:
     manifest = done.manifest
     lines = (
         f"{data}: restored as of {manifest.as_of} from {done.backup}: {manifest.rows:,} rows in the live file, {len(manifest.files)} files. "
-        "What was stored after that moment is not in it; what agents still hold without a receipt they "
-        "send again"
+        "Data stored after that moment is not in it; agents resend what has not been acknowledged"
     )
     if done.replaced:
-        lines += f"\nwhat stood there before is in {done.replaced}: remove it when all is well"
+        lines += f"\nthe previous contents are in {done.replaced}: remove that folder once everything works"
     return f"{lines}\nstart it with: gangline aggregator --data {data}"
 
 
@@ -336,7 +335,7 @@ def _restore_parser() -> argparse.ArgumentParser:
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not answer."""
+    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not respond."""
     options = _compact_parser().parse_args(arguments)
     return guarded("compact", lambda: _run_compact(options))
 
@@ -451,7 +450,7 @@ def _backup(folder: Path, progress: ProgressBar) -> tuple[str, VerifyReport]:
 
 
 def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
-    """Copy the file (that goes on being written to), let go of the store, and read the copy."""
+    """Copy the file (that continues being written to), release the store, and read the copy."""
     data: Path = options.data
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))

@@ -1,4 +1,4 @@
-"""`gangline admin train`: a model of hazard from the faults that the store has on record."""
+"""`gangline admin train`: trains a hazard model on the faults that the store has recorded."""
 
 from __future__ import annotations
 

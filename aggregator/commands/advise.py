@@ -1,4 +1,4 @@
-"""`gangline advise`: what to do about which host, what it costs, and what a rule would have done."""
+"""`gangline advise`: lists and answers advisories, with their cost, and replays rules on past data."""
 
 from __future__ import annotations
 

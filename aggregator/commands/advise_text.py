@@ -1,4 +1,4 @@
-"""What `gangline advise` says of advisories, of what is held back, and of what a rule would have done."""
+"""Text output of `gangline advise`: advisories, what limits hold back, and replays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .terminal import cut, table, width_of
 # `back` of a host that one did not take out himself gives up what advice that has ended holds it
 # out by.
 
-#: So long somebody may say that a host is out, without saying it again.
+#: This long somebody may say that a host is out, without saying it again.
 HOURS_MAX = 168.0
 #: Of the hosts that are back, how many are looked at again.
 RECHECKED_MAX = 20
@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
         "--hours",
         type=_hours,
         default=1.0,
-        help="forget this after so many hours (default 1); report again to renew",
+        help="forget this after this many hours (default 1); report again to renew",
     )
     back = commands.add_parser(
         "back",
@@ -114,7 +114,7 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     if not answer.unavailable_nodes:
         return []
     count = hosts_text(answer.unavailable_nodes_count)
-    lines = ["", f"out by others' word: {count}, which limits count"]
+    lines = ["", f"reported out by others: {count}, which limits count"]
     lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
     if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
         lines.append('... `gangline sql "FROM ops.unavailable"` has all')
@@ -127,15 +127,15 @@ def _line(one: wire.UnavailableNode) -> str:
 
 
 def hosts_text(count: int) -> str:
-    """Return how many hosts, in words."""
+    """Return how many hosts, as text."""
     return f"{count} host{'' if count == 1 else 's'}"
 
 
 def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
-    """Return what came of it, in words."""
+    """Return what came of it, as text."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
-        f"out by your word in all: {hosts_text(answer.nodes_count)}; limits of advice count them"
+        f"reported out by you in all: {hosts_text(answer.nodes_count)}; limits of advice count them"
     ]
     if unknown:
         lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")
@@ -181,7 +181,7 @@ def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     lines: list[str] = []
     if answer.held_back_count:
         width = width_of(sys.stdout)
-        lines += ["", f"called for, and not advised: {answer.held_back_count}"]
+        lines += ["", f"needed, but not advised: {answer.held_back_count}"]
         for one in answer.held_back[:HELD_BACK_SHOWN_MAX]:
             what = f"{one.node.removeprefix('nodes/')}  {enum_name(wire.Action, one.action)}: {one.reason_text}"
             lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
@@ -224,7 +224,11 @@ def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
         lines.append(f"  price    {one.arithmetic}")
     if one.HasField("act_by_time") and one.state in WAITING:
         over = one.act_by_time.ToDatetime(UTC) <= (now or datetime.now(UTC))
-        so = "that is over: waiting has cost more" if over else "from then on waiting has cost more"
+        so = (
+            "that time has passed: waiting has cost more"
+            if over
+            else "from then on waiting has cost more"
+        )
         lines.append(f"  act by   {_at(one.act_by_time)}: {so}")
     if one.owner:
         lines.append(f"  owner    {one.owner}{_lease(one)}")
@@ -237,9 +241,7 @@ def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
     if one.state in (wire.PROPOSED, wire.DEFERRED):
         lines.append(f"  expires  {_at(one.expire_time)} unless it is answered")
     if one.state in WAITING:
-        lines.append(
-            f"  etag     {one.etag}: answers with `--etag` are to this, not to what it becomes"
-        )
+        lines.append(f"  etag     {one.etag}: answers with `--etag` apply to this version only")
     width = max(width_of(sys.stdout), 40)
     return "\n".join(
         textwrap.fill(
@@ -252,7 +254,8 @@ def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
 def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
     if not answer.episodes_count:
         return (
-            "it would have done nothing: no stored evidence is of that rule (a code as 'gpu.xid 95', a row "
+            "it would have done nothing: no stored evidence belongs to that rule (a code as "
+            "'gpu.xid 95', a row "
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (

@@ -1,4 +1,4 @@
-"""`gangline aggregator`: run the service."""
+"""`gangline aggregator`: runs the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to an aggregator: its address, TLS, and who we are; by options, environment, or a file."""
+"""Connection options of the commands: address, TLS and credentials, from options, environment or a file."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ConnectionOptions:
 
 
 def _expiry_message(certificate: str) -> str:
-    """Return in words that ours does not hold now, "" if it does: the other side hangs up without telling."""
+    """Return as text that ours does not hold now, "" if it does: the other side closes the connection without telling."""
     from ..auth.certificates import CertificateError, check_dates
 
     try:
@@ -273,7 +273,7 @@ def parse_address(address: str, otherwise: str = "") -> str:
 
 
 def _parse_aggregator_address(address: str) -> str:
-    return parse_address(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
+    return parse_address(address, f" (without the option, {ADDRESS_VARIABLE} sets it)")
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -325,7 +325,7 @@ OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FO
 
 #: Longer than this nobody waits at a prompt.
 DEADLINE_SECONDS = 5.0
-#: What answers nothing to a connect for so long is not there.
+#: What answers nothing to a connect for this long is not there.
 PROBE_SECONDS = 1.0
 #: A page of 1,000 nodes in full view, with room.
 REPLY_BYTES_MAX = 64 << 20
@@ -374,7 +374,8 @@ def command_error(
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return CommandError(
-            f"what listens at {address} speaks gRPC, but is no aggregator of this version; {another}",
+            f"what listens at {address} speaks gRPC, but is not an aggregator of this version; "
+            f"{another}",
             NO_ANSWER,
         )
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
@@ -388,7 +389,7 @@ def _is_known(host: str) -> bool:
 
 
 def accepts_connections(address: str) -> bool:
-    """Say whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
+    """Return whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):

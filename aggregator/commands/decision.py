@@ -1,4 +1,4 @@
-"""`gangline explain decision ID`: what was asked, what was answered, what was chosen; and whether the same comes out again."""
+"""`gangline explain decision ID`: the request, the answer and the choice of a decision, and whether a replay gives the same."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _part(one: wire.DecisionInput) -> bytes:
 
 
 def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:
-    """Compute it again; return whether the same bytes came out, and that in words."""
+    """Compute it again; return whether the same bytes came out, and that as text."""
     if stored.not_replayable:
         return False, f"replay: not possible: {stored.not_replayable}"
     try:
@@ -172,7 +172,7 @@ def first_nodes(stored: wire.StoredDecision) -> Sequence[int]:
 def decision_text(
     stored: wire.StoredDecision, request: Any, answer: Any, names: Sequence[str]
 ) -> str:
-    """Return a decision in words: who asked for what, the answer, and who took which option."""
+    """Return a decision as text: who asked for what, the answer, and who took which option."""
     at = stored.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [
         f"{kind_name(stored.kind)} {stored.decision_id}, {at}, for {stored.caller or 'the aggregator itself'}",
@@ -190,7 +190,7 @@ def decision_text(
     lines.append("")
     for one in stored.choices:
         until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
-        option = f"option {one.option}" if one.option else "an option (which, was not said)"
+        option = f"option {one.option}" if one.option else "an option (not specified which)"
         lines.append(
             f"chosen: {option}, by {one.owner}: {one.reservation} of {one.nodes} nodes with spares, reserved until {until}"
         )
@@ -276,7 +276,7 @@ def _invariants(gang: placement_pb2.GangRequirements) -> list[str]:
 
 
 # ----------------------------------------------------------------------
-# A stored decision, computed again by the code that answers: the same inputs give the same bytes.
+# Recomputes a stored decision with the code that answers calls: the same inputs give the same bytes.
 
 
 @dataclass(frozen=True, slots=True)

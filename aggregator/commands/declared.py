@@ -1,4 +1,4 @@
-"""`gangline declared check`: look at files of declarations before an aggregator does."""
+"""`gangline declared check`: validates declaration files before an aggregator loads them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Baseline(NamedTuple):
-    """What is compared with: in words, what it declares, and the hosts that are known there."""
+    """What is compared with: as text, what it declares, and the hosts that are known there."""
 
     description: str
     rows: Rows

@@ -1,4 +1,4 @@
-"""`gangline evaluate`: how good the judgement is, on recordings."""
+"""`gangline evaluate`: measures the quality of scores and hazards on recordings."""
 
 from __future__ import annotations
 

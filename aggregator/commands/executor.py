@@ -1,4 +1,4 @@
-"""`gangline executor SCHEDULER`: carries out accepted advisories in a scheduler, in a process of its own."""
+"""`gangline executor SCHEDULER`: carries out accepted advisories in a scheduler, in its own process."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class KubernetesSite(SchedulerSite):
         )  # fmt: skip
 
     def undo_companions(self) -> list[str]:
-        """Let what waits for the companions go on."""
+        """Let what waits for the companions continue."""
         if not self._settings.kueue:
             return []
         with closing(self._kueue()) as controller:
@@ -520,7 +520,7 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
     except CommandError as error:
         return DoctorFinding(DoctorLevel.MISSING, str(error))
     return DoctorFinding(
-        DoctorLevel.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
+        DoctorLevel.OK, f"the aggregator at {connection_options.aggregator} accepts this executor's reports"
     )
 
 

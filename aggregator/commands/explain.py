@@ -1,4 +1,4 @@
-"""`gangline explain HOST`: why a host stands where it stands, with the query that shows it. `gangline explain decision ID`: a decision."""
+"""`gangline explain HOST`: why a host has its score, with the query that shows the evidence. `gangline explain decision ID`: a decision."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def _state(score: score_pb2.NodeScore) -> str:
 
 
 def _summary(score: score_pb2.NodeScore) -> str:
-    simulated = " (simulated: it does not exist)" if score.simulated else ""
-    first = f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}."
+    simulated = " (simulated)" if score.simulated else ""
+    first = f"{host_of(score)}{simulated} is {_state(score)}, last report {age(score)}."
     lines = [first, *_chances(score)]
     if unhealthy := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
         lines.append(_gpus(unhealthy, len(score.gpus)))
@@ -168,7 +168,7 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
     """Return what is expected of the host; where a fault is certain, that it is."""
     hours = score.horizon.ToNanoseconds() / 3600e9
     if is_broken(score):
-        return [f"It is {BROKEN}: a fault is certain. No job is to start here."]
+        return [f"It is {BROKEN}: a fault is certain. Start no job here."]
     lines = [
         f"Score {floor_text(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {floor_text(score.score_lower, 4)} to "
@@ -188,14 +188,14 @@ def _whole(device: str) -> str:
 
 
 def _has_other_reason(score: score_pb2.NodeScore) -> bool:
-    """Say whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
+    """Return whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
     return bool(score.reason_words) and score.reason_words not in [
         e.words for e in score.contributions
     ]
 
 
 def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
-    """Return what is left without any evidence: times all of it, it is the hazard that is told."""
+    """Return what is left without any evidence: times all of it, it is the hazard that is reported."""
     added = sum(one.log_hazard_delta for one in score.contributions)
     if abs(added) <= DELTA_MIN:
         return ""
@@ -301,7 +301,7 @@ def _is_of_model(one: score_pb2.Contribution) -> bool:
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
-    """Say whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
+    """Return whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
     if _is_of_model(one) or not one.hazard_delta:
         return one.log_hazard_delta > DELTA_MIN
     return one.hazard_delta > 0.0
@@ -324,7 +324,7 @@ def _cost(
     """Return what it costs. *base_hazard*: the hazard without any symptom. *several*: other symptoms add to it, too."""
     costs = []
     if broken:
-        costs.append("all of the score: it is broken now")
+        costs.append("the whole score: it is broken now")
     elif _moves(one):
         likely = f"a fault is {_times(_times_alone(one, base_hazard))} as likely"
         likely += " with it alone" if several and not _is_of_model(one) else ""
@@ -334,13 +334,13 @@ def _cost(
         costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
     if one.log_hazard_delta < -DELTA_MIN:
         times = math.exp(one.log_hazard_delta)
-        return f"speaks for it: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
+        return f"lowers the hazard: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
     shared = (
         f"one cause of {one.shared_count} devices, counted once" if one.shared_count > 1 else ""
     )
     if costs:
         return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")
-    return shared or ("confirms what else is said of it" if confirms else "costs nothing")
+    return shared or ("confirms other evidence about it" if confirms else "costs nothing")
 
 
 def _times(factor: float) -> str:
@@ -352,7 +352,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
     reading = [source.source for source in score.sources if source.outcome == "ok"]
     others = [source for source in score.sources if source.outcome != "ok"]
     named = ", ".join(reading) or "none"
-    lines = [f"Collectors that read: {named if len(reading) <= NAMED_MAX else len(reading)}"]
+    lines = [f"Working collectors: {named if len(reading) <= NAMED_MAX else len(reading)}"]
     lines += [
         f"   {source.source} {source.outcome}" + (f": {source.words}" if source.words else "")
         for source in others
@@ -361,7 +361,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Wrap each line but commands, which are to be copied whole; keep its indentation."""
+    """Wrap each line but commands, which must be copied whole; keep its indentation."""
     lines: list[str] = []
     for line in text.split("\n"):
         clean = printable(line)

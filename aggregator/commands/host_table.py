@@ -1,4 +1,4 @@
-"""The table of hosts as text: worst at the bottom, where a terminal ends, and a caption below it."""
+"""The table of hosts as text: worst hosts last, next to the prompt, with a caption below."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def row(score: score_pb2.NodeScore) -> dict[str, str]:
 
 
 def is_broken(score: score_pb2.NodeScore) -> bool:
-    """Say whether a fault of the host is certain: then a number of expected faults says nothing."""
+    """Return whether a fault of the host is certain: then a number of expected faults says nothing."""
     return score.state == score_pb2.UNHEALTHY
 
 

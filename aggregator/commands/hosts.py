@@ -1,4 +1,4 @@
-"""`gangline hosts`: every host with score, state and the strongest reason."""
+"""`gangline hosts`: every host with score, state and main reason."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]
     try:
         listing = client.hosts()
     except CommandError as error:
-        return before, f"what you see is old: {error}"
+        return before, f"this table is old: {error}"
     return listing, ""
 
 
@@ -240,7 +240,7 @@ def hosts_text(
 ) -> str:
     """Return the table and what is said below it; on a terminal folded if need be, *in_place* cut to its lines.
 
-    *message*: what else is to be said of it. *explain_command*: the command that explains a host, for a terminal.
+    *message*: what else must be said of it. *explain_command*: the command that explains a host, for a terminal.
     """
     shown = list[Row](listing.scores)
     rows = screen_rows()
@@ -280,7 +280,7 @@ def _count(one: Row) -> int:
 
 
 def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
-    """Return what stands against the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
+    """Return findings about the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
     alarms = listing.alarms
     if rows is None:
         return [f"aggregator: {one}" for one in alarms]

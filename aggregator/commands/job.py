@@ -1,4 +1,4 @@
-"""`gangline job [JOB]`: what a job does, its pace, who holds it up; a picture of it. All of it from SQL."""
+"""`gangline job [JOB]`: phases and pace of a job, which host slows it down, and a picture. All from SQL."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _when(job: dict[str, Any]) -> str:
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
     """Return the table of jobs."""
     if not jobs:
-        return "no job runs on a GPU that agents know of, and no scheduler reported one"
+        return "no agent sees a job on a GPU, and no scheduler reported one"
     rows = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "STRAGGLER", "LOST GPU-HOURS")]
     for job in jobs:
         ended = "" if job["until"] is None else f" to {job['until']:%H:%M}"
@@ -267,7 +267,7 @@ def _notes(story: dict[str, Any]) -> list[str]:
     notes = [printable(line) for line in straggler_lines(stragglers[:STRAGGLERS_MAX])]
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
-    notes = notes or ["No host is known to hold it up."]
+    notes = notes or ["No host is known to slow it down."]
     notes += [run_line(story["run"])] if story["run"] else []
     return notes + ([forecast_line(story["forecast"])] if story["forecast"] else [])
 

@@ -1,8 +1,8 @@
-"""The SQL behind `gangline job`: the list of jobs, and the phases and pace of one, now or in the past.
+"""SQL of `gangline job`: the list of jobs, and the phases and pace of one job, now or in the past.
 
-The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time comes from the history (`past.*`) together
-with them, by the same rules, in steps as long as a picture can show: from all readings where these are few, else from
-the rollups by minute.
+The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time also reads the history (`past.*`), by the
+same rules, in steps as long as a picture can show. Steps come from all readings where these are few, else from the
+rollups by minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS_MAX = 180
 STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 #: GPU-seconds of which all readings are read; of more, the rollups.
 RAW_GPU_SECONDS_MAX = 500_000.0
-#: Raw readings in Parquet are kept for so long unless set otherwise.
+#: Raw readings in Parquet are kept for this long unless set otherwise.
 RAW_SECONDS_MAX = 72 * 3600.0
 
 LIST_QUERY = """
@@ -202,7 +202,7 @@ ORDER BY time"""
         return step if self._is_raw() else max(step, 60)
 
     def _is_raw(self) -> bool:
-        """Say whether to read all readings: they are there, and few."""
+        """Return whether to read all readings: they are there, and few."""
         age_seconds = self.now.timestamp() - self.time_range.begin
         is_small = self.gpus_count * self.span_seconds <= RAW_GPU_SECONDS_MAX
         return is_small and age_seconds < RAW_SECONDS_MAX

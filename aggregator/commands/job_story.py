@@ -1,4 +1,4 @@
-"""The story of a job as lines of a terminal: phases by host, pace, who held it up."""
+"""Text output of `gangline job`: phases by host, pace, and which host slowed it down."""
 
 from __future__ import annotations
 
@@ -226,14 +226,14 @@ def run_line(run: Row) -> str:
         return f"{line}; no earlier run of it is known"
     runs = "earlier run" if count == 1 else "earlier runs"
     if run["pace_ratio"] is None:
-        return f"{line}; {count} {runs} of it, none to compare the pace with"
+        return f"{line}; {count} {runs} of it, none with a comparable pace"
     slow = ", slower than before" if run["slower_than_before"] else ""
     if run["slow_hosts"]:
         names = [printable(str(host)) for host in run["slow_hosts"]]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         slow += f": on {', '.join(names[:3])}{more} other workloads were slow, too"
     elif run["verdict"] == "slower: the workload changed":
-        slow += ": each step is more work than it was"
+        slow += ": each step has more work than before"
     bounds = run["pace_ratio_lower"], run["pace_ratio_upper"]
     interval = (
         "" if None in bounds else f" (90 % interval {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f})"

@@ -1,4 +1,4 @@
-"""`gangline job JOB --tags TARGET`: the job's hosts, verdicts and lost GPU-hours as tags of its run in MLflow or Weights & Biases, or in a file.
+"""`gangline job JOB --tags TARGET`: writes hosts, verdicts and lost GPU-hours of a job as tags to MLflow, Weights & Biases or a file.
 
 The libraries of both trackers are optional: they are imported when a target names them.
 """
@@ -31,7 +31,7 @@ TARGET_CHARACTERS_MAX = 4096
 VALUE_CHARACTERS_MAX = 5000
 #: Stragglers that one tag lists; the file has up to STRAGGLERS_MAX.
 STRAGGLERS_LISTED, STRAGGLERS_MAX = 20, 200
-#: A tracker that does not answer is given up after about a minute, unless its own variables say otherwise.
+#: A tracker that does not respond is given up after about a minute, unless its own variables say otherwise.
 MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 WANDB_SECONDS_MAX = 60.0
 #: Of an error of theirs: some end with what to do.

@@ -1,7 +1,7 @@
-"""`gangline mirror FILE`: writes the health of all nodes into a file that schedulers' plugins read without asking anybody.
+"""`gangline mirror FILE`: writes the health of all nodes to a file that scheduler plugins read without a network call.
 
-The file is swapped whole every few seconds and says until when it is valid, so that it ends by itself: when this command, the
-aggregator or the network is gone, readers act as if there were no file.
+The file is replaced atomically every few seconds and contains its own expiry. So when this command, the aggregator or the
+network is down, readers soon act as if there were no file.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
             trouble = ""
         except (CommandError, MirrorFileError) as error:
             if str(error) != trouble:
-                _report(f"{error}; readers act without {options.file} until this is over")
+                _report(f"{error}; readers act without {options.file} until this is resolved")
             trouble = str(error)
         ended.wait(options.seconds)
     return OK
@@ -265,7 +265,7 @@ def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
     left, counts = mirror.valid_until_seconds - now_seconds, mirror.counts
     lines = [f"valid for {left:.0f} s, {len(mirror.nodes)} nodes"]
     if mirror.degraded:
-        lines.append("the aggregator's picture is degraded: nothing is excluded")
+        lines.append("the aggregator's data is degraded: nothing is excluded")
     for name, words in (
         *((f"b{bucket}", f"ready, bucket {bucket}") for bucket in range(BUCKETS)),
         ("out", "not ready"),

@@ -1,7 +1,7 @@
-"""What `gangline run --scenario night` knows beside what its hosts tell: the fleet of `docs/sql.md` before that night.
+"""Extra data of `gangline run --scenario night`: the state of the fleet in `docs/sql.md` before that night.
 
-`prepare_store` puts it into a store that no aggregator has, `declared` is what people said of the hosts, and `send_scheduler_reports` what a scheduler
-says while the night goes on. The hosts are `simulator/night.py`.
+`prepare_store` writes it into a store that no aggregator has open. `declared` is what operators declared about the hosts,
+and `send_scheduler_reports` sends a scheduler's reports during the night. The hosts are in `simulator/night.py`.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
     store_model(
         live,
         now_us - DAY_US,
-        TrainingResult(worse, False, f"{refused}: worse, so that the one in use stays"),
+        TrainingResult(worse, False, f"{refused}: worse, so the one in use stays"),
     )
 
 

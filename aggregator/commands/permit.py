@@ -1,4 +1,4 @@
-"""`gangline permit`: whether hosts may act on their own findings, where that is turned on by name."""
+"""`gangline permit`: grants or revokes the permit for hosts to enforce their own findings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _document(permit: permit_pb2.FleetPermit) -> dict[str, Any]:
 
 
 def permit_text(permit: permit_pb2.FleetPermit, now: datetime) -> str:
-    """Return the permit in words."""
+    """Return the permit as text."""
     if not permit.seconds_left:
         return f"no permit: hosts report, and enforce nothing ({permit.reason})"
     until = now + timedelta(seconds=permit.seconds_left)

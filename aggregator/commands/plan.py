@@ -1,4 +1,4 @@
-"""`gangline plan`: where a gang runs best, what that costs, and where nothing fits, what stands in its way."""
+"""`gangline plan`: the best nodes for a gang, their cost, and if nothing fits, why."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _reserve(
 
 
 def reserved_text(reply: reservation_pb2.ReserveResponse, names: Sequence[str]) -> str:
-    """Return in words what was reserved, or what has changed since the plan."""
+    """Return as text what was reserved, or what has changed since the plan."""
     if reply.HasField("reservation"):
         one = reply.reservation
         until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -287,7 +287,11 @@ def plan_text(
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
-        certain = "nothing fits" if reply.proven else "no plan was found, which proves nothing here"
+        certain = (
+            "nothing fits"
+            if reply.proven
+            else "no plan was found, which does not prove that none exists"
+        )
         lines.append(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
@@ -367,7 +371,7 @@ def option_lines(
     for one in option.strands:
         where = f"within one {tier_title(one.tier)}" if one.tier else "anywhere"
         lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
-    lines += [f"does not hold: {each}" for each in option.violations]
+    lines += [f"not satisfied: {each}" for each in option.violations]
     return lines
 
 
@@ -389,7 +393,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
         lines.append(
             f"{one.groups} {one.kind} groups of {one.size} GPUs, {one.traffic_share.value:.0%} of the traffic; "
             f"in several domains: {crossing or 'none'}"
-            + (f"; of up to {unknown} it is not known" if unknown else "")
+            + (f"; unknown for up to {unknown}" if unknown else "")
         )
     return lines
 
@@ -409,7 +413,7 @@ def blocker_lines(blocker: wire.Blocker) -> list[str]:
             f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"
         )
     if not blocker.relaxations:
-        lines.append("    no change of it helps")
+        lines.append("    no change to it helps")
     return lines
 
 

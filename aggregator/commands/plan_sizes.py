@@ -1,4 +1,4 @@
-"""Sizes at the prompt: `gangline plan --sizes 8..64:power-of-two`, the throughputs that are known, and a table of the sizes."""
+"""Options and table for gangs of several sizes: `gangline plan --sizes 8..64:power-of-two`, with their known throughputs."""
 
 from __future__ import annotations
 

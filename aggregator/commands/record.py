@@ -80,7 +80,9 @@ def _run(options: argparse.Namespace) -> int:
     try:
         recording = decode_recording(data)
     except RecordingError as error:
-        raise CommandError(f"what {options.host} sent cannot be read: {error}", FAILED) from error
+        raise CommandError(
+            f"the data from {options.host} cannot be read: {error}", FAILED
+        ) from error
     write_recording(recording, options.output)
     print(
         f"wrote {options.output}: {len(recording.devices)} GPUs, {recording.seconds:.1f} s, "
@@ -120,7 +122,7 @@ def _explained(error: Any, connection_options: ConnectionOptions) -> CommandErro
 def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
     """Return the table of a host's stored recordings."""
     if not stored:
-        return f"{host} has stored no recording: no finding began there since its agent has a flight recorder"
+        return f"{host} has stored no recording: no finding has begun since its agent has had a flight recorder"
     rows = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
     for each in stored:
         rows.append(

@@ -1,4 +1,4 @@
-"""`gangline recover`: members of a gang failed; the ways to go on, and what each is expected to lose. Then, how it went."""
+"""`gangline recover`: ways to continue after members of a gang failed, with the expected loss of each; later records the outcome."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to go on, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
+    """Print the ways to continue, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:
@@ -151,14 +151,14 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryR
 def recovery_text(
     reply: wire.PlanRecoveryResponse, names: Sequence[str], *, shown: int = 1, explain: bool = False
 ) -> str:
-    """Return the ways to go on as a table, then that of number *shown* in full."""
+    """Return the ways to continue as a table, then that of number *shown* in full."""
     failed = [names[at] for at in reply.failed_node_index]
     lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
     lines += [f"{len(failed)} failed: {' '.join(fold_names(failed))}"] if failed else []
     for one in reply.domains:
         lines.append(
             f"suspected: {tier_title(int(one.tier))} {one.name}, {one.failed_nodes} of the gang's {one.member_nodes} nodes in it "
-            f"failed (chance {one.chance:.2g}); nothing is put there"
+            f"failed (chance {one.chance:.2g}); no replacement is placed there"
         )
     if reply.restart_is_futile:
         lines.append(f"a restart is likely to fail again: {reply.futile_reason}")
@@ -173,7 +173,7 @@ def recovery_text(
         lines.append(f"option {shown}, {_title(reply.options[shown - 1])} (--show N: another)")
         lines += _option_lines(reply.options[shown - 1], names, explain=explain)
     else:
-        lines.append("no way to go on was found; name candidates, hot spares, or --shrink-to")
+        lines.append("no way to continue was found; name candidates, hot spares, or --shrink-to")
     lines += [f"note: {each}" for each in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
@@ -191,7 +191,7 @@ def _options_table(reply: wire.PlanRecoveryResponse) -> str:
         rows.append(
             (
                 "-", f"{before.price.total_gpu_hours.value:.1f}", f"{before.p50_gpu_hours:.1f}", f"{before.p90_gpu_hours:.1f}",
-                "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if nobody had failed",
+                "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if no member had failed",
             )
         )  # fmt: skip
     for at, one in enumerate(reply.options, 1):

@@ -1,4 +1,4 @@
-"""`gangline reservations`: the nodes that schedulers have reserved, and the release of one. `gangline plan --reserve` makes them."""
+"""`gangline reservations`: lists and releases reserved nodes. `gangline plan --reserve` creates reservations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline resize`: whether a gang that runs is to grow, shrink, move or stay, and what that gains."""
+"""`gangline resize`: whether a running gang should grow, shrink, move or stay, and the gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline run`: one aggregator, one agent for this machine, simulated hosts beside it, and the table."""
+"""`gangline run`: one aggregator, one agent for this machine, simulated hosts alongside, and the table of hosts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
 
 
 class FolderInUseError(Exception):
-    """An aggregator runs in the folder that is to be emptied."""
+    """An aggregator runs in the folder that must be emptied."""
 
 
 def reset_folder(data: Path) -> tuple[bool, str]:
@@ -74,7 +74,8 @@ def reset_folder(data: Path) -> tuple[bool, str]:
         return True, ""
     if aggregator.is_symlink() or not (aggregator / MARK).exists():
         return False, (
-            f"{aggregator} has data that no `gangline run` began: this run continues with it, and also shows its old "
+            f"{aggregator} has data that no `gangline run` created: this run continues with it, "
+            "and also shows its old "
             "hosts and findings; for an empty start use --data OTHER, or remove the folder"
         )
     from ..store.duckdb_file import LOCK_FILE, StoreError, lock_folder  # DuckDB: only here
@@ -164,18 +165,18 @@ def missing_message(
     if len(reporting) < hosts:
         return f"{len(reporting)} of {hosts} hosts have a score"
     if hosts > 1 and not truth:
-        return "the simulated hosts have not said which of them will fail"
+        return "the simulated hosts have not reported which of them will fail"
     wanted = {t.host: REASONS[t.kind] for t in truth}
     worst = {host_of(s): s for s in scores[: len(wanted)]}
     for fault in truth:
         score = worst.get(fault.host)
         if score is None or score.state not in BAD:
-            return f"{fault.host} ({fault.kind}) does not stand among the worst {len(wanted)}"
+            return f"{fault.host} ({fault.kind}) is not among the worst {len(wanted)}"
         if score.reason != wanted[fault.host]:
             name = score_pb2.ReasonCode.Name(score.reason)
             return f"{fault.host} ({fault.kind}) stands there for {name}: {score.reason_words}"
     extra = [host_of(s) for s in scores[len(wanted) :] if s.state in BAD]
-    return f"{', '.join(extra)}: nothing was done to these" if extra else ""
+    return f"{', '.join(extra)}: these have no fault" if extra else ""
 
 
 # ----------------------------------------------------------------------
@@ -191,7 +192,7 @@ class RunToken:
     """`begin`, once nobody else runs in the folder; `refresh`, every second; then `end`.
 
     All parts of the run present the token from the start: an aggregator that asks for no login takes no notice of it. It
-    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Whoever
+    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Anyone who
     may write in the folder may make a token anyway.
     """
 
@@ -370,9 +371,9 @@ class _DemonstrationRun:
                     is_night_reported = is_night_reported or self._report_night(client, listing)
                 # A machine short of breath; a first token, made meanwhile.
                 except CommandError as error:
-                    message = f"what you see is old: {error}; {message}"
+                    message = f"this table is old: {error}; {message}"
                 except grpc.RpcError as error:
-                    message = f"the scheduler of the night was not heard: {error}; {message}"
+                    message = f"the night's scheduler reports failed: {error}; {message}"
                 truth = truth if truth.faults else self._read_truth()
                 # Of the night's faults some are put over what the truth log knows.
                 faults = (
@@ -392,7 +393,7 @@ class _DemonstrationRun:
         return OK
 
     def _schedulers(self, client: ScoreClient) -> str:
-        """Return where a scheduler asks this aggregator; nobody knows as long as it does not answer."""
+        """Return where a scheduler asks this aggregator; nobody knows as long as it does not respond."""
         try:
             address = client.scores_address()
         except CommandError:
@@ -441,7 +442,7 @@ class _DemonstrationRun:
         """Return what to say where somebody made a token in our folder: other commands are refused without one."""
         if not self._run_token.is_needed:
             return ""
-        return f"this aggregator asks for a token now: other commands take --token-file {self._run_token.token_file}"
+        return f"this aggregator now requires a token: use other commands with --token-file {self._run_token.token_file}"
 
     def _show_job(self) -> None:
         """Print the story of the job that a straggler holds up most; none is no failure of the run."""
@@ -552,7 +553,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
     parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     parser.add_argument(
-        "--seconds-max", type=_seconds_max, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
+        "--seconds-max",
+        type=_seconds_max,
+        default=ONCE_SECONDS_MAX,
+        metavar="N",
+        help="time limit of --once",
     )
     return parser
 

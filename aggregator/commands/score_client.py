@@ -90,7 +90,7 @@ class ScorePort:
 def score_port(
     connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
 ) -> ScorePort:
-    """Return what asks the score process in a loop, and *channel* where that does not answer."""
+    """Return what asks the score process in a loop, and *channel* where that does not respond."""
 
     def connect(address: str) -> grpc.Channel:
         return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
@@ -161,7 +161,7 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return by host how much longer a step of *job* would take there, and from which run that is known, in words.
+        """Return by host how much longer a step of *job* would take there, and from which run that is known, as text.
 
         Raises CommandError(NOT_FOUND).
         """
@@ -204,7 +204,7 @@ class ScoreListing:
         degraded_reason: str,
         alarms: Iterable[str] = (),
     ) -> None:
-        """*alarms*: what stands against the aggregator itself, in words."""
+        """*alarms*: findings about the aggregator itself, as text."""
         self.scores = list(scores)
         self.version = version
         self.degraded_reason = degraded_reason

@@ -1,4 +1,4 @@
-"""`gangline sql`: ask in SQL, once or at a prompt, the snapshot file here or an aggregator anywhere. Read-only."""
+"""`gangline sql`: read-only SQL, once or at a prompt, on the local snapshot file or a remote aggregator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .connection import (
 )
 from .sql_backends import QuerySession, RemoteBackend, SnapshotBackend
 
-#: An older snapshot is said to be old: an aggregator that runs writes it anew for the question.
+#: An older snapshot is said to be old: an aggregator that runs writes it again for the question.
 OLD_SECONDS = 60
 #: Rows that a table shows unless `--rows` says otherwise.
 TABLE_ROWS = 1000

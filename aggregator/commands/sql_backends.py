@@ -1,4 +1,4 @@
-"""The two doors of `gangline sql`: a process over the snapshot file here, or the aggregator's Query call."""
+"""The two backends of `gangline sql`: a process over the local snapshot file, or the aggregator's Query call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SnapshotBackend:
 
     async def warm(self) -> None:
         """Have a process ready before the question is."""
-        with contextlib.suppress(OSError):  # the question says it, in words
+        with contextlib.suppress(OSError):  # the question says it, as text
             self._processes.start()
 
     async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
@@ -116,9 +116,9 @@ class RemoteBackend:
 
 
 async def _refresh_snapshot(folder: Path, moment_us: int) -> float:
-    """Have the aggregator that runs here write its file anew where it is older than *moment_us* or its period.
+    """Have the aggregator that runs here write its file again where it is older than *moment_us* or its period.
 
-    Returns in how many seconds a newer one is to be expected.
+    Returns in how many seconds a newer one must be expected.
     """
     cost, file = snapshot_refresh.read_cost(folder), folder / OPS_FILE
     if cost is None:

@@ -1,6 +1,6 @@
-"""Output of `gangline sql`: a table or records for people, a plan as it is drawn, CSV and JSON for programs.
+"""Output formats of `gangline sql`: tables and records for people, query plans, CSV and JSON for programs.
 
-DuckDB turns the values of an answer into text, in CSV, JSON and tables alike: what it prints, it also reads.
+DuckDB converts all values to text, for CSV, JSON and tables alike, so it can read back what is printed.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int,
 
 
 def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
-    """A file that looks complete and is not misleads whoever finds it: unless so many rows were asked for."""
+    """A file that looks complete and is not misleads anyone who finds it: unless so many rows were asked for."""
     if cut and output is not None and not rows_max:
         raise CommandError(
             f"{output} is not written, because the answer is truncated: {cut}. Query less, or "

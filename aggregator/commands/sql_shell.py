@@ -1,4 +1,4 @@
-"""The prompt of `gangline sql`: history, completion, statements of several lines, Ctrl-C for the query only."""
+"""The prompt of `gangline sql`: history, completion, multi-line statements; Ctrl-C cancels only the query."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def names_of(rows: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 HELP = """\
-A statement ends with ; and may have several lines. Only questions are taken: SELECT, FROM, WITH, EXPLAIN, ..
-  \\d            what there is to ask        \\d NAME       its columns
+A statement ends with ; and may have several lines. Only queries are allowed: SELECT, FROM, WITH, EXPLAIN, ..
+  \\d            list tables and views        \\d NAME       its columns
   \\x            a line per value, or a table again
   \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
   \\q, Ctrl-D    leave                       Ctrl-C        cancel the question

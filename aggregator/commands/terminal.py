@@ -1,4 +1,4 @@
-"""What commands show on a terminal: tables, a view that is refreshed in place, and progress, drawn by rich."""
+"""Terminal output of the commands: tables, live views and progress, drawn by rich."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def width_of(stream: Any = None) -> int:
 
 
 def wants_colour(stream: Any = None) -> bool:
-    """Say whether to paint: on a terminal that knows colors, unless NO_COLOR is set."""
+    """Return whether to paint: on a terminal that knows colors, unless NO_COLOR is set."""
     console = Console(file=sys.stdout if stream is None else stream)
     return console.color_system is not None and not console.no_color
 

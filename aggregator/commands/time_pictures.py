@@ -132,7 +132,7 @@ def _pace(timeline: Timeline, top: int) -> list[str]:
 
 
 # ----------------------------------------------------------------------
-# A recording as a picture: power, SM activity and state of each GPU over time. SVG, readable on light and on dark.
+# A recording as SVG: power, SM activity and state of each GPU over time. Readable on light and on dark.
 
 RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 56, 60
 #: Of a GPU: the curves, the band of states below them, the gap to the next.

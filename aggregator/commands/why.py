@@ -1,4 +1,4 @@
-"""`gangline why JOB`: why a job of Slurm waits: the nodes left by state, reservation, use, health and topology, and what would help."""
+"""`gangline why JOB`: why a Slurm job is pending: nodes left after state, reservation, use, health and topology, and what would help."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
 
 
 def main(arguments: list[str]) -> int:
-    """Say why a job waits. 1: Slurm does not answer; 3: no aggregator answers, and it prints only Slurm's part; 4: no such job."""
+    """Say why a job waits. 1: Slurm does not respond; 3: no aggregator answers, and it prints only Slurm's part; 4: no such job."""
     options = _parser().parse_args(arguments)
     return guarded("why", lambda: _run(options))
 
@@ -134,15 +134,19 @@ def _lines(
         rows.append((str(step.left), step.name, cut, why))
     lines = [verdict(job, steps), "", table(rows)]
     if job.features is None:
-        lines.append("its features are an expression, and were not counted")
+        lines.append("its features are an expression and were not evaluated")
     if trouble:
-        return [*lines, f"health, topology and prices are not known: {trouble}"]
+        return [*lines, f"health, topology and prices are unknown: {trouble}"]
     if plan is None:
         return lines
     if plan.options:
         lines += ["", "Gangline would place it now:", *option_lines(plan.options[0], names)]
     else:
-        proven = "it does not fit" if plan.proven else "no plan was found, which proves nothing"
+        proven = (
+            "it does not fit"
+            if plan.proven
+            else "no plan was found, which does not prove that none exists"
+        )
         lines += ["", f"{proven}; below each constraint: changes after which it fits, the cheapest first"]  # fmt: skip
         for blocker in plan.blockers:
             lines += blocker_lines(blocker)

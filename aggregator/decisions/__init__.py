@@ -1,1 +1,1 @@
-"""Decisions: which nodes, at what price. Pure functions over the snapshot; nothing here acts."""
+"""Decisions: which nodes a gang gets, and at what price. Pure functions over the snapshot; nothing here acts."""

@@ -1,6 +1,6 @@
-"""Why nothing fits: a minimal set of constraints in conflict, and for each the changes that help.
+"""Why nothing fits: a minimal set of conflicting constraints, and the changes that resolve each.
 
-QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether something fits.
+QuickXplain (Junker, AAAI 2004) finds the set with few feasibility checks.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def find_blockers(
         for one in conflict
     ]
     if not conflict:
-        message = "no node is known that could take part: agents register hosts and their GPUs"
+        message = "no suitable node is known: agents register hosts and their GPUs"
         blockers = [PlanBlocker(CANDIDATES, message, 0, ())]
     is_crosscut = needs.spread_over is not None and needs.segment_nodes > 1
     return PlanBlockers(tuple(blockers), not is_crosscut)
@@ -132,13 +132,13 @@ def _message(request: BlockedRequest, constraint: str) -> str:
         tier.title if tier else "" for tier in (needs.within, needs.segment_tier, needs.spread_over)
     )
     withheld = request.occupied().size - request.obtainable().size
-    protected = f"; {withheld} of them are of jobs of at least the gang's priority"
+    protected = f"; {withheld} of them run jobs of at least the gang's priority"
     protected = protected if withheld else ""
     return {
-        NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are asked for; {usable} are free, healthy and large enough",
-        CANDIDATES: f"{count} of {total} nodes are no candidates, by {request.candidates.source}{protected}",
+        NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are requested; {usable} are free, healthy and large enough",
+        CANDIDATES: f"{count} of {total} nodes are not candidates, by {request.candidates.source}{protected}",
         STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
-        GPUS: f"{count} of {total} nodes have not {planner.gpus_of(table, needs)} GPUs free",
+        GPUS: f"{count} of {total} nodes have fewer than {planner.gpus_of(table, needs)} free GPUs",
         WITHIN: f"all nodes within one {within}; of {count} nodes it is not known",
         SEGMENTS: f"segments of {needs.segment_nodes} nodes, each within one {segment_tier}; of {count} nodes it is not known",
         RAILS: f"the same rails; of {count} nodes they are not known",

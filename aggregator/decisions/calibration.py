@@ -1,13 +1,14 @@
-"""Factors of a price, estimated again from what schedulers report. Each starts from the constant that is assumed without reports.
+"""Price factors, re-estimated from scheduler reports. Each starts from the constant that is assumed without reports.
 
-**Durations** are lognormal. Of what the assumed interval allows, half is taken for the difference between clusters and half for
-that between incidents, so that one report weighs as much as the assumption (a normal-inverse-gamma prior with one pseudo-observation;
-Gelman et al., Bayesian Data Analysis, 3.3). The value is the median, the interval that of the next incident.
-**What crossing a tier costs** comes from throughputs of the same workload on as many nodes that span different numbers of domains: a
-regression of ln(throughput) on `price.topology_factor` with a level for each such group and the assumed costs as prior.
+**Durations** are lognormal. Half of the assumed interval counts as the difference between clusters and half as that between
+incidents, so one report weighs as much as the assumption (a normal-inverse-gamma prior with one pseudo-observation;
+Gelman et al., Bayesian Data Analysis, 3.3). The value is the median; the interval is that of the next incident.
+**The cost of crossing a tier** comes from throughputs of one workload on equally many nodes that span different numbers of
+domains. It is a regression of ln(throughput) on `price.topology_factor` with a level per such group; the assumed costs are
+the prior.
 **Throughput by size** is the median of the reports at each size.
 
-A report counts half after a half-life. Of three reporters and more none counts for more than twice the mean of all.
+A report's weight halves after a half-life. With three or more reporters, none counts for more than twice the mean of all.
 Neither the order of reports nor the names of workloads matter.
 """
 
@@ -63,7 +64,7 @@ MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 _Z = 1.6449
 #: Workloads whose throughputs are remembered, and sizes of each; of more, those that were reported last.
 WORKLOADS_MAX, WORKLOAD_SIZES_MAX = 1000, 64
-#: Crossing takes at most so many times longer; a cost beyond it is a mistake in the unit of a report.
+#: Crossing takes at most this many times longer; a cost beyond it is a mistake in the unit of a report.
 CROSSING_COST_MAX = 10.0
 #: Steps of the regression: each is exact but for the curvature of ln(1 + x).
 _STEPS = 12

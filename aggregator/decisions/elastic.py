@@ -1,14 +1,14 @@
-"""Gangs that may have one of several sizes: which size, on which nodes, and at what price.
+"""Gangs that can run at several sizes: chooses the size and its nodes, with the price.
 
-Prices of sizes are compared over the same hours and against the GPUs of the largest size that is asked for:
+Prices of sizes are compared over the same hours and against the GPUs of the largest requested size:
 
     useful = GPUs x hours x v x (1 - lost) x scaling efficiency
     price  = GPUs x hours - useful + GPUs of the largest size that are not placed x hours x (1 - worth of a free GPU)
 
-so that a gang grows for as long as the work of one more GPU is worth more than that GPU left free. Not each size is searched
-where only the best plan is asked for: a bound of each (the fastest nodes, the least hazards and the fewest domains, each on
-its own) says which of them cannot be better. With tensor, pipeline and data groups each size has groups of its own; of these no
-traffic need cross, so that the bound leaves crossing out.
+A gang therefore grows while the work of one more GPU is worth more than that GPU left free. If only the best plan is
+requested, not every size is searched: a bound for each size shows which cannot be better. The bound combines the fastest
+nodes, the smallest hazards and the fewest domains, each taken separately. With tensor, pipeline and data groups each size
+has its own groups; their traffic need not cross, so the bound leaves crossing out.
 """
 
 from __future__ import annotations
@@ -424,5 +424,5 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
     """Return what of *needs* nodes that the caller chose do not hold to, their number included."""
     found = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
-        found.insert(0, f"{nodes.size} nodes is none of the sizes asked for")
+        found.insert(0, f"{nodes.size} nodes is not one of the requested sizes")
     return found

@@ -1,10 +1,9 @@
-"""Tensor, pipeline and data groups of a gang: which ranks they are, what of their traffic crosses each tier, and in which order nodes
-get ranks.
+"""Tensor, pipeline and data groups of a gang: their ranks, their traffic across each tier, and the rank order of nodes.
 
-Ranks are of GPUs, in the order in which frameworks number them by default: tensor fastest, then data, then pipeline. A node has
-consecutive ranks. Nodes may be put into that order in several ways: so that a domain holds many members of one data group, or
-several stages of one pipeline. Which is better is weighed by what each kind of traffic costs (as Arnold does: Tian et al., 2025).
-Traffic of tensor and data groups is even within a group, that of a pipeline goes from each stage to the next.
+Each GPU has one rank, in the frameworks' default order: tensor fastest, then data, then pipeline. A node has consecutive
+ranks. The order of nodes can place many members of one data group in a domain, or several stages of one pipeline. The
+cost of each kind of traffic decides which is better (as in Arnold: Tian et al., 2025). Tensor and data groups send
+evenly within the group; a pipeline sends from each stage to the next.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class GroupLayout:
 
     @property
     def text(self) -> str:
-        """The sizes in words."""
+        """The sizes as text."""
         return f"{self.tensor} tensor x {self.pipeline} pipeline x {self.data} data"
 
 
@@ -200,7 +199,7 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
     low = weight.lower / (weight.lower + sum(one.upper for one in others))
     high = weight.upper / (weight.upper + sum(one.lower for one in others))
     value = weight.value / total
-    return assumed(value, min(low, value), max(high, value), "assumed of training at large")
+    return assumed(value, min(low, value), max(high, value), "assumed for training in general")
 
 
 # ----------------------------------------------------------------------

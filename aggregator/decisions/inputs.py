@@ -1,7 +1,7 @@
-"""What a decision is computed from, as parts: columns of the nodes, their names and places, and a few numbers of the snapshot.
+"""Inputs of a decision: node columns with names and locations, and a few numbers of the snapshot.
 
-A part is named by a digest of its bytes, so that what stays the same from one snapshot to the next is stored once. It begins
-with a line of JSON that says what it is; an array follows as it lies in memory (little-endian), anything else as JSON.
+A part is named by a digest of its bytes, so a part that stays the same between snapshots is stored once. It begins with a
+line of JSON that describes it. An array follows as its bytes in memory (little-endian), anything else as JSON.
 """
 
 from __future__ import annotations

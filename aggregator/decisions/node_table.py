@@ -1,7 +1,7 @@
-"""Nodes as the search takes them: numbers with their intervals, domains, and an order that no name decides.
+"""Node table of the search: numbers with intervals, domains, and an order that does not depend on names.
 
-Made once for each snapshot and workload. Groups of the tree of domains lie together; which of them comes first is decided
-by what is in them, so that an answer stays the same where nodes or domains are renamed or come in another order.
+Built once for each snapshot and workload. Groups of the domain tree are contiguous. Their order depends on their contents
+only, so the answer stays the same when nodes or domains are renamed or reordered.
 """
 
 from __future__ import annotations

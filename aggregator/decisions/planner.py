@@ -1,4 +1,4 @@
-"""From what a gang asks for to the best sets of nodes: who may take part, the search, and what each answer comes to."""
+"""Plans a gang: selects candidate nodes, searches for the best sets, and prices each."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What a gang on given nodes costs, in GPU-hours.
+"""Price of a gang on given nodes, in GPU-hours.
 
     useful = GPUs x hours x v x (1 - lost)
     v      = speed of the slowest member x topology factor
     lost   = interruptions per hour x (detect + decide + restart + interval / 2) + share spent on writing checkpoints
 
-The price is what is not useful of GPUs x hours, in parts that sum to it. `lost` is the first-order term of Young and Daly
-(A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals add too, as
-if all erred together: the error of a model is common to all hosts. Interruptions that do not grow with the gang are a term
-of their own: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
-Spot preemption is another: declared per hour and host, with a part of its own. Money is GPU-hours by the exchange rate of the
-request or its tenant, at the declared price of a GPU-hour of each node.
-Crossing a tier makes communication take longer. By how much is assumed until outcomes are reported: of even traffic among d
-domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
+The price is the part of GPUs x hours that is not useful, in components that sum to it. `lost` is the first-order term of
+Young and Daly (A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals
+add too, as if all errors were correlated, because a model's error is common to all hosts. Interruptions that do not grow with
+the gang are a separate term: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
+Spot preemption is another term: declared per hour and host, with its own component. Money is GPU-hours at the exchange rate
+of the request or its tenant, at the declared price of a GPU-hour of each node.
+Crossing a tier makes communication slower. The amount is assumed until outcomes are reported: of uniform traffic among d
+domains 1 - 1/d crosses, and crossing traffic takes `CROSSING` longer.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Members:
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     #: Of a GPU-hour with its interval, in currency: (3, members). None: nobody said.
     gpu_prices: Floats | None = None
-    #: By priced tier, the share of communication that crosses it, with its interval, and in words. None: even among domains.
+    #: By priced tier, the share of communication that crosses it, with its interval, and as text. None: even among domains.
     crossing_shares: tuple[tuple[float, float, float], ...] | None = None
     crossing_evidence: str = ""
     speed_source: QuantitySource = QuantitySource.ASSUMED
@@ -181,7 +181,7 @@ def lost_time(
         communication = declared(needs.communication_share, "communication_share of the request")
     elif communication is None:
         communication = assumed(
-            *COMMUNICATION_SHARE, "no fingerprint tells how much it communicates"
+            *COMMUNICATION_SHARE, "no fingerprint shows how much it communicates"
         )
     repair = (
         assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
@@ -308,7 +308,9 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     spread = members.gpu_prices[2] > members.gpu_prices[1]
     words = f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
     if spread.any():
-        words += f"; of {int(spread.sum())} nodes no price is declared: as the others"
+        words += (
+            f"; of {int(spread.sum())} nodes no price is declared: the mean of the others is used"
+        )
     rate = lost.currency_rate
     source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
     return PricePart(

@@ -1,4 +1,4 @@
-"""A number with how sure it is and where it is from: each factor of a price is one."""
+"""A number with its interval and its source: the type of every price factor."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What to do when members of a gang fail: ways to go on, compared by the GPU-hours that each is expected to lose.
+"""Ways to continue when members of a gang fail, compared by expected loss in GPU-hours.
 
     lost = GPUs x (detect + decide + act + resume + lost work)      until the gang runs again
          + what it loses from then to the job's end                 speed, topology, checkpoints, second failures
          + what the way itself costs                                GPUs that are missing, nodes that another job gives up
 
-Each duration is a random variable: lognormal, by its value and its 90 % interval. Totals are taken over the same points for
-all ways, evenly spread and fixed, so that one question has one answer; the mean decides, p50 and p90 come with it.
+Each duration is a lognormal random variable, given by its value and its 90 % interval. All ways are evaluated at the same
+fixed, evenly spread points, so one question has one answer. The mean decides; p50 and p90 are reported with it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ from .sampled_hours import (
     topology_lost,
 )
 
-#: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
-#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out anew.
+#: Minutes with 90 % intervals (assumed): processes that are already there are told to continue; a spare that has the program
+#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out again.
 IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
 FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
     (4.0, 1.0, 20.0),
@@ -85,7 +85,7 @@ RESTART_ACT_MINUTES = (
 )
 #: Work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) where it goes on as it is (assumed), and where the job failed there before.
+#: P(the same node fails again soon) where it continues as it is (assumed), and where the job failed there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
 #: A way that stops healthy processes comes first only where it loses less by more than this share of GPUs x hours.
 STOP_SHARE_MIN = 0.01
@@ -129,7 +129,7 @@ class Lender:
     priority: int | None = None  #: None: nobody said
 
     def may_lend(self, priority: int | None) -> bool:
-        """Say whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
+        """Return whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
         return self.priority is None or priority is None or self.priority < priority
 
 
@@ -161,7 +161,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOption:
-    """One way to go on. `nodes` in rank order afterwards, `places` of them are new."""
+    """One way to continue. `nodes` in rank order afterwards, `places` of them are new."""
 
     kind: RecoveryKind
     nodes: Indexes
@@ -183,7 +183,8 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """What the gang would lose to the job's end if nobody had failed: what the ways to go on cost more than is the failure's price."""
+    """What the gang would lose to the job's end without the failure. The excess of a way over it is the price of the
+    failure."""
 
     parts: tuple[PricePart, ...]
     total: Quantity
@@ -195,7 +196,7 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to go on, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
+    """Ways to continue, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
@@ -217,7 +218,7 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to go on after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
+    """Return the ways to continue after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))
@@ -317,22 +318,19 @@ class _Answer:
     def futile_reason(self) -> str:
         """Return why a restart on other nodes does not help, "" where it does."""
         if self.incident.application_error:
-            return f"the workload reports an error of its own ({self.incident.application_error}): it comes along to other nodes"
+            return f"the workload reports an error of its own ({self.incident.application_error}): it follows the job to other nodes"
         if self.incident.failures_at_step >= FAILURES_AT_STEP_MAX:
-            return (
-                f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data, not a node, "
-                "is the likely cause, and comes along"
-            )
+            return f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data is the likely cause, not a node, and it follows the job"
         within = self.needs.within
         for one in self.domains:
             if within is not None and one.tier == within:
-                return f"the gang must be within one {within.title}, and {one.name} is under suspicion itself"
+                return f"the gang must be within one {within.title}, and {one.name} is itself suspected"
         return ""
 
     # The ways ----------------------------------------------------------------------------------
 
     def _in_process(self) -> RecoveryOption | None:
-        """The same nodes go on: their processes failed, not they."""
+        """The same nodes continue: their processes failed, not they."""
         failed = self.failed
         if (
             not (self.incident.goes_on_in_process and failed.size)
@@ -392,7 +390,9 @@ class _Answer:
             * self.gpus_per_node
             * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         )
-        words = f"{taken.size} nodes for {hours:g} h; how much of it that job would have used nobody said"
+        words = (
+            f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
+        )
         parts = [
             SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, words),
             SampledPart(
@@ -404,7 +404,7 @@ class _Answer:
         ]
         known = lender.priority is not None and self.needs.priority is not None
         right = f"priority {lender.priority}, below {self.needs.priority}"
-        right = right if known else "that its priority is lower is not known"
+        right = right if known else "it is unknown whether its priority is lower"
         steps = [
             f"have {lender.name} give up {self._names(taken)} ({right})",
             self._replacement_text(chosen),
@@ -455,7 +455,7 @@ class _Answer:
             SampledPart("growing again", regrow, assumed_source, "a restart once they are repaired")
         )
         steps = [
-            f"go on with {left.size} of {current.size} nodes",
+            f"continue with {left.size} of {current.size} nodes",
             f"grow again when {self._names(self.failed)} are repaired",
         ]
         option = self._option(
@@ -478,7 +478,7 @@ class _Answer:
         )  # fmt: skip
 
     def _elsewhere(self) -> RecoveryOption | None:
-        """The whole gang anew, wherever it is best."""
+        """The whole gang again, wherever it is best."""
         nodes = self.candidates.nodes | self.standbys
         nodes[self.healthy] = True
         nodes &= self.fit
@@ -561,7 +561,7 @@ class _Answer:
         )
 
     def _has_replicas(self) -> bool:
-        """Whether each failed rank's state is in the memory of a node that goes on."""
+        """Whether each failed rank's state is in the memory of a node that continues."""
         replicas = self.incident.checkpoint.replicas
         if replicas.size != self.incident.current.size:
             return False
@@ -628,7 +628,7 @@ class _Answer:
     def _interruption(self, running: GangPrice) -> Quantity:
         """Return the probability of an interruption before the job's end."""
         survival = running.survival
-        words = f"over the {self.needs.hours:g} h that are left"
+        words = f"over the remaining {self.needs.hours:g} h"
         return Quantity(
             1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, words
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Changes after which a gang fits: the mildest of each constraint, with as few others as it takes, and what they cost.
+"""Changes that make a gang fit: the smallest change of each constraint, and its cost.
 
-Each is tried on the whole request. A change that others would have to agree to (a job gives up nodes) or that takes time (repairs)
-says so in its price.
+Each is tried on the whole request. The price states if others must agree to a change (a job gives up nodes) or if it takes
+time (repairs).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
 FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
 WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
 RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
-#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is told.
+#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is reported.
 CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
 
 #: Jobs that are tried for giving up nodes, and values of a survival between two that are.
@@ -103,7 +103,7 @@ class BlockedRequest:
         return Candidates(nodes, gpus, self.candidates.source)
 
     def fits(self, changed: ChangedRequest) -> bool:
-        """Say whether a plan is found."""
+        """Return whether a plan is found."""
         table, candidates = self.table_for(changed), self.candidates_for(changed)
         fit = planner.usable(table, candidates, changed.needs)
         pool = planner.eligible(table, fit, changed.needs)
@@ -158,7 +158,7 @@ class BlockedRequest:
         return found
 
     def is_protected(self, job: str) -> bool:
-        """Say whether *job* is known to count at least as much as the gang."""
+        """Return whether *job* is known to count at least as much as the gang."""
         priority, own = self.candidates.priorities.get(job), self.needs.priority
         return priority is not None and own is not None and priority >= own
 
@@ -523,7 +523,7 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
                     0.5 * hours,
                     0.0,
                     hours,
-                    f"{taken} nodes; how long they would be in use nobody said",
+                    f"{taken} nodes; unknown how long they would be in use",
                 ),
             )
         )

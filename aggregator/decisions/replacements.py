@@ -1,7 +1,7 @@
-"""Who takes the place of failed members: nodes that keep segment and rails where they can, from no domain under suspicion.
+"""Replaces failed members: prefers nodes that keep segments and rails, and avoids suspected domains.
 
-Several failures in one domain may have one cause. A domain is under suspicion where as many failures in it are unlikely to
-be chance, given how many of the gang's nodes it has.
+Several failures in one domain may have one cause. A domain is suspected if its number of failures is unlikely to be chance,
+given its number of the gang's nodes.
 """
 
 from __future__ import annotations

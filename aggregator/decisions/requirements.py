@@ -1,4 +1,4 @@
-"""What a gang asks for: its size, what must hold of its nodes, what is preferred, and what a lost hour is made of."""
+"""Requirements of a gang: size, constraints, preferences, and the parts of the price of a lost hour."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class GangRequirements:
     stranded_gpu_rate: float = 0.0
     delay_rate: float = 0.0
     currency_rate: float = 0.0
-    #: Of each of these fields who said it, in words.
+    #: Of each of these fields who said it, as text.
     rate_origins: Mapping[str, str] = field(default_factory=dict[str, str])
     #: Of each GPU of a member the share that it takes, and of its node cores and bytes: where `Candidates.room` knows them.
     gpu_share: float = 1.0
@@ -117,12 +117,12 @@ class GangRequirements:
         return RequestShape(self.gpus_per_node, self.gpu_share, self.cores, self.memory_bytes)
 
     def rate_text(self, name: str) -> str:
-        """Return the exchange rate of a field in words: what it is, and who said so."""
+        """Return the exchange rate of a field as text: what it is, and who said so."""
         origin = self.rate_origins.get(name, "the request")
         return f"{getattr(self, name):g} GPU-hours {_RATE_UNITS[name]} ({origin})"
 
     def allows(self, nodes: int) -> bool:
-        """Say whether a gang of so many nodes is of a size that was asked for."""
+        """Return whether a gang of so many nodes is of a size that was asked for."""
         return nodes in self.elastic.allowed if self.elastic else nodes == self.nodes
 
     @property
@@ -131,7 +131,7 @@ class GangRequirements:
         return max(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) > 1
 
     def groups_make_up(self, gpus: int) -> bool:
-        """Say whether whole groups are so many GPUs; of a data group there may be more members than asked for."""
+        """Return whether whole groups are so many GPUs; of a data group there may be more members than asked for."""
         tensor, pipeline = max(self.tensor_parallel, 1), max(self.pipeline_parallel, 1)
         return gpus % (tensor * pipeline * max(self.data_parallel, 1)) == 0
 

@@ -1,10 +1,10 @@
-"""Whether a gang that runs is to grow, shrink, move or stay: the gain over the hours left against what the change costs.
+"""Whether a running gang should grow, shrink, move or stay: gain over the remaining hours against the cost of the change.
 
-    gain = (price of staying - price of the change, per hour) x hours that are left after it - useful work of the gang while it stands
+    gain = (price of staying - price of the change, per hour) x hours left after it - useful work of the gang while it stops
 
-Prices are those of `elastic`: of the same hours, against the GPUs of the largest size, so that a node that is given back counts with
-what a free GPU is worth. Hours left are no more than the work lasts at the speed after the change. A change counts only when
-its gain is above a margin and surely positive: each change then makes the price lower, and no two calls undo each other.
+Prices are those of `elastic`: over the same hours, against the GPUs of the largest size, so a returned node is worth as much
+as a free GPU. The hours left are limited to the remaining work at the new speed. A change counts only if its gain is above a
+margin and certainly positive: each change then lowers the price, and no two calls undo each other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ResizeChoice:
     choice: PlacementChoice
     joined: Indexes
     left: Indexes
-    wait_hours: float  #: until the checkpoint from which it goes on
+    wait_hours: float  #: until the checkpoint from which it continues
     stop: Quantity  #: hours that the gang stands
     gain: Quantity
     reason: str = ""
@@ -118,7 +118,7 @@ def plan_resize(
     judged.sort(key=lambda one: (not one.is_worth_it, -one.gain.value, one.joined.size))
     advised = [one for one in judged if one.is_worth_it]
     if needs.elastic is not None and size not in needs.elastic.allowed:
-        stay = replace(stay, reason=f"{size} nodes is none of the sizes asked for")
+        stay = replace(stay, reason=f"{size} nodes is not one of the requested sizes")
     rest = [one for one in judged if not one.is_worth_it]
     return ResizePlan([*advised, stay, *rest], stay, margin)
 
@@ -186,7 +186,8 @@ def _resize_choice(
         value - unsure - costs * (stop.upper - stop.value),
         value + unsure + costs * (stop.value - stop.lower),
         weakest((stop.source, choice.price.goodput.source)),
-        f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stand for {stop.value * 60:.0f} min",
+        f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stop for "
+        f"{stop.value * 60:.0f} min",
     )
     return ResizeChoice(
         choice,
@@ -223,7 +224,7 @@ def _reason(one: ResizeChoice, margin: float) -> str:
     if gain.value <= margin:
         return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
     if gain.lower <= 0.0:
-        return f"gains {gain.lower:.0f} to {gain.upper:.0f} GPU-hours: it may as well lose"
+        return f"gains {gain.lower:.0f} to {gain.upper:.0f} GPU-hours: it may also lose"
     return ""
 
 
@@ -244,7 +245,7 @@ def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
 
 
 def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:
-    """Return the hours until the checkpoint from which it goes on."""
+    """Return the hours until the checkpoint from which it continues."""
     if times.writes_on_demand:
         return 0.0
     interval = duration_hours(

@@ -1,7 +1,7 @@
-"""GPU-hours as random variables, at points that are the same for all that is compared.
+"""GPU-hours as random variables, sampled at the same points for all alternatives.
 
-Durations are lognormal, failures Poisson. The points are evenly spread in the unit cube and fixed, so that one question has
-one answer, and that two ways to go on differ by what they are and not by chance.
+Durations are lognormal, failures Poisson. The points are fixed and evenly spread in the unit cube. So one question has one
+answer, and two alternatives differ only by their properties, not by chance.
 """
 
 from __future__ import annotations

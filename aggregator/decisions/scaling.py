@@ -1,13 +1,14 @@
-"""How fast a gang of n nodes works, from the sizes at which its throughput is known, and what that is worth in GPU-hours.
+"""Throughput of a gang of n nodes, interpolated from known sizes, and its value in GPU-hours.
 
     throughput(n) = n / (a + b n + c log2 n), with a, b and c of 0 or more
 
-`a` is the work of a step that is divided among the nodes, `b` what is not divided (Amdahl, 1967), and `c` communication that
-takes a round for each doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between
-the sizes seen, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors:
-the one smooths noise, the other follows steps of a topology. Where the fit misses the sizes seen by more than noise (a gang that
-becomes slower with more nodes is none of its forms), the line weighs more. Beyond the sizes seen, several forms are tried, and their spread
-is the interval. Beyond twice the largest size seen only the interval counts, and the value is its lower end.
+`a` is the work of a step that is divided among the nodes, `b` the undivided work (Amdahl, 1967), and `c` communication that
+takes one round per doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between known
+sizes, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors: the fit
+smooths noise, the line follows steps of a topology. If the fit misses the known sizes by more than noise, the line weighs more
+(for example for a gang that slows down with more nodes, which the fit cannot express). Beyond the known sizes several forms
+are tried, and their spread is the interval. Beyond twice the largest known size only the interval counts, and the value is its
+lower end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _columns(nodes: Floats) -> Floats:
 
 def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) -> Floats:
     """Return (a, b, c) of the form with the least relative errors, none below 0."""
-    columns = _columns(nodes) * (throughput / nodes)[:, None]  # relative: each is to be 1
+    columns = _columns(nodes) * (throughput / nodes)[:, None]  # relative: each must be 1
     best, least = np.array([float(np.mean(nodes / throughput)), 0.0, 0.0]), np.inf
     for form in forms:
         if len(form) > nodes.size:
@@ -118,14 +119,14 @@ class ScalingCurve:
         )
         if nodes > REACH_VALUE * base and self.nodes.size:
             value = lower
-            evidence += "; beyond twice the size seen the value is the lower end"
+            evidence += "; beyond twice the largest known size the value is the lower end"
         return assumed(value, lower, upper, evidence)
 
     def _fitted(self, at: Floats) -> tuple[Floats, Floats, Floats]:
         """Return value, lower and upper end at each size."""
         inside = np.clip(at, self.nodes[0], self.nodes[-1])
         line = np.exp(np.interp(np.log(inside), np.log(self.nodes), np.log(self.throughput)))
-        # Beyond the sizes seen the forms go on from between the last of them and the fit.
+        # Beyond the sizes seen the forms continue from between the last of them and the fit.
         weight = self.line_weight
         middle = line**weight * _throughput(self.fits[0], inside) ** (1.0 - weight)
         forms = np.stack(

@@ -1,12 +1,12 @@
-"""What a request leaves stranded within a node: free GPUs that the requests to come cannot take.
+"""Stranded GPUs: free GPUs that a placement leaves on a node and that later requests cannot use.
 
     stranded = mean over the demand of (free GPUs - usable GPUs), half of it with usable for one request, half for many
     growth   = stranded GPUs after the request, less stranded GPUs before it
 
-Usable for one request of a kind are the GPUs that have as much free as it asks for, none where the node has too few of them,
-too few cores or too little memory: the measure of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). It does not see
-that four free GPUs with cores for one request are three GPUs too many. Usable for many are the GPUs that requests of the kind
-take when they come until no more fit. The half is assumed.
+Usable for one request of a kind are the GPUs that have as much free as it requests; none, if the node has too few such GPUs,
+too few cores or too little memory. This is the measure of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). It does not
+detect that four free GPUs with cores for one request are three GPUs too many. Usable for many are the GPUs that requests of the
+kind take until no more fit. The half is assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people declare: where hosts stand, what they must have, maintenance, overrides, thresholds.
+"""Declarations by operators: location of hosts, expected hardware, maintenance, overrides, thresholds.
 
-Files in, one immutable `Declared` out; `live.py` keeps the last good one in force.
+Files in, one immutable `Declared` out; `declared_reload.py` keeps the last valid one in force.
 """

@@ -1,4 +1,4 @@
-"""A CSV file of hosts with where they stand: one line of names, then a line a host."""
+"""Parser of the CSV topology file: a header line, then one line per host with its location."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
         problems.add(SourceLocation(file), f"empty: expected a first line as {first}")
     elif not has_hosts:  # of an export that failed, more likely
         problems.add(
-            SourceLocation(file), "no host below the first line: if that is so, take the file away"
+            SourceLocation(file),
+            "no host below the first line: if that is intended, remove the file",
         )
 
 
@@ -86,7 +87,7 @@ def _is_blank(row: list[str]) -> bool:
 
 def _width_error(count: int, width: int, delimiter: str) -> str:
     return (
-        f"{count} values for {width} columns: what has a {delimiter} in it stands in quotes, "
+        f"{count} values for {width} columns: what has a {delimiter} in it needs quotes,  "
         f'as "hall 2{delimiter} row 7"'
     )
 
@@ -118,7 +119,7 @@ def _columns(row: list[str], where: SourceLocation, problems: Problems) -> dict[
     if "host" not in found or len(found) < 2:
         problems.add(
             where,
-            "expected a first line of names set off by commas or semicolons: host, and any of "
+            "expected a first line of names separated by commas or semicolons: host, and any of "
             + ", ".join(PLACE_FIELDS),
         )
         return {}
@@ -193,7 +194,7 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
         )
         return
     if not instances:
-        problems.add(where, "no instances: if that is so, take the file away")
+        problems.add(where, "no instances: if that is intended, remove the file")
     for number, instance in enumerate(instances):
         here = SourceLocation(f"{file}: instances[{number}]")
         try:

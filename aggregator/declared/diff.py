@@ -1,4 +1,4 @@
-"""What another version of what is declared would change, as lines for a person."""
+"""Text diff between the declarations in force and another version."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How what hosts registered with differs from what was declared for them. Kept until either changes.
+"""Drift: differences between what hosts registered and what was declared for them. Kept until either changes.
 
-What a host did not say is no difference: missing is not zero.
+A value that a host did not report is no difference: missing is not zero.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _unlisted_versions(
 
 @lru_cache(maxsize=4_096)
 def _is_listed(text: str, allowed: tuple[str, ...]) -> bool:
-    """Say whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
+    """Return whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
     return any(matches_pattern(text, one) for one in allowed)
 
 

@@ -1,4 +1,4 @@
-"""One entry of a file, asked for its fields: each taken once, checked, and told of with its line when it is wrong."""
+"""Reads the fields of one entry of a declaration file: each is read once, checked, and reported with its line when wrong."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class HostPattern:
     _regex: re.Pattern[str] = re.compile("(?!)")
 
     def matches(self, host: str) -> bool:
-        """Say whether *host* is meant."""
+        """Return whether *host* is meant."""
         return host in self.names or self._regex.fullmatch(host) is not None
 
     @property
     def is_name(self) -> bool:
-        """Say whether it is one host's name."""
+        """Return whether it is one host's name."""
         return self.names == {self.text}
 
     @property
     def has_wildcards(self) -> bool:
-        """Say whether it has `*` or `?`: which hosts it means cannot be listed."""
+        """Return whether it has `*` or `?`: which hosts it means cannot be listed."""
         return not self.names
 
 
@@ -109,7 +109,7 @@ class Selection:
     places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     def matches(self, host: str, place: object) -> bool:
-        """Say whether *host*, which stands at *place* (a `HostPlacement`), is meant."""
+        """Return whether *host*, which stands at *place* (a `HostPlacement`), is meant."""
         if any(pattern.matches(host) for pattern in self.patterns):
             return True
         return any(getattr(place, name) in chosen for name, chosen in self.places.items())
@@ -127,7 +127,7 @@ class Selection:
 
     @property
     def names_hosts(self) -> bool:
-        """Say whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
+        """Return whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
         return (
             bool(self.patterns)
             and not self.places
@@ -136,7 +136,7 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Say whether every host is meant."""
+        """Return whether every host is meant."""
         return any(set(pattern.text) == {"*"} for pattern in self.patterns)
 
 
@@ -166,12 +166,12 @@ MATCH_COST_MAX = 256
 #: Of who, and of why; of one name or pattern: `contract/topology.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
-#: A window and an override last no longer: what is to last is declared anew, by somebody who looked.
+#: A window and an override last no longer: what is to last is declared again, by somebody who looked.
 MAINTENANCE_DAYS_MAX = 366
 OVERRIDE_DAYS_MAX = 366
 #: Codes of one override.
 CODES_MAX = 64
-#: Problems that are told of at once.
+#: Problems that are reported at once.
 PROBLEMS_MAX = 20
 #: A file of lines is not read on once there are so many.
 PROBLEMS_COUNTED_MAX = 10_000
@@ -184,7 +184,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """Say whether *text* fits, as `fnmatchcase` does; that one compiles anew where there are more than 256 patterns."""
+    """Return whether *text* fits, as `fnmatchcase` does; that one compiles again where there are more than 256 patterns."""
     return _compiled(pattern)(text) is not None if wildcard_count(pattern) else text == pattern
 
 
@@ -202,7 +202,7 @@ def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
 # ----------------------------------------------------------------------
 # What is wrong with what was declared: where, what, and what would be right.
 
-#: Of a value that is quoted in words.
+#: Of a value that is quoted as text.
 _SHOWN_CHARACTERS_MAX = 60
 
 
@@ -245,7 +245,7 @@ class Problems:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Say whether there are so many that a file is not read to its end, which is told."""
+        """Return whether there are so many that a file is not read to its end, which is reported."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 
@@ -289,7 +289,7 @@ def time_zone(name: str) -> tzinfo:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(
-            f"no time zone {ascii(name)[:60]} here: expected a name as Europe/Berlin or UTC "
+            f"unknown time zone {ascii(name)[:60]}: expected a name as Europe/Berlin or UTC "
             "(`timedatectl list-timezones`)"
         ) from error
 
@@ -375,7 +375,7 @@ class TomlEntry:
         )
 
     def has(self, key: str) -> bool:
-        """Say whether there is a *key*."""
+        """Return whether there is a *key*."""
         return key in self._values
 
     def take(self, key: str, parse: Callable[[Any], T], default: T, *, required: str = "") -> T:

@@ -1,4 +1,4 @@
-"""From files to a `Declared`: which files are read, what they hold together, and whose word counts."""
+"""Loads declaration files into a `Declared`: which files are read, how they are merged, and which file wins."""
 
 from __future__ import annotations
 
@@ -29,13 +29,10 @@ from .fields import (
 from .model import NOWHERE, PLACE_FIELDS, Declared, HostPlacement, PlaceSource, merge_places
 from .toml_file import Content, parse_toml
 
-#: What is read, by the end of its name; what has another is left alone, but for what was likely meant.
+#: What is read, by the end of its name; what has another is skipped, but for what was likely meant.
 ENDINGS = (".toml", ".csv", ".json")
 _YAML = (".yaml", ".yml")
-_YAML_MESSAGE = (
-    "YAML is not read: declare it as TOML, or give Topograph's graph as JSON "
-    "(what its graph engine answers)"
-)
+_YAML_MESSAGE = "YAML is not supported: declare it as TOML, or use Topograph's graph as JSON (the response of its graph engine)"
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -92,9 +89,7 @@ def _read_file(path: Path) -> bytes:
     descriptor = os.open(path, _OPEN)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DeclaredError(
-                [f"{path}: not a file that holds anything: a folder, a pipe, or a device"]
-            )
+            raise DeclaredError([f"{path}: not a regular file but a folder, a pipe, or a device"])
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(FILE_BYTES_MAX + 1)
     finally:
@@ -161,7 +156,8 @@ def parse_files(
     if declared.match_cost > MATCH_COST_MAX and not was_good:
         problems.add(
             SourceLocation("all files"),
-            f"{declared.match_cost:,} of *, ? and [..] that names are matched by one after another, at most {MATCH_COST_MAX:,}: "
+            f"{declared.match_cost:,} of *, ? and [..] to match names with, at most "
+            f"{MATCH_COST_MAX:,}: "
             "name hosts, in ranges as gpu-[001-016] of fewer names, or by racks, leaves, power_domains",
         )
         problems.raise_any()
@@ -214,7 +210,7 @@ def _file_places(
             for name in differing:
                 problems.add(where, partial(_conflict_message, host, name, place, other))
             if differing:
-                break  # else it is told once for each of the sixteen
+                break  # else it is reported once for each of the sixteen
         sources.append(PlaceSource(source, str(where), place))
     if len(found) > HOSTS_MAX:
         problems.add(

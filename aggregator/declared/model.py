@@ -1,4 +1,4 @@
-"""What was declared, as one immutable value. Everybody asks this; nobody changes it."""
+"""All declarations as one immutable value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .fields import (
 # share one answer.
 
 EntryT = TypeVar("EntryT")
-#: Answers of a kind that are kept; past it they begin anew.
+#: Answers of a kind that are kept; past it they start over.
 CACHED_MAX = 200_000
 _EVER_NS = 2**63
 #: Signals of which an override may name codes.
@@ -240,7 +240,7 @@ def rollout_rank(host: str) -> float:
 
 
 def is_rolled_out(share: float, host: str) -> bool:
-    """Say whether what is rolled out to *share* of the hosts counts on *host*."""
+    """Return whether what is rolled out to *share* of the hosts counts on *host*."""
     return rollout_rank(host) < share
 
 
@@ -270,11 +270,13 @@ THRESHOLDS: dict[str, Threshold] = {
     for row in (
         (
             "gpu.slow_below_ratio", 0.90, 0.5, 0.99, "1",
-            "a GPU is slow below this share of its peers' SM clock, where its readings say why, and no driver that it is held down",
+            ("a GPU is slow below this share of its peers' SM clock, where its readings show the "
+            "reason and its driver reports no limit"),
         ),
         (
             "gpu.held_watch_ratio", 0.95, 0.5, 0.99, "1",
-            "a GPU that heat, a brake or a cap holds down by its driver's word is WATCH from this share of its peers' SM clock on",
+            ("a GPU that its driver reports as limited by heat, power brake or power cap is WATCH "
+            "from this share of its peers' SM clock on"),
         ),
         (
             "gpu.held_below_ratio", 0.92, 0.5, 0.99, "1",
@@ -398,12 +400,12 @@ TEXTS: dict[str, str] = {
 
 
 def rule_matches(rule: str, name: str) -> bool:
-    """Say whether the rule *rule* is meant by *name*: its own name, a pattern, or that of its family."""
+    """Return whether the rule *rule* is meant by *name*: its own name, a pattern, or that of its family."""
     return matches_pattern(rule, name) or (name in FAMILIES and rule.startswith(f"{name}."))
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Say whether an override may name *name*. *rules*: those that it may; none: any, of what was good before."""
+    """Return whether an override may name *name*. *rules*: those that it may; none: any, of what was good before."""
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
     )
@@ -476,13 +478,13 @@ class Override:
     rollout: float = 1.0  # the share of the hosts on which it counts so far
 
     def covers_symptom(self, rule: str, signal: str, code: float) -> bool:
-        """Say whether such a symptom is meant: by its rule's name, or its signal and code."""
+        """Return whether such a symptom is meant: by its rule's name, or its signal and code."""
         if self.codes:
             return signal == self.event and code in self.codes
         return rule_matches(rule, self.rule)
 
     def covers_device(self, device: str) -> bool:
-        """Say whether one of *device* is."""
+        """Return whether one of *device* is."""
         return not self.device or matches_pattern(device, self.device)
 
     @property
@@ -510,7 +512,7 @@ class Expectation:
     where: SourceLocation
 
     def fits(self, model: str) -> bool:
-        """Say whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
+        """Return whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
         if not self.model:
             return True
         if model:
@@ -657,7 +659,7 @@ class Declared:
         self, hosts: Sequence[str], now_ns: int
     ) -> Mapping[int, MaintenanceWindow]:
         """Return the window of each of *hosts* that is in one, by its place among them; between two calls *hosts*
-        may only have become longer. Worked out anew when a window begins or ends."""
+        may only have become longer. Worked out again when a window begins or ends."""
         active = self.active_windows(now_ns)
         if not active:
             return {}

@@ -1,4 +1,4 @@
-"""What hosts say of themselves when they register: where they stand, and what they are made of. Equal things once."""
+"""What hosts report when they register: location and hardware. Equal values are stored once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LABELS: dict[str, tuple[str, ...]] = {
 }
 #: All of them.
 LABEL_NAMES = frozenset(name for names in LABELS.values() for name in names)
-#: So many different makes of host are shared; more would be an attack.
+#: This many different makes of host are shared; more would be an attack.
 HARDWARE_SHARED_MAX = 20_000
 
 

@@ -1,4 +1,4 @@
-"""What was declared as rows of the store: written when it changed, and read after a restart."""
+"""Declarations as rows of the store: written on change, and read after a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .model import (
 
 #: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
-#: Versions that are told of.
+#: Versions that are reported.
 VERSIONS_RETAINED = 1000
 
 _WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"

@@ -1,4 +1,4 @@
-"""A TOML file of declarations: places, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
+"""Parser of a TOML declaration file: locations, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def parse_toml(
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "; a text stands in quotes" if "Invalid value" in str(error) else ""
+        hint = "; a text needs quotes" if "Invalid value" in str(error) else ""
         problems.add(SourceLocation(file), f"not TOML: {str(error)[:200]}{hint}")
         return
     _TomlReader(document, LineIndex(text), file, content, problems, now_ns, rules).read()
@@ -221,7 +221,8 @@ class _TomlReader:
         selection = entry.selection(required=False)
         if not model and selection is None:
             entry.add_problem(
-                "", 'of which hosts? expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both'
+                "",
+                'no hosts selected: expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both',
             )
         items = {
             key: number
@@ -245,7 +246,7 @@ class _TomlReader:
             "end",
             zone_name,
             is_end=True,
-            required="expected when it ends: nothing is out of use for ever",
+            required="expected the end: no maintenance is permanent",
         )
         who, why = _who_and_why(entry)
         if (
@@ -279,7 +280,7 @@ class _TomlReader:
         if sum(map(entry.has, ("rule", "xid", "sxid"))) != 1:
             entry.add_problem(
                 "",
-                'what is noise? expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
+                'noise is not specified: expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
             )
         limit_ns = (since_ns or self.now_ns) + OVERRIDE_DAYS_MAX * DAY_NS
         if until_ns and not since_ns < until_ns <= limit_ns:
@@ -318,13 +319,14 @@ class _TomlReader:
         if is_spot and not entry.has("preemptions_per_hour"):
             entry.add_problem(
                 "spot",
-                "expected preemptions_per_hour beside it, as 0.005: how often a host is taken away",
+                "expected preemptions_per_hour beside it, as 0.005: how often a host is preempted",
             )
         if not is_spot and entry.has("preemptions_per_hour"):
             entry.add_problem("preemptions_per_hour", "expected spot = true beside it")
         if not (entry.has("price_per_gpu_hour") or entry.has("spot")):
             entry.add_problem(
-                "", "nothing is said: expected price_per_gpu_hour = 2.1, or spot = true, or both"
+                "",
+                "nothing is declared: expected price_per_gpu_hour = 2.1, or spot = true, or both",
             )
         if selection:
             rate = 0.0 if is_spot is False else preemptions
@@ -401,9 +403,11 @@ def _unknown_threshold(name: str) -> str:
 
 
 def _who_and_why(entry: TomlEntry) -> tuple[str, str]:
-    who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who asks for it")
+    who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who requests it")
     why = entry.text(
-        "why", WHY_CHARACTERS_MAX, required="expected the reason, for whoever reads it at night"
+        "why",
+        WHY_CHARACTERS_MAX,
+        required="expected the reason, for the person who reads it at night",
     )
     return who, why
 

@@ -1,1 +1,1 @@
-"""Executors: processes of their own that carry out accepted advisories in a scheduler, and take back only what they set."""
+"""Executors: separate processes that carry out accepted advisories in a scheduler, and undo only what they set."""

@@ -1,7 +1,7 @@
-"""What a launcher should do about a job that failed: NVIDIA's attribution service, answered from hosts' health instead of logs. No I/O.
+"""NVIDIA's attribution service, answered from host health instead of logs: what a launcher should do about a failed job. No I/O.
 
-STOP ends a job until a person submits it again, so it is said only where the job's launcher uses a host, by its own word and after the failure,
-that has a fault which is certain and which a restart does not cure.
+STOP ends a job until a person submits it again. So it is returned only for a host that the job's launcher reports in use
+after the failure, and only if the host's fault is certain and not cured by a restart.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .model import DONE, OPEN_STATES, Advice, SchedulerState
 STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
 #: Bases of advice that are certain. Nothing statistical, and nothing that hosts share.
 CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
-#: Actions that no job on the host can outlive: what asks for less lets the job go on there.
+#: Actions that no job on the host can outlive: what asks for less lets the job continue there.
 INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: Logs that launchers announced are remembered up to so many, the oldest forgotten first.
 LOGS_MAX = 10_000
 LOG_PATH_CHARACTERS_MAX = 4096
 JOB_CHARACTERS_MAX = 128
-#: A host that a job has lost is named for so long.
+#: A host that a job has lost is named for this long.
 LOST_SECONDS = 3600.0
 REASONS_MAX = 5
 
@@ -134,7 +134,7 @@ def recommend(
     gone = sorted(view.lost.get(job, {}).keys() & view.faults.keys())
     if gone:
         return Recommendation(RESTART, f"Gangline: out of the job: {_named(view, gone)}")
-    return Recommendation(UNKNOWN, "Gangline: no host of this job has a fault that is certain")
+    return Recommendation(UNKNOWN, "Gangline: no host of this job has a certain fault")
 
 
 def _of_bad_hosts(
@@ -144,7 +144,7 @@ def _of_bad_hosts(
     named = _named(view, bad)
     if is_next:
         return Recommendation(
-            STOP, f"Gangline: started again on a host that a restart does not cure: {named}"
+            STOP, f"Gangline: restarted on a host that a restart does not cure: {named}"
         )
     if is_early:  # the launcher, or the executor, may be about to leave it
         return Recommendation(UNKNOWN, f"Gangline: waiting for the next cycle: {named}", False)

@@ -1,6 +1,6 @@
-"""The HTTP service that a launcher asks (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
+"""HTTP server of the attribution service (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
 
-It has no login: whoever reaches the port learns which hosts of a running job have a fault. It changes nothing.
+It has no login: anyone who reaches the port learns which hosts of a running job have a fault. It changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 64 << 10
 #: Of connections more than this at one time, the oldest is closed.
 CONNECTIONS_MAX = 32
-#: A connection that sends nothing for so long is closed.
+#: A connection that sends nothing for this long is closed.
 IDLE_SECONDS = 10.0
 
 

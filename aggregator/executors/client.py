@@ -1,4 +1,4 @@
-"""An executor's connection to the aggregator: advisories as they change, answers, and reports about the scheduler."""
+"""An executor's connection to the aggregator: watches advisories, sends answers and scheduler reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
-#: An advisory that has ended is remembered for so long.
+#: An advisory that has ended is remembered for this long.
 ENDED_SECONDS = 120.0
 #: Open and standing advisories; more are not taken.
 ADVISORIES_MAX = 20_000
@@ -52,7 +52,7 @@ LATER = (
 
 
 class ClientError(Exception):
-    """The aggregator does not answer, or refused; `is_temporary`: later may help."""
+    """The aggregator does not respond, or refused; `is_temporary`: later may help."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class PendingPlan:
         self._call = call
 
     def is_done(self) -> bool:
-        """Say whether `result` returns at once."""
+        """Return whether `result` returns at once."""
         return bool(self._call.done())
 
     def result(self) -> recovery_pb2.PlanRecoveryResponse:
@@ -140,7 +140,7 @@ class AggregatorClient:
         return {one.name: one for one in found if one is not None}
 
     def is_live(self) -> bool:
-        """Say whether `advice` is complete and current. A connection that is silent for too long is given up."""
+        """Return whether `advice` is complete and current. A connection that is silent for too long is given up."""
         if not self._is_complete:
             return False
         if time.monotonic() - self._received < SILENCE_SECONDS_MAX:
@@ -302,7 +302,7 @@ class AggregatorClient:
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return the bucket of each host's score, 0 the best; None while the aggregator's picture is degraded. Raises ClientError."""
+        """Return the bucket of each host's score, 0 the best; None while the aggregator's data is degraded. Raises ClientError."""
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()
@@ -320,7 +320,7 @@ class AggregatorClient:
     def plan_recovery(
         self, request: recovery_pb2.PlanRecoveryRequest, seconds_max: float
     ) -> PendingPlan:
-        """Ask how a gang goes on; the answer is waited for elsewhere."""
+        """Ask how a gang continues; the answer is waited for elsewhere."""
         return PendingPlan(self._recoveries.PlanRecovery.future(request, timeout=seconds_max))
 
     def report_recovery(self, request: recovery_pb2.ReportRecoveryRequest) -> None:

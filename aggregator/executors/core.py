@@ -1,7 +1,7 @@
-"""What an executor does next: advice, the scheduler's state, the ledger and the clock in; steps out, each with its reason. No I/O.
+"""Decides an executor's next steps from advice, scheduler state, ledger and clock, each with its reason. No I/O.
 
-Each call looks at everything anew, so that an executor that was killed at any point goes on from what the ledger and the scheduler
-say; the scheduler's word counts more. What a person changed stays as the person wants it.
+Each call evaluates everything afresh, so an executor that was killed at any point continues from the ledger and the
+scheduler's state. If the two differ, the scheduler is right. A person's change is never reverted.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ END_MARGIN_SECONDS = 5.0
 CHECKPOINT_MARGIN_SECONDS = 60.0
 #: After so long without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
-#: A requeued job that still waits for its delay is told again to start after so long.
+#: A requeued job that still waits for its delay is reported again to start after so long.
 START_AGAIN_SECONDS = 0.3
 #: While a job is being requeued the scheduler is read this often.
 QUICK_SECONDS = 0.02
 #: Behind the second in which a requeued job may start, the scheduler is read again after so long.
 SECOND_MARGIN_SECONDS = 0.05
-#: A job that completes for so long is killed again.
+#: A job that completes for this long is killed again.
 KILLED_AGAIN_SECONDS = 5.0
 #: An expiry that moved by less did not move.
 CLOCK_SECONDS = 2.0
-#: A job that does not complete is looked at so quickly for so long.
+#: A job that does not complete is looked at so quickly for this long.
 QUICK_SECONDS_MAX = 60.0
 #: Answers are at most so long.
 NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
@@ -193,7 +193,7 @@ def _number(name: str) -> int:
 
 
 def _is_anothers(advice: Advice, entry: Entry) -> bool:
-    """Say whether another executor has it by now: then nothing that is set is ours to touch."""
+    """Return whether another executor has it by now: then nothing that is set is ours to touch."""
     if advice.state not in ("ACCEPTED", DONE):
         return False
     return advice.token > entry.token or (
@@ -214,7 +214,7 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
-    """Say whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
+    """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
     actor = situation.policy.actor
     is_lost = (
         advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
@@ -236,7 +236,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
         return f"{node.name} is out already: {node.out}"
     entry = ledger.get(advice.name)
     if entry is not None and entry.phase == GIVEN_BACK:
-        return "a person took back what was set for it"
+        return "a person removed what was set for it"
     if marks >= policy.marks_max and (entry is None or not entry.is_marked):
         return f"marks_max = {policy.marks_max} marks are set"
     return ""
@@ -294,7 +294,7 @@ def drain_reason(advice: Advice, seconds: float) -> str:
     )
 
 
-# ---------------------------------------------------------------- go on
+# ---------------------------------------------------------------- continue
 
 
 def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
@@ -305,12 +305,12 @@ def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
     if entry.answered:
         return steps
     if entry.phase == GIVEN_BACK:
-        note = f"a person took {_named(entry)} away: it is not set again"
+        note = f"a person removed {_named(entry)}: it is not set again"
         return [Answer(advice.name, note, "REJECTED")]
     if advice.action in (REBOOT, RESET_GPU):
         return [*steps, *_repair(situation, advice, entry)]
     if entry.phase != SET and situation.now - entry.accepted > GIVE_UP_SECONDS:
-        return [Answer(advice.name, "the scheduler did not take the mark", "FAILED")]
+        return [Answer(advice.name, "the scheduler did not accept the mark", "FAILED")]
     upheld = _uphold(situation, advice, entry)
     steps += upheld
     if entry.phase != SET or any(isinstance(step, GiveBack | Answer) for step in upheld):
@@ -330,7 +330,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     moved = abs(advice.expires - entry.ends) > EXTEND_SECONDS_MIN
     if entry.phase == SET and moved and entry.mark == HOLD:
         seconds = advice.expires - situation.now
-        return [ExtendHold(advice.name, "its cause still stands", entry.hold, seconds)]
+        return [ExtendHold(advice.name, "its cause still holds", entry.hold, seconds)]
     # SETTING: the command was sent, or about to be, when we were killed.
     if entry.phase == SETTING or moved:
         return [_place(situation, advice, entry, node)]
@@ -338,7 +338,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
 
 
 def _is_in_place(scheduler: SchedulerState, entry: Entry) -> bool:
-    """Say whether the scheduler shows the mark."""
+    """Return whether the scheduler shows the mark."""
     if entry.mark == HOLD:
         hold = scheduler.holds.get(entry.hold)
         return hold is not None and entry.node in hold.nodes
@@ -357,7 +357,7 @@ def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -
         # A controller that was killed comes back with what it had saved.
         if situation.scheduler.started > entry.set_at - CLOCK_SECONDS:
             return [_place(situation, advice, entry, node)]
-        return [GiveBack(advice.name, f"somebody took {_named(entry)} away", entry.node)]
+        return [GiveBack(advice.name, f"somebody removed {_named(entry)}", entry.node)]
     return [_place(situation, advice, entry, node)]
 
 
@@ -371,7 +371,7 @@ def _yield_to(situation: Situation, advice: Advice, entry: Entry, node: Node) ->
     if entry.mark == HOLD and entry.is_marked and entry.hold in situation.scheduler.holds:
         steps.append(RemoveHold(advice.name, f"{node.name} is out: {node.out}", entry.hold))
     if advice.state == "ACCEPTED" and not entry.answered:
-        note = f"{node.name} is out already ({node.out}), which stands; ours was taken back"
+        note = f"{node.name} is out already ({node.out}), which stays; Gangline's was removed"
         steps.append(Answer(advice.name, note, "DONE"))
     return steps
 
@@ -387,7 +387,7 @@ def _named_jobs(scheduler: SchedulerState, advice: Advice) -> list[ScheduledJob]
 def _leave(advice: Advice, job: ScheduledJob) -> Step:
     """Return how *job* leaves the node."""
     if job.restarts_itself:
-        why = f"job {job.name} goes on with its spare nodes"
+        why = f"job {job.name} continues with its spare nodes"
         return EndStep(advice.name, why, job.name, advice.node)
     return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
 
@@ -435,7 +435,9 @@ def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
             earliest = earliest_start(situation.capabilities, progress)
             begin = earliest if earliest > situation.now else 0.0
             steps.append(
-                StartNow(entry.advisory, f"job {name} was requeued by us", name, begin, job.parts)
+                StartNow(
+                    entry.advisory, f"job {name} was requeued by Gangline", name, begin, job.parts
+                )
             )
     return steps
 
@@ -470,7 +472,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     parts = [what]
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
-        parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} go on")
+        parts.append(f"of {', '.join(hold.devices)} alone: other GPUs of {entry.node} continue")
     elif advice.scope == "gpu":
         parts.append("the whole node: the scheduler takes out no single GPU")
     if entry.replicas:
@@ -479,7 +481,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
         parts.append(progress.note or f"job {name} {progress.state}")
     left = [job.name for job in scheduler.running_on(entry.node) if job.name not in entry.jobs]
     if left and advice.action in ("EVICT_NOW", "AVOID"):
-        parts.append(f"goes on there: {', '.join(left[:5])}")
+        parts.append(f"continues there: {', '.join(left[:5])}")
     return [Answer(advice.name, "; ".join(parts)[:NOTE_CHARACTERS_MAX], "DONE")]
 
 
@@ -511,7 +513,7 @@ def _return(
         allowed = RETURN in situation.policy.actions and situation.is_live
         if not allowed or not earlier:
             return []
-        return [Accept(advice.name, f"{advice.node} is well: {advice.reason}")]
+        return [Accept(advice.name, f"{advice.node} is healthy: {advice.reason}")]
     if entry is None:
         return []
     if advice.state != "ACCEPTED":
@@ -522,7 +524,7 @@ def _return(
         for step in _take_back(situation, ledger, one, f"{advice.node} is well")
     ]
     if not earlier and not entry.answered:
-        note = f"{advice.node} is back: what was set was taken away"
+        note = f"{advice.node} is back: removed what was set"
         steps.append(Answer(advice.name, note, "DONE"))
     return steps
 
@@ -640,7 +642,7 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
         case Requeue(job=job):
             _record_requeue(entry, job, error, now)
         case EndStep(job=job):
-            note = error or f"job {job} goes on with its spare nodes"
+            note = error or f"job {job} continues with its spare nodes"
             entry.jobs[job] = JobProgress(
                 LEFT if error else MOVED, note=note[:JOB_NOTE_CHARACTERS_MAX]
             )
@@ -680,7 +682,7 @@ def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
 
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
-    """Say whether the scheduler does not show something that was set."""
+    """Return whether the scheduler does not show something that was set."""
     return any(
         entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
         for entry in ledger
@@ -690,7 +692,7 @@ def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
 def next_poll_seconds(
     ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
 ) -> float:
-    """Return after how many seconds the scheduler is to be read again: soon while a job is being requeued, else *otherwise*."""
+    """Return after how many seconds the scheduler must be read again: soon while a job is being requeued, else *otherwise*."""
     pauses = [otherwise]
     for entry in ledger:
         for progress in entry.jobs.values():

@@ -1,7 +1,8 @@
-"""Cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation its launcher uses now, and which stand by.
+"""Reads cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation are active, and which are standby.
 
-The launcher's rendezvous host writes `cycle_info.<job>.<attempt>.<cycle>`, JSON, and the link `cycle_info.<job>.current` to the newest. Their
-writers are users: a file is believed only about hosts that the scheduler gave to that job, and only since that job started.
+The launcher's rendezvous host writes `cycle_info.<job>.<attempt>.<cycle>`, JSON, and the link `cycle_info.<job>.current` to
+the newest. The writers are users: a file counts only for hosts that the scheduler gave to that job, and only since that job
+started.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def allocations(state: SchedulerState) -> dict[str, list[ScheduledJob]]:
 
 
 def is_current(info: CycleInfo, parts: Iterable[ScheduledJob]) -> bool:
-    """Say whether the cycle is of the run of *parts*, and not of one before a requeue."""
+    """Return whether the cycle is of the run of *parts*, and not of one before a requeue."""
     started = max(part.started for part in parts)
     return info.started >= started - CLOCK_SECONDS
 

@@ -1,7 +1,7 @@
-"""The loop of an executor: waits for advice, reads the scheduler, decides, writes the ledger, sends commands, reports.
+"""An executor's main loop: waits for advice, reads the scheduler, decides, writes the ledger, runs commands, reports.
 
-One thread decides and acts; another one watches advisories (`client.py`). The loop never raises out of a turn for what scheduler or
-aggregator do: it says so in the log, and tries again.
+One thread decides and acts; another watches advisories (`client.py`). Failures of the scheduler or the aggregator never end
+the loop: it logs them and retries.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 #: Rounds of deciding and acting in one turn: each advisory takes a few.
 ROUNDS_MAX = 8
-#: After a command or call failed for an advisory, it is left alone for so long.
+#: After a command or call failed for an advisory, it is skipped for this long.
 PAUSE_SECONDS = 5.0
 #: Advisories that were written about once are remembered up to so many.
 ANNOUNCED_MAX = 10_000
@@ -184,8 +184,8 @@ class Executor:
     # ---- act
 
     def _act(self) -> None:
-        """Decide and act until nothing is left to do. What calls to the aggregator changed is stored with the next intent, or at the end:
-        an advisory whose acceptance was not stored is known by its owner (`core`)."""
+        """Decide and act until nothing is left to do. Changes by calls to the aggregator are stored with the next
+        intent, or at the end. An advisory whose acceptance was not stored is recognized by its owner (`core`)."""
         try:
             self._act_in_rounds()
         finally:
@@ -384,7 +384,7 @@ class Executor:
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
     def _announce(self, situation: core.Situation) -> None:
-        """Say, once for each state of an advisory, why it is left alone; in shadow, also what would be done."""
+        """Say, once for each state of an advisory, why it is skipped; in shadow, also what would be done."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():
             key = f"{advice.etag} {advice.state}"
@@ -429,7 +429,7 @@ class Executor:
                 self._recoveries.send()
             self._recoveries.refresh(self._monotonic())
         except ClientError as error:
-            self._complain("a report was not taken", str(error))
+            self._complain("a report was not accepted", str(error))
 
     def _remember_reported(self, fresh: Iterable[str]) -> None:
         """Store which nodes are about to be reported as out: after a kill the next process reports those that are back."""
@@ -451,7 +451,7 @@ class Executor:
         except ClientError as error:
             if error.is_temporary:
                 raise
-            self._complain("outcomes were refused and are dropped", str(error))
+            self._complain("outcomes were rejected and are dropped", str(error))
         del reported.outcomes[: len(some)]
 
     def _complain(self, what: str, error: str) -> None:

@@ -1,7 +1,7 @@
-"""What a scheduler extender answers, from the mirror file: bytes in, bytes out. No I/O.
+"""Responses of the scheduler extender, from the mirror file: bytes in, bytes out. No I/O.
 
-The answers are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of Volcano's
-plugin `extender`. Only names of the request are ever in an answer. Without a table of health that is valid now, all nodes pass.
+The responses are those of kube-scheduler's extender API v1 (`ExtenderArgs`, `ExtenderFilterResult`, `HostPriorityList`) and of
+Volcano's plugin `extender`. A response contains only names from the request. Without a valid health table all nodes pass.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HealthTable:
 
 
 #: All pass, with one score.
-NO_TABLE = HealthTable(reason="the mirror was not read yet")
+NO_TABLE = HealthTable(reason="the mirror has not been read yet")
 
 
 def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: host) -> HealthTable:
@@ -58,11 +58,9 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     failed = {name: _refusal(node) for name, node in nodes.items() if not node.ready}
     reason = ""
     if mirror.degraded:
-        reason = "the aggregator's picture is degraded"
+        reason = "the aggregator's data is degraded"
     elif len(failed) > OUT_SHARE_MAX * len(nodes):
-        reason = (
-            f"{len(failed)} of {len(nodes)} nodes are out, which is more likely a fault of ours"
-        )
+        reason = f"{len(failed)} of {len(nodes)} nodes are out, which more likely is an error of Gangline"
     priorities = {name.encode(): _priority(name.encode(), score) for name, score in scores.items()}
     failed = {} if reason else failed
     names = frozenset(name.encode() for name in failed)
@@ -208,7 +206,7 @@ def _parse(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestBodyError(f"the body is no JSON: {str(error)[:100]}") from error
+        raise RequestBodyError(f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(document, dict):
         raise RequestBodyError("expected a JSON object")
     return document

@@ -1,6 +1,6 @@
-"""The scheduler extender as an HTTP server: one process, the mirror file, no other connection.
+"""HTTP server of the scheduler extender: one process that reads only the mirror file.
 
-A scheduler waits for each answer, so an answer is one write, and the file is read in a thread beside the one that answers.
+The scheduler blocks on each response, so a response is one write, and a second thread reads the file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CONNECTIONS_MAX = 64
 REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
 #: The file is looked at this often; it is written every 3 s.
 READ_SECONDS = 1.0
-#: Garbage is collected after so many readings, in the thread that reads: a collection within an answer would take longer than the answer.
+#: Garbage is collected after this many readings, in the thread that reads: a collection within an answer would take longer than the answer.
 READINGS_PER_COLLECTION = 60
-#: A thread that reads the file lets the other one go on after so long.
+#: A thread that reads the file lets the other one continue after so long.
 SWITCH_SECONDS = 0.0005
 #: The same fault is logged this often.
 LOG_SECONDS = 60.0
@@ -118,7 +118,7 @@ class Extender:
             self._count(path, "bad request")
             return 400, json.dumps({"error": str(error)}).encode()
         except Exception as error:
-            log.debug("a fault of the extender", exc_info=True)
+            log.debug("internal error of the extender", exc_info=True)
             self.faults += 1
             self.complain(f"all nodes pass: {error!r}")
             answer, outcome = make(body, NO_TABLE), "passed all"
@@ -135,7 +135,7 @@ class Extender:
         left = table.valid_until - self._wall()
         return exposition([
             counter(prefix + "requests", "requests by path and outcome", sorted(self.requests.items()), ["path", "outcome"]),
-            counter(prefix + "faults", "requests that let all nodes pass for a fault of the extender", self.faults),
+            counter(prefix + "faults", "requests that let all nodes pass because of an error in the extender", self.faults),
             gauge(prefix + "valid_seconds", "for how long the mirror is valid; below 0 all nodes pass", left),
             gauge(prefix + "nodes", "nodes of the mirror", len(table.scores)),
             gauge(prefix + "filtered_nodes", "of them those that are filtered", len(table.failed)),
@@ -219,7 +219,7 @@ class ExtenderConnection(asyncio.Protocol):
             end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
             if end < 0:
                 if len(buffer) >= HEAD_BYTES_MAX:
-                    raise RequestError(431, f"a head has at most {HEAD_BYTES_MAX} bytes")
+                    raise RequestError(431, f"a request head has at most {HEAD_BYTES_MAX} bytes")
                 return False
             self._head = _parse_head(bytes(buffer[:end]))
             del buffer[: end + 4]

@@ -1,7 +1,8 @@
-"""Flux as an executor sees it, through its own commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
+"""Flux, through its commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
 
-A mark is a drain under our reason: Flux lets running jobs go on, and drains outlive its restarts. Nothing of Flux ends a drain, so it
-stands until the executor, or `undo`, ends it. Flux refuses to drain a node that is drained already, so nobody's reason is overwritten.
+A mark is a drain with Gangline's reason: Flux lets running jobs continue, and drains survive its restarts. Nothing in Flux ends
+a drain, so it lasts until the executor, or `undo`, ends it. Flux rejects draining a drained node, so no other reason is
+overwritten.
 """
 
 from __future__ import annotations
@@ -138,10 +139,10 @@ def _seconds(text: str) -> float:
 
 
 def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not answer."""
+    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not respond."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
     yield DoctorFinding(DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()
     yield DoctorFinding(DoctorLevel.NOTE, "only the owner of the instance may drain nodes")
-    yield DoctorFinding(DoctorLevel.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` ends it")  # fmt: skip
+    yield DoctorFinding(DoctorLevel.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` ends it")  # fmt: skip
     yield DoctorFinding(DoctorLevel.NOTE, "Flux requeues no job: EVICT_NOW drains the node, and its jobs continue")  # fmt: skip

@@ -1,7 +1,7 @@
-"""HTCondor as an executor sees it, through its own commands: `condor_status`, `condor_q`, `condor_drain`.
+"""HTCondor, through its commands: `condor_status`, `condor_q`, `condor_drain`.
 
-A mark is a graceful drain of the machine under our reason: running jobs go on for as long as MAXJOBRETIREMENTTIME lets them. Nothing of
-HTCondor ends a drain, so it stands until the executor, or `undo`, cancels it, by the number that the machine gave that drain.
+A mark is a graceful drain of the machine with Gangline's reason: running jobs continue for up to MAXJOBRETIREMENTTIME. Nothing
+in HTCondor ends a drain, so it lasts until the executor, or `undo`, cancels it, by the id that the machine gave that drain.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ PARALLEL_UNIVERSE = 11
 JOB_STATES = {
     1: "PENDING", 2: "RUNNING", 3: "CANCELLED", 4: "COMPLETED", 5: "HELD", 6: "RUNNING", 7: "SUSPENDED",
 }  # fmt: skip
-#: The collector is told of a drain by the machine itself: it is waited for so long.
+#: The collector is told of a drain by the machine itself: it is waited for this long.
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
-#: A busy machine is drained only where jobs may go on for so long.
+#: A busy machine is drained only where jobs may continue for this long.
 RETIREMENT_SECONDS_MIN = 86_400.0
 #: What a machine evaluates for each slot before it begins to drain; it refuses with CHECK_FAILED.
 SAFE_TO_DRAIN = f'State =!= "Claimed" || MaxJobRetirementTime >= {RETIREMENT_SECONDS_MIN:.0f}'
@@ -198,12 +198,12 @@ class HTCondor(Scheduler):
         try:
             ads = json.loads(text) if text.strip() else []
         except (ValueError, RecursionError) as error:
-            raise SchedulerError(f"{command[0]}: what it printed is not JSON") from error
+            raise SchedulerError(f"{command[0]}: its output is not JSON") from error
         return [ad for ad in ads if isinstance(ad, dict)] if isinstance(ads, list) else []
 
 
 def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
-    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not answer."""
+    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not respond."""
     version = condor.capabilities().version
     slots = condor.slots()
     yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
@@ -220,7 +220,7 @@ def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
         )
     condor.read_jobs()
     yield DoctorFinding(
-        DoctorLevel.NOTE, "a drain has no end of its own: it stands until the executor or `undo --all` cancels it"
+        DoctorLevel.NOTE, "a drain does not expire: it lasts until the executor or `undo --all` cancels it"
     )  # fmt: skip
 
 

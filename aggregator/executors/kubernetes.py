@@ -1,7 +1,7 @@
-"""Kubernetes as an executor sees it, over the API server: holds are taints with an end beside them, gangs leave by the eviction API.
+"""Kubernetes, through the API server: holds are taints with an end time, gangs are evicted by the eviction API.
 
-Nodes and pods are watched, so reading costs no call. Each change of a node tests the version that it was made from, and is made again from
-the newest one when somebody else was faster. A cordon is a person's: it is neither set nor taken away here.
+Nodes and pods are watched, so reading them costs no call. Each change of a node tests the resource version that it was computed
+from, and is recomputed on a conflict. A cordon belongs to a person: it is neither set nor removed here.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from .slurm import run_command, site_command
 
 log = logging.getLogger(__name__)
 
-#: The first list of all nodes and pods is waited for so long.
+#: The first list of all nodes and pods is waited for this long.
 LIST_SECONDS_MAX = 60.0
-#: A node that others change all the time is given up after so many attempts.
+#: A node that others change all the time is given up after this many attempts.
 ATTEMPTS_MAX = 8
 #: Rules of devices past their end are looked for this often.
 RULES_SECONDS = 30.0
-#: Pods that we evicted are taken to be leaving for so long, then only by the API server's word.
+#: Pods that we evicted are taken to be leaving for this long, then only by the API server's word.
 LEAVING_SECONDS = 300.0
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
@@ -234,7 +234,7 @@ class Kubernetes(Scheduler):
                 if not error.is_conflict or attempt == ATTEMPTS_MAX - 1:
                     raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise SchedulerError(f"{name}: no node: {error!r}") from error
+                raise SchedulerError(f"{name}: not a valid Node object: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
         """Say in `kubectl describe node` why: one Event for each hold, with how often it was set or extended. A refusal changes nothing.
@@ -257,7 +257,7 @@ class Kubernetes(Scheduler):
             if error.status == 409:
                 self._count_event(f"{events}/{urllib.parse.quote(name)}", now)
             else:
-                log.info("no Event of %s on %s: %s", hold, node, error)
+                log.info("the Event of %s on %s was not written: %s", hold, node, error)
 
     def _count_event(self, path: str, now: str) -> None:
         try:
@@ -278,7 +278,8 @@ class Kubernetes(Scheduler):
         for name, node in self.current_nodes().items():
             if has_expired(node, now):
                 log.info(
-                    "%s: what an executor set there is past its end, or has none: taken away", name
+                    "%s: removed what an executor had set, because it has expired or has no end",
+                    name,
                 )
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
 
@@ -309,12 +310,13 @@ class Kubernetes(Scheduler):
         pods = self._live_pods(job)
         if fixed := next((pod for pod in pods if not pod.may_requeue), None):
             raise SchedulerError(
-                f"pod {fixed.namespace}/{fixed.name} has no controller that makes it again, or its owner forbids eviction"
+                f"pod {fixed.namespace}/{fixed.name} has no controller that recreates it, or its "
+                "owner forbids eviction"
             )
         self._evict(pods)
 
     def _evict_from(self, job: str, advisory: str) -> None:
-        """Evict the pods of an elastic gang from the node of *advisory*: the others go on."""
+        """Evict the pods of an elastic gang from the node of *advisory*: the others continue."""
         nodes = {
             node
             for hold in self.read_holds().values()
@@ -329,7 +331,7 @@ class Kubernetes(Scheduler):
             if pod.gang == job and pod.is_live and pod.uid not in self._leaving
         ]  # fmt: skip
         if not pods:
-            raise SchedulerError(f"{job} has no pods that run")
+            raise SchedulerError(f"{job} has no running pods")
         return sorted(pods, key=lambda pod: pod.name)
 
     def _evict(self, pods: list[GangPod]) -> None:

@@ -1,6 +1,6 @@
-"""The API server of Kubernetes over HTTPS, with the standard library alone: who we are there, calls, lists in pages, watches.
+"""Client of the Kubernetes API server over HTTPS, standard library only: identity, calls, paged lists, watches.
 
-Three ways in: the service account of a pod, a kubeconfig in JSON, or an address on this machine where `kubectl proxy` listens.
+Three ways to authenticate: a pod's service account, a kubeconfig in JSON, or a local address where `kubectl proxy` listens.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def service_account_access(environment: Mapping[str, str], folder: Path) -> ApiA
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal() or not (folder / "token").exists():
         raise SchedulerError(
-            "this is no pod with a service account: set kubeconfig (JSON, of `kubectl config view --raw --minify --flatten -o json`), "
+            "this is not a pod with a service account. Set kubeconfig (JSON, of `kubectl config "
+            "view --raw --minify --flatten -o json`), "
             "or kubernetes_server = http://127.0.0.1:8001 with `kubectl proxy`"
         )
     try:
@@ -136,7 +137,8 @@ def kubeconfig_access(path: Path) -> ApiAccess:
         raise SchedulerError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise SchedulerError(
-            f"{path}: no JSON; write it with `kubectl config view --raw --minify --flatten -o json`"
+            f"{path}: not JSON; write it with `kubectl config view --raw --minify --flatten -o "
+            "json`"
         ) from error
     try:
         context = _named(document, "contexts", document["current-context"])["context"]
@@ -144,7 +146,7 @@ def kubeconfig_access(path: Path) -> ApiAccess:
         user = _named(document, "users", context["user"])["user"]
         return _access_of(path, cluster, user)
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise SchedulerError(f"{path}: no kubeconfig: {error!r}") from error
+        raise SchedulerError(f"{path}: not a valid kubeconfig: {error!r}") from error
 
 
 def _named(document: Any, kind: str, name: str) -> Any:
@@ -245,7 +247,7 @@ class ApiServer:
                 metadata = document["metadata"]
                 version, more = str(metadata["resourceVersion"]), str(metadata.get("continue", ""))
             except (KeyError, TypeError, AttributeError) as error:
-                raise ApiError(0, f"{path}: no list: {error!r}") from error
+                raise ApiError(0, f"{path}: not a valid list: {error!r}") from error
             if not more:
                 return objects, version
 
@@ -350,7 +352,7 @@ class ApiWatch:
         try:
             kind, thing = str(event["type"]), event["object"]
         except (KeyError, TypeError) as error:
-            raise ApiError(0, f"{self._shown}: no event: {error!r}") from error
+            raise ApiError(0, f"{self._shown}: not a valid event: {error!r}") from error
         if kind == "ERROR":
             code = thing.get("code") if isinstance(thing, dict) else 0
             raise ApiError(
@@ -363,7 +365,7 @@ def _parse(answer: bytes, what: str) -> Any:
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise ApiError(0, f"{what}: the answer is no JSON") from error
+        raise ApiError(0, f"{what}: the response is not JSON") from error
 
 
 def _document(status: int, answer: bytes, what: str) -> Any:

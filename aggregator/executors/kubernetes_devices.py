@@ -1,6 +1,7 @@
-"""One GPU out, not its node: a `DeviceTaintRule` of Kubernetes' dynamic resource allocation, where the API server offers it.
+"""Takes out one GPU instead of its node, with a `DeviceTaintRule` (dynamic resource allocation), where the API server has it.
 
-A rule is an object of its own, so nothing of others is ever changed. Its end is in an annotation, for nothing in Kubernetes ends one.
+Each rule is a separate object, so no object of others is changed. An annotation holds its end, because Kubernetes expires no
+rule.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class DeviceRules:
         self._paths: tuple[str, str] | None = None
 
     def is_offered(self) -> bool:
-        """Say whether the API server has device taint rules and resource slices."""
+        """Return whether the API server has device taint rules and resource slices."""
         return all(self._offered())
 
     def _offered(self) -> tuple[str, str]:
@@ -187,7 +188,7 @@ class DeviceRules:
         """Take away rules past their end, and those without one."""
         for rule in self.read():
             if all(ends <= now for ends in rule.holds.values()):
-                log.info("rule %s is past its end, or has none: taken away", rule.name)
+                log.info("removed rule %s, because it has expired or has no end", rule.name)
                 self._delete(rule)
 
     def _delete(self, rule: DeviceRule) -> None:

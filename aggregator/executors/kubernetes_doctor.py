@@ -1,4 +1,4 @@
-"""What `gangline executor kubernetes doctor` finds: rights that are missing, taints that count as outages, what this version cannot do."""
+"""Checks of `gangline executor kubernetes doctor`: missing rights, taints that count as outages, features that this version lacks."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def cluster_findings(
     reasons = Counter(node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out)  # fmt: skip
     for reason, count in reasons.most_common(SHOWN_MAX):
         yield DoctorFinding(
-            DoctorLevel.NOTE, f"{count} nodes count as out by others' word: {reason}; a taint that says what kind of node it is belongs into usual_taints",
+            DoctorLevel.NOTE, f"{count} nodes count as taken out by others: {reason}; add taints that only describe a node to usual_taints",
         )  # fmt: skip
     left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
     if left:
         yield DoctorFinding(
-            DoctorLevel.SLOW, f"{len(left)} gangs are not evicted, for no controller makes their pods again or their owner forbids it: "
+            DoctorLevel.SLOW, f"{len(left)} gangs are not evicted, because no controller recreates their pods, or their owner forbids it: "
             + ", ".join(left[:SHOWN_MAX]),
         )  # fmt: skip

@@ -1,6 +1,7 @@
-"""The health of each node as Kubernetes shows it: the condition `GanglineHealthy`, and a label with one of four buckets.
+"""Publishes the health of each node in Kubernetes: the condition `GanglineHealthy`, and a label with one of four buckets.
 
-Both are information: neither keeps a pod off a node. Each write is a patch of our own keys only, so others' labels and conditions stay.
+Both are information: neither keeps a pod off a node. Each write patches only Gangline's keys, so other labels and conditions
+stay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: Scores are read this often.
 HEALTH_SECONDS = 5.0
-#: A better bucket is published once it has stood for so long; a worse one at once.
+#: A better bucket is published once it has stood for this long; a worse one at once.
 BETTER_SECONDS = 60.0
 #: What is published ends so long after its last write; it is written again when half of that is left.
 VALID_SECONDS = 7200.0
@@ -69,7 +70,7 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
     """Return (status, reason, message) of the condition for *health*."""
     words = "".join(part.capitalize() for part in health.state.split("_")) or "Unknown"
     cause = health.reason.lower().replace("_", " ")
-    message = f"{health.state}{f': {cause}' if cause else ''}; gangline explain HOST says why"
+    message = f"{health.state}{f': {cause}' if cause else ''}; gangline explain HOST shows why"
     if not health.is_known:
         return UNKNOWN, words, message[:MESSAGE_CHARACTERS_MAX]
     return TRUE if health.is_allowed else FALSE, words, message[:MESSAGE_CHARACTERS_MAX]

@@ -1,4 +1,4 @@
-"""Gangs of Kubernetes: which pods are one job, where it runs, how often it was started again, what disruption budgets allow. Pure."""
+"""Gangs in Kubernetes: which pods form one job, where it runs, its restarts, and its disruption budgets. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GANG_CHARACTERS_MAX = 256
 ENDED_PHASES = ("Succeeded", "Failed")
 #: A pod that failed for these reasons lost its node.
 NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
-#: A gang whose pods we evicted waits for so long for its new ones, then it has ended.
+#: A gang whose pods we evicted waits for this long for its new ones, then it has ended.
 RECREATED_SECONDS_MAX = 60.0
 #: A time of Kubernetes; fractions of a second are left out.
 TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII)  # fmt: skip
@@ -275,7 +275,7 @@ def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
 
 
 def selects(selector: Any, labels: Mapping[str, str]) -> bool:
-    """Say whether a label selector matches *labels*; an empty one matches all. Raises KeyError, TypeError."""
+    """Return whether a label selector matches *labels*; an empty one matches all. Raises KeyError, TypeError."""
     for key, value in (selector.get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False

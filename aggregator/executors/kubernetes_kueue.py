@@ -1,7 +1,7 @@
-"""An admission check of Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
+"""An admission check for Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
 
-Kueue owns the workload: its quota, its eviction, and the replacement of nodes of one that runs. Written here is the state of our own check
-alone, and only from Pending.
+Kueue owns the workload: its quota, its eviction, and the replacement of nodes. This module writes only the state of its own
+check, and only from Pending.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTROLLER_NAME = "gangline.io/health"
 GROUP = "kueue.x-k8s.io"
 #: Versions of its API that have all that is written here, the newest first.
 VERSIONS = ("v1beta2", "v1beta1")
-#: The first list is waited for so long; where Kueue is not there, it is looked for again after so long.
+#: The first list is waited for this long; where Kueue is not there, it is looked for again after so long.
 LIST_SECONDS_MAX, ABSENT_SECONDS = 60.0, 60.0
 #: Without a change workloads are looked at again after so long.
 TURN_SECONDS = 5.0
@@ -138,7 +138,7 @@ def check_workload(
             return CheckAnswer(READY, "it fits on nodes of bucket 0", node_selector={BUCKET_LABEL: "0"}, pod_sets=names)  # fmt: skip
         return CheckAnswer(READY, "it fits on healthy nodes")
     if _missing(wanted, nodes, free):
-        return CheckAnswer(READY, "no node that is out would make it fit: left to Kueue")
+        return CheckAnswer(READY, "no node that is out would make it fit: the decision is Kueue's")
     pod_set, count = missing
     blocking = [name for name in sorted(out) if free.get(name, 0) >= pod_set.gpus and _matches(nodes[name], pod_set)]  # fmt: skip
     shown = "; ".join(f"{name} ({out[name]})" for name in blocking[:NODES_SHOWN_MAX])
@@ -393,7 +393,7 @@ class KueueController:
                 raise
 
     def undo(self) -> list[str]:
-        """Let workloads that wait for us go on, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
+        """Let workloads that wait for us continue, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

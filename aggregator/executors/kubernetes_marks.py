@@ -1,7 +1,7 @@
-"""What an executor writes on a node of Kubernetes: a taint, and an annotation with the end of each hold; JSON patches between them. Pure.
+"""Marks of an executor on a node: a taint, and an annotation with the end of each hold; computes JSON patches. Pure.
 
-Taints are one atomic list, and nothing in Kubernetes ends one. So each patch tests the version of the node that it was made from, and
-the annotation says when a taint is past its end, for whoever takes it away.
+Taints are one atomic list, and Kubernetes expires no taint. So each patch tests the version of the node that it was computed
+from, and the annotation records when a taint expires, for anyone who removes it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def parse_node(document: Any) -> KubernetesNode:
     metadata, spec = document["metadata"], document.get("spec") or {}
     name = str(metadata["name"])
     if not NODE_NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of a node")
+        raise ValueError(f"{name[:80]!r} is not the name of a node")
     annotations = metadata.get("annotations")
     own = annotations or {}
     conditions = (document.get("status") or {}).get("conditions") or []
@@ -210,7 +210,7 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Say whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
+    """Return whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:
@@ -234,7 +234,7 @@ def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
 
 
 def is_usual(key: str, patterns: Iterable[str], common: frozenset[str]) -> bool:
-    """Say whether a taint tells what kind of node this is, or only repeats a condition."""
+    """Return whether a taint tells what kind of node this is, or only repeats a condition."""
     if key == OUT_OF_SERVICE_TAINT:
         return False
     return key in common or any(fnmatchcase(key, one) for one in (CONDITION_TAINTS, *patterns))

@@ -1,7 +1,7 @@
-"""What executors in Kubernetes keep there: the ledger in a ConfigMap, and a Lease that says which of several replicas acts.
+"""State of executors in Kubernetes: the ledger in a ConfigMap, and a Lease that elects one active replica.
 
-Each write names the version that it replaces. A replica that lost the Lease without knowing cannot write the ledger any more, and without
-the ledger nothing is done.
+Each write names the version that it replaces. A replica that lost the Lease unknowingly can no longer write the ledger, and
+nothing is done without the ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
 #: An object of Kubernetes has at most 1 MiB.
 LEDGER_BYTES_MAX = 900_000
-#: A Lease that was not renewed for so long is free; it is renewed after a third of it, and given up a fifth before.
+#: A Lease that was not renewed for this long is free; it is renewed after a third of it, and given up a fifth before.
 LEASE_SECONDS = 15
 RENEW_SECONDS, GIVE_UP_SECONDS, RETRY_SECONDS = LEASE_SECONDS / 3, LEASE_SECONDS * 0.8, 2.0
 
@@ -58,7 +58,7 @@ class ConfigMapLedger(ExecutorLedger):
                 return None
             raise LedgerError(f"{self.place}: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+            raise LedgerError(f"{self.place}: not a valid ConfigMap: {error!r}") from error
         return None if text is None else str(text)
 
     def write_text(self, text: str) -> None:
@@ -77,11 +77,11 @@ class ConfigMapLedger(ExecutorLedger):
                 raise LedgerError(f"{self.place}: another executor wrote it") from error
             raise LedgerError(f"{self.place}: {error}") from error
         except (KeyError, TypeError) as error:
-            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+            raise LedgerError(f"{self.place}: not a valid ConfigMap: {error!r}") from error
         self._unanswered = None
 
     def _is_own_write(self) -> bool:
-        """Say whether what is stored is our own write that was not answered; its version is known then."""
+        """Return whether what is stored is our own write that was not answered; its version is known then."""
         unanswered, self._unanswered = self._unanswered, None
         return unanswered is not None and self.read_text() == unanswered
 
@@ -133,7 +133,7 @@ class ExecutorLease:
             if not holder:
                 return True
             if holder != waited_for:
-                log.info("stands by: %s is held by %s", self.place, holder)
+                log.info("standby: %s is held by %s", self.place, holder)
                 waited_for = holder
             stopped.wait(RETRY_SECONDS)
         return False
@@ -151,7 +151,7 @@ class ExecutorLease:
             spec = document.get("spec") or {}
             holder, version = str(spec.get("holderIdentity") or ""), str(document["metadata"].get("resourceVersion", ""))  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
-            raise SchedulerError(f"{self.place}: no Lease: {error!r}") from error
+            raise SchedulerError(f"{self.place}: not a valid Lease: {error!r}") from error
         if holder not in ("", self._holder):
             if self._seen[0] != version:
                 self._seen = version, now
@@ -166,7 +166,7 @@ class ExecutorLease:
         except ApiError as error:
             if error.status != 409:
                 raise
-            return "another that was faster"
+            return "another replica that was faster"
         self._renewed = now
         return ""
 
@@ -193,7 +193,7 @@ class ExecutorLease:
                 log.warning("%s was not renewed: %s", self.place, error)
                 holder = ""
             if holder or self._monotonic() - self._renewed > GIVE_UP_SECONDS:
-                log.error("%s is lost%s: ends", self.place, f" to {holder}" if holder else "")
+                log.error("%s is lost%s: exiting", self.place, f" to {holder}" if holder else "")
                 lost()
                 return
 

@@ -1,4 +1,4 @@
-"""Objects of one kind as the API server last told of them: one list, then each change, in a thread of its own."""
+"""A local cache of Kubernetes objects of one kind: one list, then a watch, in its own thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an executor does for launchers of jobs (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
+"""Support for job launchers (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
 
-The files are on a file system that jobs share and that may hang, so one thread of its own reads and writes them; what it has read counts for
-a minute. The executor's loop never waits for it.
+The files are on a shared file system that may hang, so a separate thread reads and writes them; its readings count for a
+minute. The executor's loop never waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: Files are read this often, and written at once.
 READ_SECONDS = 2.0
-#: What was read is believed for so long.
+#: What was read is believed for this long.
 FRESH_SECONDS = 60.0
 #: Files of an executor before this one are looked for this often.
 TIDY_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The ledger: what this executor set in the scheduler, for which advisory, and what stood there before. Stored before each command.
+"""The ledger: what this executor set in the scheduler, for which advisory, and the previous value. Stored before each command.
 
 A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger. (In Kubernetes: `kubernetes_state.py`.)
 """
@@ -178,13 +178,13 @@ class ExecutorLedger:
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise LedgerError(f"{self.path}: no ledger: {error}; {_MOVE}") from error
+            raise LedgerError(f"{self.path}: not a valid ledger: {error}; {_MOVE}") from error
 
     def _parse(self, text: str) -> None:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise LedgerError(f"{self.place}: no ledger: {error}; {_MOVE}") from error
+            raise LedgerError(f"{self.place}: not a valid ledger: {error}; {_MOVE}") from error
         try:
             if document["format"] != FORMAT:
                 raise LedgerError(
@@ -198,7 +198,7 @@ class ExecutorLedger:
                 for name, change in document.get("weights", {}).items()
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerError(f"{self.place}: no ledger: {error!r}; {_MOVE}") from error
+            raise LedgerError(f"{self.place}: not a valid ledger: {error!r}; {_MOVE}") from error
 
 
 class UnsavedLedger(ExecutorLedger):
@@ -212,9 +212,7 @@ class UnsavedLedger(ExecutorLedger):
         """Store nothing."""
 
 
-_MOVE = (
-    "stop the executor, run `gangline executor SCHEDULER undo --all`, and move it out of the way"
-)
+_MOVE = "stop the executor, run `gangline executor SCHEDULER undo --all`, and move the file away"
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 
 

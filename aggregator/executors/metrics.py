@@ -1,4 +1,4 @@
-"""`/metrics` of an executor: what it did, what is set, what it may still set, and whether it acts."""
+"""`/metrics` of an executor: actions taken, holds in place, remaining limits, and whether it is active."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE_BOUNDS_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 
 #: Advisories whose first sight is remembered.
 SEEN_MAX = 20_000
 OK, FAILED = "ok", "failed"
-#: Steps that go on by themselves while nothing is done.
+#: Steps that continue by themselves while nothing is done.
 UPKEEP = ("RenewLease", "Forget")
 
 
@@ -121,13 +121,13 @@ class ExecutorFigures:
             counter(PREFIX + "turns", "turns of the executor", self.turns),
             counter(PREFIX + "dropped_log_records", "log records for otlp_logs dropped, because too many waited or the collector refused them", self.dropped_log_records),
             gauge(PREFIX + "lease", "1 while this executor acts: it holds the lease, or the lock of its ledger", self.has_lease),
-            gauge(PREFIX + "shadow", "1 where it only says what it would do", self.is_shadow),
+            gauge(PREFIX + "shadow", "1 in shadow mode, which only prints what it would do", self.is_shadow),
             gauge(PREFIX + "connected", "1 while advice of the aggregator is complete and current", self.is_connected),
             gauge(PREFIX + "open_advice", "advisories that this executor may carry out and has not answered", self.open_advice),
             gauge(PREFIX + "foreign_nodes", "nodes that others took out of service", self.foreign_nodes),
             gauge(PREFIX + "marks", "nodes with a mark of this executor", marks.count),
-            gauge(PREFIX + "marks_max", "how many there may be, of the settings", self.marks_max),
-            gauge(PREFIX + "marks_left", "how many more may be set", max(0, self.marks_max - marks.count)),
+            gauge(PREFIX + "marks_max", "maximum number of marks, from the settings", self.marks_max),
+            gauge(PREFIX + "marks_left", "number of marks that may still be set", max(0, self.marks_max - marks.count)),
             gauge(PREFIX + "oldest_mark_seconds", "age of the oldest mark", age),
             gauge(PREFIX + "overdue_seconds", "for how long a mark has been past its expiry; 0 for none", overdue),
             gauge(PREFIX + "action_age_seconds", "how long ago the last step was, or the start", now - (self.last_action or self.started)),

@@ -1,4 +1,4 @@
-"""What an executor knows and does: nodes, jobs and holds of a scheduler, advice of the aggregator, and the steps between them.
+"""Types of an executor: nodes, jobs and holds of a scheduler, advice of the aggregator, and steps.
 
 Nothing here belongs to one scheduler. Times are seconds since the epoch by this machine's clock.
 """
@@ -45,7 +45,7 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
 
 class SchedulerError(Exception):
-    """The scheduler does not answer, or refused a command; the message is its own."""
+    """The scheduler does not respond, or refused a command; the message is its own."""
 
 
 # ---------------------------------------------------------------- what the scheduler says
@@ -185,7 +185,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do. `advisory`: for which; `why`: in words."""
+    """One thing to do. `advisory`: for which; `why`: as text."""
 
     advisory: str
     why: str
@@ -222,7 +222,7 @@ class GiveBack(Step):
 
 @dataclass(frozen=True, slots=True)
 class PlaceHold(Step):
-    """Keep new work off *node* for so long; what runs there goes on."""
+    """Keep new work off *node* for this long; what runs there continues."""
 
     hold: str
     node: str
@@ -317,7 +317,7 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the replicas of torchft on *node*: the others of their job go on at once. Not a step of the scheduler's (`torchft.py`)."""
+    """End the replicas of torchft on *node*: the others of their job continue at once. Not a step of the scheduler's (`torchft.py`)."""
 
     node: str
 

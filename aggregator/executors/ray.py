@@ -1,4 +1,4 @@
-"""Ray as an executor sees it: placement groups are gangs, and the one thing that can be set is a drain, which ends the node for good.
+"""Ray: placement groups are gangs; the only action is a drain, which ends the node permanently.
 
 All that needs Ray runs in Ray's own Python, by `packaging/ray/gangline_ray.py`: versions of client and cluster must agree.
 """
@@ -106,7 +106,7 @@ class Ray(Scheduler):
                 if found is not None and found.state == "DRAINING":
                     raise SchedulerError(IRREVERSIBLE)
             case Requeue():
-                raise SchedulerError("Ray lets it go on until its owner removes it")
+                raise SchedulerError("Ray lets it continue until its owner removes it")
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Ray")
 
@@ -115,9 +115,9 @@ class Ray(Scheduler):
         try:
             state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SchedulerError("gangline_ray.py: what it printed is not JSON") from error
+            raise SchedulerError("gangline_ray.py: its output is not JSON") from error
         if not isinstance(state, dict):
-            raise SchedulerError("gangline_ray.py: what it printed is no object of JSON")
+            raise SchedulerError("gangline_ray.py: its output is not a JSON object")
         return state
 
 
@@ -162,7 +162,7 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
 
 
 def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not answer."""
+    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not respond."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
     yield DoctorFinding(DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")

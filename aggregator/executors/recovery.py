@@ -1,6 +1,6 @@
-"""How a gang goes on after its job was requeued: what is asked of the aggregator's plans, and what it is told of how long it took. No I/O.
+"""How a gang continues after its job was requeued: requests a plan and reports the recovery's duration. No I/O.
 
-The scheduler chooses the nodes; a plan is advice. It is waited for no longer than the job waits anyway.
+The scheduler chooses the nodes; a plan is advice. The executor waits for it no longer than the job waits anyway.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def read_plan(
 def report_of(
     one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
 ) -> recovery_pb2.ReportRecoveryRequest | None:
-    """Return the report of a recovery that is over, None while it goes on. *ahead*: of the aggregator's clock."""
+    """Return the report of a recovery that is over, None while it continues. *ahead*: of the aggregator's clock."""
     job = state.jobs.get(one.job.name)
     runs = (
         job is not None
@@ -160,7 +160,7 @@ def report_of(
         success=runs,
         restarted_processes=True,
         workload=one.job.name[:256],
-        note="" if runs else "it had ended when it was seen next" if has_ended else "it waits for nodes",
+        note="" if runs else "it had ended when it was next checked" if has_ended else "it waits for nodes",
     )  # fmt: skip
     # Clocks of two machines: a time is never before the one ahead of it.
     at = max(0.0, one.detected)

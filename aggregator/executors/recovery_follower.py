@@ -1,7 +1,7 @@
-"""Follows jobs that were requeued until they run again: asks for a plan meanwhile, and reports how long each part took.
+"""Follows requeued jobs until they run again: requests a plan meanwhile, and reports the duration of each part.
 
-Nothing here is needed for the job to run again: without a plan in time, and without an aggregator, the scheduler chooses. What a killed
-executor was following is not reported.
+The job can restart without it: without a plan in time, or without an aggregator, the scheduler chooses. Recoveries that a
+killed executor was following are not reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class RecoveryFollower:
             found = self._client.node_dictionary()
         except ClientError as error:
             if not self._is_silent:
-                log.info("without the names of hosts no plan is asked for: %s", error)
+                log.info(
+                    "no plan is requested, because the names of the hosts are unknown: %s", error
+                )
             self._is_silent = True
             return
         self._is_silent = False
@@ -126,7 +128,7 @@ class RecoveryFollower:
         return [text for (name, _), text in self._texts.items() if name == advisory]
 
     def is_urgent(self, now: float) -> bool:
-        """Say whether a job is about to run again."""
+        """Return whether a job is about to run again."""
         return any(now - one.decided < RECOVERY_POLLED_SECONDS for one in self._followed.values())
 
     def finish(self, state: SchedulerState, now: float) -> None:

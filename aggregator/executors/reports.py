@@ -1,4 +1,4 @@
-"""What an executor tells the aggregator of its scheduler: gangs, nodes that others took out, and how jobs ended. No I/O."""
+"""What an executor reports about its scheduler: gangs, nodes taken out by others, and how jobs ended. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...contract.wire import advisory_pb2, outcome_pb2
 from .ledger import ExecutorLedger
 from .model import ScheduledJob, SchedulerState
 
-#: A gang and an unavailable node stand so long unless they are told again, which they are after a third of it.
+#: A gang and an unavailable node stand so long unless they are reported again, which they are after a third of it.
 TTL_SECONDS = 600.0
 #: In one request.
 GANGS_PER_REQUEST, NODES_PER_GANG_MAX, NODES_PER_REQUEST = 1000, 10_000, 50_000
@@ -27,7 +27,7 @@ HostOf = Callable[[str], str]
 
 @dataclass(slots=True)
 class Reported:
-    """What the aggregator was told. After a start all is told again, and of `unavailable` the names come from the ledger."""
+    """What the aggregator was reported. After a start all is reported again, and of `unavailable` the names come from the ledger."""
 
     gangs: dict[str, tuple[object, float]] = field(default_factory=dict)
     unavailable: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Reported:
 
 
 def earlier_reports(nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
-    """Return `Reported.unavailable` for nodes that an earlier process reported: those still out are told again, the others returned."""
+    """Return `Reported.unavailable` for nodes that an earlier process reported: those still out are reported again, the others returned."""
     return {node: ("", -math.inf) for node in nodes}
 
 
@@ -65,7 +65,7 @@ def gang_updates(
 
 
 def _gang_key(job: ScheduledJob) -> object:
-    """Return what a gang is told again for as soon as it changes."""
+    """Return what a gang is reported again for as soon as it changes."""
     return job.nodes, job.gpus, job.restarts, job.checkpoint_seconds, job.cycle
 
 
@@ -167,7 +167,7 @@ def collect_outcomes(
 
 
 def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
-    """Say whether the job goes on. A launcher that begins to tell of its cycles, or ends, starts nothing."""
+    """Return whether the job continues. A launcher that begins to tell of its cycles, or ends, starts nothing."""
     is_cycle_known = before.cycle and after.cycle
     return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 

@@ -1,4 +1,4 @@
-"""The health of nodes as the aggregator scores it, for executors that publish it in their scheduler."""
+"""Scores of nodes from the aggregator, for executors that publish them in their scheduler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScoreReader:
         self._names_version, self._names = 0, list[str]()
 
     def read(self) -> dict[str, NodeHealth]:
-        """Return the health of each node by name; empty while the aggregator's picture is degraded. Raises ClientError."""
+        """Return the health of each node by name; empty while the aggregator's data is degraded. Raises ClientError."""
         try:
             reply = self._stub.ScoreNodes(score_pb2.ScoreNodesRequest(), timeout=CALL_SECONDS)
             self._follow_names(reply)

@@ -1,7 +1,7 @@
-"""Files that keep a segment of a job out of its launcher's next rendezvous (`--ft-segment-health-check-dir`).
+"""Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
-`segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and goes on if there is none.
-Only files with our first line are taken away.
+`segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and continues
+if there is none. Only files with Gangline's first line are removed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SEGMENT_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 def wanted_files(state: SchedulerState, ledger: ExecutorLedger) -> dict[str, str]:
     """Return file name -> content for what is marked now.
 
-    A segment is a task of an array, with all its nodes. A job that is no array has one file for all of it, which its first process reads: it is
-    written only where the job has one node.
+    A segment is a task of an array, with all its nodes. A job that is not an array has one file, which its first
+    process reads. It is written only if the job has one node.
     """
     found: dict[str, str] = {}
     for entry in ledger:
@@ -57,7 +57,7 @@ def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         except FileExistsError:
             if not _is_managed(path):
-                problems.append(f"{path} is not ours, and stays as it is")
+                problems.append(f"{path} was not written by Gangline and stays unchanged")
             continue
         with open(handle, "wb", buffering=0) as file:  # empty until this one write: healthy
             file.write(content.encode())
@@ -83,7 +83,7 @@ def remove(folder: Path, names: list[str]) -> None:
 
 
 def _is_managed(path: Path) -> bool:
-    """Say whether an executor wrote *path*. An empty one is nobody's decision, and not ours."""
+    """Return whether an executor wrote *path*. An empty one is nobody's decision, and not ours."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

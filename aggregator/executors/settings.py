@@ -65,7 +65,7 @@ def _check_lighthouses(addresses: tuple[str, ...]) -> None:
 def _check_hold(mark: str) -> None:
     if mark != "hold":
         raise ValueError(
-            "`hold`: in Kubernetes a cordon is a person's, and a taint is all that an executor sets"
+            "`hold`: in Kubernetes only people cordon nodes, and an executor sets only taints"
         )
 
 
@@ -84,7 +84,9 @@ def _check_drain_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
         if action in actions:
-            raise ValueError(f"actions without {action}: in this scheduler that is left to people")
+            raise ValueError(
+                f"actions without {action}, which the executor of this scheduler leaves to people"
+            )
 
 
 def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
@@ -101,7 +103,7 @@ FOLDERS_MAX = 16
 
 def _check_absolute(folder: str) -> None:
     if folder and not Path(folder).is_absolute():
-        raise ValueError("an absolute path, as the launcher demands too")
+        raise ValueError("an absolute path, which the launcher also requires")
 
 
 def _check_folders(folders: tuple[str, ...]) -> None:
@@ -417,7 +419,8 @@ class HTCondorConfig(DrainingConfig):
 def _check_ray_actions(actions: tuple[str, ...]) -> None:
     if any(action != "EVICT_NOW" for action in actions):
         raise ValueError(
-            "EVICT_NOW or nothing: all that can be set in Ray is a drain, which cannot be taken back"
+            "EVICT_NOW or nothing: an executor of Ray can only drain a node, and a drain cannot be "
+            "undone"
         )
 
 
@@ -436,8 +439,8 @@ class RayConfig(UnweightedConfig):
         (),
         check=_check_ray_actions,
         description=(
-            "advisories to carry out: none, unless EVICT_NOW is listed here; it drains the "
-            "node for good"
+            "advisories to carry out: none, unless EVICT_NOW is listed here; it drains the node "
+            "permanently"
         ),
     )
     poll_seconds: float = setting(

@@ -1,7 +1,7 @@
-"""Slurm as an executor sees it, through its own commands: `scontrol`, `squeue`, `scancel`. Nothing else of Slurm is needed.
+"""Slurm, through its commands only: `scontrol`, `squeue`, `scancel`.
 
-Users choose names and comments of jobs, so jobs are read by `squeue` with fields that users cannot write; a comment is asked for
-one job at a time. Parsing and running commands are apart.
+Users choose names and comments of jobs, so `squeue` reads jobs with fields that users cannot write; a comment is read one
+job at a time. Parsing is separate from running commands.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Slurm(Scheduler):
         return parts or [job]
 
     def _end_steps(self, job: str, node: str) -> None:
-        """End the steps on *node* alone: a step that has already been started again elsewhere goes on."""
+        """End the steps on *node* alone: a step that has already been started again elsewhere continues."""
         text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %N"])
         found = (
             re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()

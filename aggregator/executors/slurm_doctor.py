@@ -1,4 +1,4 @@
-"""What `gangline executor slurm doctor` finds: settings of Slurm that cost time, rights that are missing, what this version cannot do."""
+"""Checks of `gangline executor slurm doctor`: costly settings, missing rights, features that this version lacks."""
 
 from __future__ import annotations
 
@@ -66,13 +66,14 @@ def config_findings(
     if not capabilities.drain_ends:
         yield DoctorFinding(
             DoctorLevel.NOTE,
-            "this version has no resumeafter: a drain would outlive a dead executor, so nodes are kept free by reservations, which end by themselves (mark = auto)",
+            "this version has no resumeafter: a drain would outlive a dead executor, so nodes are "
+            "kept free by reservations, which expire (mark = auto)",
         )
     private = config.get("PrivateData", "none")
     if re.search(r"jobs|nodes|reservations", private):
         yield DoctorFinding(
             DoctorLevel.NOTE,
-            f"PrivateData={private}: run the executor as SlurmUser, or it does not see all",
+            f"PrivateData={private}: run the executor as SlurmUser, or it does not see all nodes and jobs",
         )
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
     if user not in ("root", slurm_user):

@@ -1,4 +1,4 @@
-"""Replicas of torchft: where the lighthouse says that they are, and how one is ended at once, in front of its missed heartbeats.
+"""Replicas of torchft: locates them through the lighthouse, and ends one before its heartbeats time out.
 
 A replica's manager answers `/torchft.ManagerService/Kill` by ending its process; the lighthouse's page `/status` has each
 manager's address. torchft is not imported: both are a request over a socket. Tried with torchft 0.2.0.
@@ -21,7 +21,7 @@ import grpc
 from .model import together
 
 LIGHTHOUSES_MAX = 16
-#: A lighthouse, and each manager, answers within so long, or is left alone.
+#: A lighthouse, and each manager, answers within so long, or is skipped.
 CALL_SECONDS = 2.0
 #: A longer page is not read to its end; on one node more replicas are not ended.
 PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64
@@ -36,7 +36,7 @@ _MEMBER = re.compile(
 
 
 class LighthouseError(Exception):
-    """A lighthouse or a manager does not answer as torchft's do; the message says what it did."""
+    """A lighthouse or a manager does not respond as torchft's do; the message says what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_replicas(lighthouse: str) -> list[Replica]:
 
 
 def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[str]) -> bool:
-    """Say whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
+    """Return whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
     host = replica.host.lower()
     if is_address(host):
         return host in addresses
@@ -99,7 +99,7 @@ def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[s
 
 
 def is_address(host: str) -> bool:
-    """Say whether *host* is an IP address."""
+    """Return whether *host* is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The latest of everything, in arrays: what judging looks at."""
+"""The latest readings of all hosts, in arrays: the input of scoring."""

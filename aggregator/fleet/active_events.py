@@ -1,9 +1,8 @@
-"""What was reported and still stands: one record per device and kind of event, however often it was written.
+"""Active events: one record per device and kind of event that was reported and has not ended.
 
-A record ends when what it says is over: the host booted, the device was reset, it did not come again for
-so long, or another event takes it back (`active_events.py`). All of that goes by when an event happened, on
-the host's boot clock, and never by when it reached us: what an agent kept through an outage, tells again,
-or finds in the kernel's ring at its first start is as old as it is.
+A record ends when its condition is over: the host rebooted, the device was reset, the event did not recur for a given time,
+or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived. What an
+agent kept through an outage, repeats, or finds in the kernel's ring at its first start is as old as it is.
 """
 
 from __future__ import annotations
@@ -177,15 +176,13 @@ class EventRecord:
         if self.name == LINK:
             return "the interface is there again, or the host boots"
         if self.name == ADAPTER:
-            return (
-                "its driver says that the adapter answers again, is loaded anew, or the host boots"
-            )
+            return "its driver reports that the adapter responds again, is reloaded, or the host reboots"
         if self.name == DIAGNOSTIC:
             return f"a diagnostic of the GPU passes, or {self.clear_condition.text}"
         if self.name == LOST:
-            return "the GPU answers again, is reset, or the host boots"
+            return "the GPU responds again, is reset, or the host reboots"
         if (self.name, self.code) == (XID, RECOVERY_XID):
-            return f"the driver asks for nothing any more, or {self.clear_condition.text}"
+            return f"the driver requests nothing any more, or {self.clear_condition.text}"
         if self.from_previous_boot:
             return "24 hours have passed since this boot"
         return self.clear_condition.text
@@ -257,7 +254,7 @@ class HostEvents:
     )
 
     def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is told once more later."""
+        """End what was said until then, also where it is reported once more later."""
         which = name, device, code
         until_ns = max(until_ns, self.cleared_until_ns.pop(which, until_ns))
         self.cleared_until_ns[which] = until_ns

@@ -1,7 +1,7 @@
-"""What each GPU is doing, and its clock while it does it.
+"""Activity of each GPU, and its clock during each activity.
 
-A GPU's clock says something only while it computes. An idle GPU clocks down by itself; one that waits
-for others shows 100 % utilisation at low power (H100: about 150 W against 550 W) and tells nothing.
+A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. One that waits for others shows 100 %
+utilization at low power (H100: about 150 W against 550 W), and its clock means nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 UTILIZATION_MIN = 0.5
 POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
 #: Power within this share of the limit is at it; with the driver's cap flag so much is: the power is a mean over a second,
-#: in which collectives draw less, and the limit is the one in force, whoever set it (assumed).
+#: in which collectives draw less, and the limit is the one in force, anyone who set it (assumed).
 AT_LIMIT_SHARE, CAPPED_SHARE = 0.95, 0.75
 #: Of so much of the clock's mean, and more, a GPU was at its limit.
 AT_LIMIT_TIME = 0.25
@@ -30,7 +30,7 @@ AT_LIMIT_TIME = 0.25
 CLOCK_SECONDS = 4.0
 #: And of what it was before something held it down.
 BASELINE_SECONDS = 600.0
-#: After this long without computing, the mean begins anew: another job has other clocks.
+#: After this long without computing, the mean starts over: another job has other clocks.
 RESET_SECONDS = 60.0
 
 
@@ -86,7 +86,7 @@ class Activity:
     def _update_baseline(
         self, rows: Indexes, unthrottled: Flags, now: Floats, seconds: Floats
     ) -> None:
-        """Let the clock of *rows* that nothing holds be a part of their past; another job's begins anew."""
+        """Let the clock of *rows* that nothing holds be a part of their past; another job's starts over."""
         before = self._baseline[rows]
         weight = np.where(np.isfinite(before), smoothing(seconds, BASELINE_SECONDS), 1.0)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
@@ -116,7 +116,7 @@ class Activity:
 
     @property
     def resets(self) -> Codes:
-        """How often each GPU's energy began anew within a boot."""
+        """How often each GPU's energy started over within a boot."""
         self._fit()
         return self._reset[: self.devices.count]
 
@@ -209,7 +209,7 @@ class GpuResets:
         self._count[rows], self._boot[rows] = counts, boot
 
     def has_read(self, row: int, boot: int) -> bool:
-        """Say whether the GPU in *row* was read in *boot*."""
+        """Return whether the GPU in *row* was read in *boot*."""
         return row < self._boot.shape[0] and int(self._boot[row]) == boot
 
     def at_ns(self, row: int, boot: int) -> int:

@@ -1,4 +1,4 @@
-"""What each collector of each host says of itself: ok, no-data, blind, error, hung."""
+"""Status of each collector of each host: ok, no-data, blind, error, hung."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from ..counter_deltas import Boots, Bytes, Flags, Indexes, Times, capacity_for, grown
 from .tables import DeviceTable
 
-#: `collector.outcome_state` in words.
+#: `collector.outcome_state` as text.
 OUTCOMES = ("ok", "no-data", "blind", "error", "hung")
 OK, NO_DATA, BLIND, ERROR, HUNG = range(5)
 
 #: More collectors of one host than this are not kept.
 COLLECTORS_PER_HOST_MAX = 64
 MESSAGE_CHARACTERS_MAX = 240
-#: An agent tells of all its collectors at once: one that it has not told of for so long is switched off. What is told
-#: first in words has its row by then.
+#: An agent tells of all its collectors at once: one that it has not told of for this long is switched off. What is told
+#: first as text has its row by then.
 GONE_NS = 60_000_000_000
-#: So many different views are shared between hosts.
+#: This many different views are shared between hosts.
 SHARED_MAX = 1000
 
 
@@ -51,7 +51,7 @@ class CollectorStatuses:
         self._boot: Boots = np.zeros(64, dtype=np.uint16)
         self._first_ns: Times = np.zeros(64, dtype=np.int64)
         self._last_ns: Times = np.zeros(64, dtype=np.int64)
-        #: Host -> collector told of in words alone -> the host's last row then.
+        #: Host -> collector told of as text alone -> the host's last row then.
         self._message_only: dict[int, dict[str, int]] = {}
 
     def update(self, host: int, name: str, outcome: int, message: str) -> None:
@@ -85,13 +85,13 @@ class CollectorStatuses:
             self._merge(host, [s for s in changes if before.get(s.name) != s.outcome])
 
     def forget(self, table: DeviceTable, row: int) -> None:
-        """Let go of the collector in *row*, which is another's from now on."""
+        """Release the collector in *row*, which is another's from now on."""
         if row < self._row_outcomes.size and self._row_outcomes[row]:
             self._row_outcomes[row] = 0
             self._drop(int(table.devices.host[row]), table.devices.names[row])
 
     def _forget_stopped(self, rows: Indexes, table: DeviceTable) -> None:
-        """Let go of what *rows*, just told of, show to be told of no more: collectors that are switched off."""
+        """Release what *rows*, just told of, show to be told of no more: collectors that are switched off."""
         host, boot, read_ns = table.devices.host, table.boot, table.read_ns
         self._fit(int(host.max(initial=0)) + 1)
         of = host[rows]
@@ -115,7 +115,7 @@ class CollectorStatuses:
             self._forget_messages(one, table)
 
     def _forget_messages(self, host: int, table: DeviceTable) -> None:
-        """Let go of what was told of in words, and then of no more: told again after a restart of ours, say."""
+        """Release what was told of as text, and then of no more: told again after a restart of ours, say."""
         message_only = self._message_only[host]
         for name, at_ns in list(message_only.items()):
             row = table.devices.find(host, name)
@@ -142,7 +142,7 @@ class CollectorStatuses:
     def _set_view(self, host: int, statuses: dict[str, CollectorStatus]) -> None:
         view = tuple(statuses[name] for name in sorted(statuses))
         if len(self._shared) >= SHARED_MAX:
-            self._shared.clear()  # whoever has a view keeps it
+            self._shared.clear()  # anyone who has a view keeps it
         self._views[host] = self._shared.setdefault(view, view)
 
     def of(self, host: int) -> tuple[CollectorStatus, ...]:

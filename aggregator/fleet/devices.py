@@ -1,6 +1,6 @@
-"""The devices of all hosts: each has a row, whatever tables have readings of it.
+"""The devices of all hosts: each has one row, which all tables share.
 
-It keeps the row for as long as we run, or until it is gone and makes room for another (`evictions.py`).
+A device keeps its row while the aggregator runs, or until it is gone and makes room for another (`evictions.py`).
 """
 
 from __future__ import annotations

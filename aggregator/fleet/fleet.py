@@ -1,6 +1,6 @@
-"""The fleet as it is now: the latest of everything that every host said, in memory.
+"""The current state of the fleet: the latest readings of every host, in memory.
 
-Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones do not.
+Owned by one thread; takes no locks, does no I/O. Live frames update it, late ones do not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 #: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
 ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
-#: So many different devices are shared between hosts; more would be an attack, and is kept apart.
+#: This many different devices are shared between hosts; more would be an attack, and is kept apart.
 SHARED_MAX = 100_000
 
 Attributes = dict[str, str]
@@ -123,7 +123,7 @@ def driver_of(inventory: Inventory, device: str) -> str:
 
 log = logging.getLogger(__name__)
 
-#: A part that failed is told of for so long after it failed last: some are due every ten seconds only.
+#: A part that failed is told of for this long after it failed last: some are due every ten seconds only.
 FAILURE_REPORT_SECONDS = 60.0
 
 
@@ -185,7 +185,7 @@ class Fleet:
     """Hosts by node index (append-only within `epoch`), devices by kind, tables of the catalogue."""
 
     def __init__(self, epoch: int = 1) -> None:
-        """*epoch*: another number than any earlier process used, since node indexes begin anew."""
+        """*epoch*: another number than any earlier process used, since node indexes start over."""
         self.epoch = epoch
         self.names: list[str] = []
         self.index: dict[str, int] = {}
@@ -246,7 +246,7 @@ class Fleet:
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
         #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
         self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
-        #: How often rows of each host were given to other devices, or are to be looked up anew.
+        #: How often rows of each host were given to other devices, or must be looked up again.
         self._row_changes: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 
@@ -363,7 +363,7 @@ class Fleet:
     def apply_clock_jump(self, jump_ns: int, now_ns: int, *, suspended: bool = False) -> None:
         """Our clock was set forward by *jump_ns* since it was last looked at: what was before is as long ago as it was.
 
-        *suspended*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
+        *suspended*: our machine stood still for this long. Then only what was heard is: hosts booted, and things were, when they did.
         """
         before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
         self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
@@ -492,8 +492,9 @@ class Fleet:
         if abs(finding.since_ns - self._full_logged_ns) >= FINDINGS_FULL_LOG_NS:
             self._full_logged_ns = finding.since_ns
             log.warning(
-                "%d findings stand: no room for %s of %s, nor for others like it; scores take what it shows all the same. "
-                "What there is most of: SELECT name, count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
+                "%d findings are active, which is the maximum: %s of %s and others like it are not "
+                "stored, but scores still use them. To see the most frequent ones: SELECT name, "
+                "count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
                 len(self.findings), finding.name, finding.host,
             )  # fmt: skip
 
@@ -574,7 +575,7 @@ class Fleet:
         return self._restored_parts[host].boot_id if host in self._restored_parts else b""
 
     def was_read(self, host: int, device: str, signal: str) -> bool:
-        """Say whether the table of *signal* had readings of *device* in the boot that its host runs in."""
+        """Return whether the table of *signal* had readings of *device* in the boot that its host runs in."""
         known = BY_NAME.get(signal)
         rows = self.tables.get(known.table) if known else None  # of an event: none
         row = rows.devices.find(host, device) if rows else -1
@@ -629,8 +630,8 @@ class Fleet:
 
     @property
     def gpus(self) -> Codes:
-        """GPUs of each host: as registered, as many as have shown themselves in the boot that it runs in, or as it had
-        before: a host that lost some is no smaller host."""
+        """GPUs of each host: as registered, as seen in its current boot, or as before: a host that lost some does not
+        count as smaller."""
         of = self.devices["gpu"].host[self.gpus_read]
         shown = np.bincount(of, minlength=len(self))[: len(self)]
         registered = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])

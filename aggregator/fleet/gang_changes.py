@@ -1,7 +1,7 @@
-"""Which hosts and GPUs compute longer than they did, against the others of their gang: at two scales of time.
+"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales.
 
-A window of ten seconds finds a change within a minute, where it holds some steps of the job. A step of half a minute shows in
-each such window another part of itself: minutes show who is long in all of it, later.
+A window of ten seconds finds a change within a minute if it holds several steps of the job. With steps of half a minute each
+such window covers a different part of the step, so windows of minutes find the slow host, later.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> 
 def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
     """Return how much longer each member is busy than the others, as far as its clock does not explain it.
 
-    A clock that is low has a rule of its own. Where time and cycles do not agree on who is longer, the clock explains all of it: a
-    GPU that was hot as its job began must not look slow once it is cool.
+    A clock that is low has a rule of its own. If time and cycles disagree on which is longer, the clock explains it:
+    a GPU that was hot at the start of its job must not look slow once it is cool.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         longer, more_cycles = (

@@ -1,10 +1,10 @@
-"""Who waits for whom: the hosts of one job against each other, in windows of ten seconds.
+"""Which hosts of a job wait for which: compares the hosts of one job in windows of ten seconds.
 
-In a synchronous job all ranks step together, so each does its share of work in the same wall time. What differs is how
-long it computes for it and how long it waits: the culprit is the host that does not wait. A window tells who that was,
-by the share of time in which the SMs were busy, and two minutes of windows whether it is always the same. More time at
-more work (a later pipeline stage, a longer sequence) is the workload's; more time at the same work is the host's.
-What befalls all alike, or a job of one host, no other host tells: that is held against the job's own past.
+In a synchronous job all ranks step together, so each does its share of work in the same wall time. They differ in how long
+they compute and how long they wait: the culprit is the host that does not wait. Each window names it, by the share of time
+in which the SMs were busy, and two minutes of windows show whether it is always the same. More time at more work (a later
+pipeline stage, a longer sequence) is caused by the workload; more time at the same work by the host. A slowdown of all hosts
+alike, or of a job on one host, cannot be compared with other hosts: it is compared with the job's own past.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class GangMonitor:
         return [job] if job is not None and job.key[0] in (SCHEDULER, INFERRED) else []
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
-        """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
+        """Return the gang of each host, -1 for none or two, and start over where a gang is another than before.
 
         And how many of the host's GPUs its gang's job holds, -1 likewise. Where jobs share all of their hosts, these are the
         first one's: each runs beside as much as the others do. Of the other jobs the GPUs are compared, and no hosts.

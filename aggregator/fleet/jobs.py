@@ -1,6 +1,6 @@
-"""Who runs where: the jobs on the fleet's GPUs, as agents tell of processes. `ops.jobs` says the same in SQL.
+"""Which jobs run on which GPUs, from the processes that agents report. `ops.jobs` shows the same in SQL.
 
-Kept by process, because a process is what begins, ends and dies; asked for by host and by job, each in a look-up.
+Stored by process, because processes begin and end; looked up by host and by job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EVENTS = (PROCESS, REANNOUNCED)
 #: Processes of one host; more are not told apart, and what runs there is told without them.
 PROCESSES_PER_HOST_MAX = 512
 NAME_CHARACTERS_MAX = 256
-#: Each is told again every 30 minutes: whoever was not for so long may be gone.
+#: Each is reported again every 30 minutes: anyone who was not for this long may be gone.
 REPORT_AGE_NS_MAX = 65 * 60 * 1_000_000_000
 #: A host is looked through for such once in so many seconds.
 SWEEP_SECONDS = 60
-#: A count or a cadence that is told in more digits is none.
+#: A count or a cadence that is reported in more digits is none.
 DIGITS_MAX = 10
 #: Of these managers a name means the same on every host; `session-3.scope` is on each another person's.
 CLUSTER_MANAGERS = ("slurm", "kubernetes")

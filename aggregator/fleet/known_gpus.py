@@ -1,7 +1,7 @@
-"""The GPUs that each host ever had: an expectation that outlives boots, agents and our own restarts.
+"""The GPUs that each host has ever had: kept across boots, agent restarts and aggregator restarts.
 
-A host registers with the GPUs that it finds. What it had before and does not find is expected still
-(`contract/gpu_set.py` says until when). The store keeps it with the host's devices, as those of a kind of its own.
+A host registers with the GPUs that it finds. GPUs that it had before and does not find are still expected (until when:
+`contract/gpu_set.py`). The store keeps them among the host's devices, as a kind of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a GPU that an agent lists and does not read: it does not answer, or the agent may not ask it.
+#: Attributes of a GPU that an agent lists and does not read: it does not respond, or the agent may not query it.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 
@@ -27,7 +27,7 @@ class RegisteredGpus(NamedTuple):
     """What a host registered with. Mappings are of GPU -> PCI address."""
 
     found: GpuSet = NO_GPUS  # they answered
-    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not ask them
+    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not query them
     silent: GpuSet = NO_GPUS  # the driver lists them, and they do not answer
     on_bus: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has
     passed_through: frozenset[str] = frozenset()  # PCI addresses of those that one may have

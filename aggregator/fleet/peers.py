@@ -1,6 +1,6 @@
-"""Who is compared with whom: GPUs alike in all that decides a clock, or, where those are too few, in less of it.
+"""Peer groups: GPUs that match in everything that affects the clock, or in less of it where too few match.
 
-Simulated ones stand apart from real ones. A rack that is capped on purpose has peers of its own then, and is not slow.
+Simulated GPUs are never peers of real ones. A rack that is capped on purpose has its own peers and does not count as slow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tables import DeviceTable
 LIMIT_WATTS = 5.0
 #: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
 STAGE_HOSTS_MIN = 3
-#: So many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
+#: This many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Who a GPU is measured by.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2
@@ -62,7 +62,7 @@ class PeerMeasure(NamedTuple):
     basis: Codes
 
     def select(self, some: Flags) -> PeerMeasure:
-        """Return what is told of *some*."""
+        """Return the message about *some*."""
         return PeerMeasure(
             self.median_hertz[some], self.peers[some], self.spread[some], self.basis[some]
         )
@@ -81,7 +81,7 @@ def power_limited(
 
 
 def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
-    """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one is to be found."""
+    """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one must be found."""
     some = limits.rows[rows]
     if not some.any():
         return some
@@ -174,7 +174,7 @@ HOSTS_MIN = 3
 #: Groups of one width that are looked at, the largest first: more would be an attack.
 GROUPS_MAX = 256
 
-#: What an inventory says -> in words.
+#: What an inventory says -> as text.
 MAKE_ATTRIBUTES = {
     "name": "model", "board_part_number": "part", "vbios": "VBIOS", "driver": "driver", "ecc_mode": "ECC mode",
 }  # fmt: skip
@@ -452,7 +452,7 @@ def _record_speeds(
 
 
 def _span_hosts(hosts: Codes, least: int) -> bool:
-    """Say whether *hosts* are *least* different ones or more."""
+    """Return whether *hosts* are *least* different ones or more."""
     for _ in range(least - 1):
         hosts = hosts[hosts != hosts[0]]
         if not hosts.size:

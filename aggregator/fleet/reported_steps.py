@@ -1,7 +1,7 @@
-"""What the ranks of jobs report of their steps (`gangline.steps`), by host and by gang: the truth where it is there.
+"""Step times that the ranks of jobs report (`gangline.steps`), by host and by gang. Preferred to inferred ones.
 
-A rank's row is `JOB/RANK`, by its host. It counts for the gang of its host if it bears the name of that gang's job, or if
-no process names that job and its hosts run nothing else: so a rank speaks for its own job only.
+A rank's row is `JOB/RANK`, on its host. It counts for the gang of its host if it has the name of that gang's job, or if no
+process names that job and its hosts run nothing else. So a rank affects its own job only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .jobs import SCHEDULER, Job
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-#: A report is of now for so long.
+#: A report is of now for this long.
 AGE_SECONDS_MAX = 5.0
 #: Of a gang's hosts so many must report, or its pace is read from its work.
 REPORTING_SHARE_MIN = 0.8

@@ -1,4 +1,4 @@
-"""The latest of every signal, in arrays: a row per device of all hosts, a column per signal."""
+"""The latest value of every signal, in arrays: one row per device of all hosts, one column per signal."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class DeviceTable:
         return self._natures[self.counter[column]]
 
     def is_gauge(self, column: str) -> bool:
-        """Say whether the signal is a gauge."""
+        """Return whether the signal is a gauge."""
         return self.signals[self.column[column]].kind is Kind.GAUGE
 
     def known(self, column: str) -> Flags:

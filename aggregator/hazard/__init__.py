@@ -1,1 +1,1 @@
-"""From a history of faults to a calibrated hazard: how often a host interrupts its job, and how well that is known."""
+"""Calibrated hazards from fault history: how often a host interrupts its job, and how certain that is."""

@@ -1,7 +1,7 @@
-"""How good a hazard is on days that it was not made from: the table of a recording, by fixed definitions.
+"""Evaluates a hazard model on days that it was not trained on: the table of a recording, by fixed definitions.
 
-Unit: a node that is up at 00:00, and the day. Positive: a fault of it starts within 7 days. Learned from what was known
-at the split, judged on the days after it whose 7 days end within the recording.
+Unit: a node that is up at 00:00, and the day. Positive: it has a fault that starts within 7 days. The model is trained on what
+was known at the split, and evaluated on later days whose 7 days end within the recording.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _evaluate(
     last = int(units.day.max())
     if last < WINDOW_DAYS:
         raise EventsError(
-            f"the recording ends at day {faults.end_days:g}: expected {WINDOW_DAYS} days to learn from, one to judge, "
-            f"and {WINDOW_DAYS} more to see what came of it"
+            f"the recording ends at day {faults.end_days:g}: expected {WINDOW_DAYS} days to train "
+            f"on, one to evaluate, and {WINDOW_DAYS} more for its outcome"
         )
     judged = units.between(first, last)
     if not len(judged.day):
@@ -371,8 +371,8 @@ def _few_nodes_note(table: OutcomeTable) -> str:
     if table.nodes_positive >= NODES_POSITIVE_MIN:
         return ""
     return (
-        f" AUC and recall have no interval: drawing anew of fewer than {NODES_POSITIVE_MIN} nodes with a fault does not "
-        "show how far they are by chance."
+        f" AUC and recall have no interval: resampling fewer than {NODES_POSITIVE_MIN} nodes with "
+        "a fault does not show their chance variation."
     )
 
 

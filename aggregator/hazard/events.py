@@ -1,4 +1,4 @@
-"""Fault starts and ends of a fleet, as a file of events tells them: read, checked, and paired.
+"""Reads a file of fault starts and ends of a fleet, validates it, and pairs them.
 
 The format is that of stepfun-ai/InfiniteHBD-Trace: a JSON list of objects with node_id, event_time (days since the
 recording began), event_type (fault_start or fault_end) and fault_type (Level, Class, Desc).
@@ -69,7 +69,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indexes = NDArray[np.intp]
 
-#: Larger files and longer lists are refused, in words.
+#: Larger files and longer lists are refused, as text.
 FILE_BYTES_MAX = 1 << 28
 EVENTS_MAX = 1_000_000
 NODES_MAX = 100_000
@@ -108,7 +108,7 @@ class FaultTable:
     end: Floats
     hardware: Flags
     end_days: float  # of the recording: its last event
-    notes: tuple[str, ...] = ()  # what was odd, in words
+    notes: tuple[str, ...] = ()  # what was odd, as text
     classes: Flags | None = None  # faults x `classes.CLASSES`; None: of none is it known
 
     def before(self, days: float) -> FaultTable:
@@ -162,7 +162,7 @@ def read_events(path: Path) -> FaultTable:
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise EventsError(f"larger than {FILE_BYTES_MAX} bytes: no file of events is that large")
+        raise EventsError(f"larger than {FILE_BYTES_MAX} bytes: not a file of events")
     return parse_events(data)
 
 
@@ -186,7 +186,7 @@ def _events(data: bytes) -> list[FaultEvent]:
     except EventsError:
         raise
     except (ValueError, RecursionError) as error:
-        raise EventsError(f"no JSON: {str(error)[:120]}") from error
+        raise EventsError(f"not JSON: {str(error)[:120]}") from error
     if not events:
         raise EventsError(f"0 events; expected 1 to {EVENTS_MAX}")
     return events
@@ -274,7 +274,7 @@ def _kind_of(value: Any) -> str:
 
 
 def pair_events(events: list[FaultEvent]) -> FaultTable:
-    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted in words.
+    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted as text.
 
     Faults of a node may overlap; an end ends the oldest open fault of its kind.
     """

@@ -1,7 +1,7 @@
-"""What the model of hazard looks at: one row a unit, one column a feature, each zero for a node of which nothing is wrong.
+"""Features of the hazard model: one row per unit, one column per feature; all zero for a node without anomalies.
 
-Those of the history of faults are functions of a unit's state, so that they can be told for a day ahead on which nothing
-has happened yet. Those of what is measured follow them, where anything was. Training and judging both take them from here.
+History features are functions of a unit's state, so they can be computed for a future day without new events. Measured
+features follow them, where anything was measured. Training and judging both use this module.
 """
 
 from __future__ import annotations

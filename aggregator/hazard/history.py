@@ -1,6 +1,6 @@
-"""What was known of each node at each midnight: is it up, since when, and how often it has failed.
+"""State of each node at each midnight: up or down, since when, and its number of failures.
 
-A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing at a day is of later than its 00:00.
+A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; a day's values use nothing later than its 00:00.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def units_of(
     day, node = np.nonzero(up.T)
     if not len(day):
         raise EventsError(
-            "no node is up at 00:00 of any day: nothing can be told of who fails next"
+            "no node is up at 00:00 of any day: the next failure of a node cannot be predicted"
         )
     started = np.isfinite(faults.start)
     state = _with_ranks(_state(faults, days), up).take(np.ravel_multi_index((node, day), up.shape))

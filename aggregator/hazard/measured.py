@@ -1,7 +1,7 @@
-"""What is measured of a host, as the model of hazard weighs it: zero where all is normal, or nothing is known.
+"""Measured features of a host for the hazard model: zero where all is normal or nothing is known.
 
-Values are as they are measured, and so are they stored and told of; the model weighs a rising function of each, of the
-size of one where something is plainly wrong, so that one ridge holds all of them alike.
+Values are stored and reported as measured. The model weighs an increasing function of each, scaled to about one where
+something is clearly wrong, so that one ridge penalty suits all.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Feature(NamedTuple):
 
     name: str
     unit: str
-    normal: str  # what is normal, in words
+    normal: str  # what is normal, as text
     description: str
     host_text: str  # of one host, for a person; {shown} is `to_shown` of the value
     to_shown: Callable[[float], float] = float
 
     def describe(self, value: float) -> str:
-        """Return *value* of a host in words."""
+        """Return *value* of a host as text."""
         return self.host_text.format(shown=self.to_shown(value))
 
 
@@ -53,12 +53,12 @@ MEASURED: tuple[Feature, ...] = (
             "its worst port went down within ten minutes: {shown:,.1f} times"),
     Feature("speed", "ratio", "0.95 and above", "tenths by which its slowest GPU is below 0.95 of its peers' pace",
             "its slowest GPU runs at {shown:.0%} of its peers' pace"),
-    Feature("headroom_celsius", "celsius", "10 and above", "how much of 10 celsius its hottest GPU has not left to its limit",
-            "{shown:.0f} °C are left to the limit of its hottest GPU"),
+    Feature("headroom_celsius", "celsius", "10 and above", "share of 10 celsius that its hottest GPU lacks to its limit",
+            "{shown:.0f} °C remain to the limit of its hottest GPU"),
     Feature("silent_seconds", "seconds", "15 and below", "ln(1 + minutes of silence beyond 15 seconds)",
-            "it was not heard for {shown:,.0f} seconds"),
-    Feature("gpus_unread", "GPUs", "0", "ln(1 + GPUs of which there is no reading)",
-            "GPUs of which there is no reading: {shown:.0f}"),
+            "it was silent for {shown:,.0f} seconds"),
+    Feature("gpus_unread", "GPUs", "0", "ln(1 + GPUs without readings)",
+            "GPUs without readings: {shown:.0f}"),
     Feature("faults_of_others", "faults", "0", "ln(1 + faults of other hosts that began within ten minutes)",
             "faults of other hosts that began within ten minutes: {shown:.0f}"),
 )  # fmt: skip
@@ -93,7 +93,7 @@ def model_inputs(values: Floats) -> Floats:
 # What was measured of each host at the beginning of each day, read from the table `read_host_days` and
 # looked up by unit.
 
-#: So many rows are read at a time: between two of them other threads get their turn.
+#: This many rows are read at a time: between two of them other threads get their turn.
 BATCH_ROWS = 50_000
 #: Names hold no space; a list of 100,000 of them would take DuckDB half a minute to take over.
 _NODES = (

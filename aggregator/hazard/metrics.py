@@ -1,6 +1,6 @@
-"""How good a ranking and its probabilities are, with bootstrap intervals by node.
+"""Metrics of a ranking and its probabilities, with bootstrap intervals by node.
 
-Units that rank alike are treated as one: each figure is what a random order among them gives on average.
+Units of equal rank are averaged: each figure is the mean over all orders among them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class BootstrapFigure:
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:
-    """Return how many fleets are to be drawn for AUC and recall: *draws*, or none where they would say nothing.
+    """Return how many fleets must be drawn for AUC and recall: *draws*, or none where they would say nothing.
 
     *positive*: the nodes of the positive units.
     """

@@ -1,4 +1,4 @@
-"""The model of hazard: a base and weights on the log scale, with what it was made from and how good it was then.
+"""The hazard model: a base rate and weights on the log scale, with its training data and its measured quality.
 
 Discrete time, steps of a day: hazard of a day = exp(base + the sum of weight x feature); P(a fault on that day) =
 1 - exp(-hazard). Contributions add up on the log scale by construction.
@@ -50,7 +50,7 @@ class ModelError(ValueError):
 class HazardModel:
     """Hazard of a host from its history of faults, and from what is measured of it; immutable."""
 
-    source: str  # what it was made from, in words
+    source: str  # what it was made from, as text
     is_prior: bool  # made from published rates, not from this fleet
     outcome: str  # which faults it is of: "all classes", "hardware"
     base_log_hazard_per_day: float  # of a host whose features are all zero
@@ -119,11 +119,11 @@ class HazardModel:
     def from_text(text: str) -> HazardModel:
         """Return the model of a text. Raises ModelError."""
         if len(text.encode(errors="surrogatepass")) > TEXT_BYTES_MAX:
-            raise ModelError(f"longer than {TEXT_BYTES_MAX} bytes: no model is")
+            raise ModelError(f"longer than {TEXT_BYTES_MAX} bytes: not a model")
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"no JSON: {str(error)[:120]}") from error
+            raise ModelError(f"not JSON: {str(error)[:120]}") from error
         if not isinstance(document, dict):
             raise ModelError("expected an object of the model's fields")
         return _parse_model(document)
@@ -202,7 +202,7 @@ def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
         raise ModelError(f"calibration: expected a list of at most {FIGURES_MAX} pairs")
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise ModelError("calibration: expected pairs of told and observed")
+            raise ModelError("calibration: expected pairs of predicted and observed")
     return tuple((_number(a, "calibration", 1.0), _number(b, "calibration", 1.0)) for a, b in value)
 
 

@@ -1,4 +1,4 @@
-"""The model in use, those that were trained here, and which of two is kept. Other threads may read `in_use`."""
+"""The hazard model in use, the models trained here, and the choice between two. Other threads may read `in_use`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ModelRegistry:
         try:
             self.in_use = HazardModel.from_text(row[0]) if row else prior()
         except ModelError as error:
-            log.error("the model of hazard in the store is left out, a prior is in use: %s", error)
+            log.error("the stored hazard model is not used, a prior is used instead: %s", error)
 
     def train(self, *, simulated: bool = False) -> TrainingResult:
         """Train on what is on record, keep it, and use it unless it is worse. Blocks.
@@ -98,7 +98,8 @@ def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
         hosts = len(faults.nodes)
         if days_back(hosts) < 2 * LAST_DAYS:  # more will never be
             raise EventsError(
-                f"of {hosts} hosts no more than {days_back(hosts)} days are looked at ({HOST_DAYS_MAX} hosts x days); expected "
+                f"of {hosts} hosts no more than {days_back(hosts)} days are used ({HOST_DAYS_MAX} "
+                "hosts x days); expected "
                 f"at least {2 * LAST_DAYS} days, and so at most {HOST_DAYS_MAX // (2 * LAST_DAYS)} hosts"
             )
         raise EventsError(
@@ -124,7 +125,7 @@ def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
         else f"the one in use (of {in_use.last_time})"
     )
     reason = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
-        "" if better else ": worse, so that the one in use stays"
+        "" if better else ": worse, so the one in use stays"
     )
     whole = train(faults, ALL, "the store", days_measured)
     metrics = {

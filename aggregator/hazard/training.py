@@ -1,4 +1,4 @@
-"""From a recording to a model: its form is chosen within the recording alone, its weights are of all of it."""
+"""Trains a hazard model on a recording: cross-validation chooses the form, all data fit the weights."""
 
 from __future__ import annotations
 
@@ -290,7 +290,8 @@ def choose_form(
     folds = folds_of(daily, weekly, outcome, end_days, forms)
     if not folds:
         raise EventsError(
-            "no fault in the second half of the days to learn from, or none before it: nothing to choose a ranking by"
+            "no fault in the second half of the days to learn from, or none before it, so no "
+            "ranking can be chosen"
         )
     evaluations = [FormEvaluation(folds, at, nodes) for at in range(len(forms))]
     best = 0
@@ -326,7 +327,7 @@ def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
 
 
 def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
-    """Say whether *one* plainly ranks better than *other*.
+    """Return whether *one* plainly ranks better than *other*.
 
     In AUC or in recall it gains at least GAINS_MIN and the whole 90 % interval of the difference lies above zero; in the
     other of the two it is not below. Of so few nodes that failed that there is no interval, nothing is plainly better.
@@ -384,7 +385,7 @@ def factor_of(sigma: float) -> float:
     """Return f, so that a lognormal of mean 1, whose logarithm has the standard deviation *sigma*, is within 1 / f and f
     with 90 %; SPREAD_MAX at most.
 
-    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is told.
+    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is reported.
     """
     return exp(_root(lambda log_factor: SHARE - _share_within(log_factor, sigma), log(SPREAD_MAX)))
 

@@ -1,1 +1,1 @@
-"""From a message to the fleet and the store: who speaks, whether it is well-formed, when it was."""
+"""Ingest: from a message to the fleet and the store, with session checks, validation and timing."""

@@ -1,6 +1,6 @@
-"""How fast what is not of now may come: late frames of one host, those of all, and agents that come back.
+"""Rate limits on late data: late frames of one host, those of all hosts, and reconnecting agents.
 
-Decisions only: times are seconds of any steady clock, handed in.
+Decisions only: the caller passes times, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...contract.wire.telemetry_pb2 import TelemetryBatch
 
 #: Late frames of a host are taken at no more than this many times its live rate.
 BACKLOG_RATE_RATIO = 2
-#: So many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
-#: message, of which nothing is to be remembered for long.
+#: This many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
+#: message, of which nothing must be remembered for long.
 BURST_FRAMES = LATE_FRAMES_MAX
 #: Late frames of one stream that wait for their turn; with more the agent is told to send them again.
 WAITING_FRAMES_MAX = 64
 #: Of the memory for what waits for a commit (`queue_bytes_max`), late frames that wait for their turn have one part in:
 WAITING_BYTES_SHARE = 4
-#: So many streams find room to wait, however large their frames: one is not all that comes late. Each may have this much.
+#: This many streams find room to wait, however large their frames: one is not all that comes late. Each may have this much.
 STREAMS_MIN, STREAM_BYTES_MIN = 16, 1 << 20
 #: Late frames that a host may have on their way; and while many hosts catch up at once.
 BACKLOG_FRAMES, BACKLOG_FRAMES_PRESSED = 16, 1
@@ -39,7 +39,7 @@ LAG_SECONDS_MAX, ROOM_MIN = 0.1, 0.5
 
 #: However large the fleet: within this its agents come back.
 RECONNECT_SECONDS_MAX = 60
-#: A host keeps its turn to register for so long after it was due.
+#: A host keeps its turn to register for this long after it was due.
 SLOT_SECONDS = 60.0
 
 
@@ -159,7 +159,7 @@ class BacklogQueue:
         return True
 
     def _full(self, queue: deque[QueuedBatch] | None, one: QueuedBatch) -> bool:
-        """Say whether a stream has its share of what may wait."""
+        """Return whether a stream has its share of what may wait."""
         if not queue:
             return False
         share = max(self._bytes_max // STREAMS_MIN, STREAM_BYTES_MIN)
@@ -169,7 +169,7 @@ class BacklogQueue:
         )
 
     def is_waiting(self, stream: BacklogStream) -> bool:
-        """Say whether frames of a stream wait."""
+        """Return whether frames of a stream wait."""
         return stream in self._waiting
 
     def frames_of(self, stream: BacklogStream) -> int:
@@ -269,10 +269,10 @@ class ReconnectSpread:
 
 
 class RegistrationQueue:
-    """Who may register now, so that a fleet that comes at once is served in turn and live frames go on.
+    """Who may register now, so that a fleet that comes at once is served in turn and live frames continue.
 
     A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line: its debt.
-    Whoever comes while there is a line gets a place behind it.
+    Anyone who comes while there is a line gets a place behind it.
     """
 
     def __init__(self, reconnects_per_second: int, now: float) -> None:

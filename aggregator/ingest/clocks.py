@@ -1,8 +1,8 @@
-"""How far each host's clocks are from ours, from when its messages come.
+"""Offset of each host's clocks from the aggregator's, estimated from message arrival times.
 
-Boot time never jumps, so (our clock - boot time) is constant but for the delay on the way: the
-smallest of the last minutes is the best estimate (as NTP's clock filter, RFC 5905 section 10). A
-host's wall clock is judged against that, not against the arrival of a single message.
+Boot time never jumps, so (aggregator's clock - boot time) is constant except for network delay: the smallest value of the last
+minutes is the best estimate (as in NTP's clock filter, RFC 5905 section 10). A host's wall clock is compared with that
+estimate, not with the arrival of a single message.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ClockLog:
         self._written: dict[str, _WrittenClock] = {}
 
     def due(self, hosts: Iterable[ClockSample]) -> list[ClockRecord]:
-        """Return what is to be written now, and take it as written."""
+        """Return what must be written now, and take it as written."""
         found = []
         for host, clock, last_received_ns in hosts:
             offset = clock.error_seconds

@@ -1,4 +1,4 @@
-"""Findings that hold now: kept in the fleet, ended when they no longer occur, told to the store."""
+"""Current findings: kept in the fleet, ended when they no longer occur, and stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..fleet.fleet import Fleet
 from ..model import AGGREGATOR_HOST, DUPLICATE_GPU, GPU_RELEASED, Finding
 
-#: A finding that is told by an occurrence, not by a state, ends when it has not occurred for so long.
+#: A finding that is told by an occurrence, not by a state, ends when it has not occurred for this long.
 EXPIRES_SECONDS = 300
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
@@ -52,9 +52,7 @@ class ActiveFindings:
     def report_not_storing(self, reason: str, now_ns: int) -> None:
         """Say why nothing is stored; "" when all is. It is on record once the disk takes it."""
         if reason:
-            message = (
-                f"nothing is stored and nothing receipted: {reason}; agents keep their readings"
-            )
+            message = f"nothing is stored or acknowledged: {reason}; agents keep their readings"
             self.find(AGGREGATOR_HOST, "store.failing", message, now_ns, expires=False)
         else:
             self.clear(AGGREGATOR_HOST, "store.failing", now_ns)
@@ -171,7 +169,8 @@ def _duplicate_gpu_message(host: str, others: dict[str, str]) -> str:
     key, owner = min(others.items())
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return (
-        f"{host} registered with {key}{more}, which {owner} has, and both are heard: two agents of one machine "
-        f"under two names (stop one), or one of them says what is not so (look at both); history leaves the GPU "
+        f"{host} registered with {key}{more}, which {owner} has, and both report: two agents on "
+        "one machine under two names (stop one), or one of them reports a wrong GPU (check both); "
+        "history leaves the GPU "
         f"with {owner} until that is silent or registers without it"
     )

@@ -1,4 +1,4 @@
-"""Frames of one stream, as they come: read where they lie, with the names that tables have now."""
+"""Reads the frames of one stream in place, and maps old table and signal names to current ones."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class FrameStreamReader:
             FrameError,
         ) as error:  # a wrong checksum: they remember different things
             raise StreamDesync(
-                f"the differences of frame {message.sequence} make no frame: {error}; "
-                "begin a new stream"
+                f"the differences of frame {message.sequence} do not give a valid frame: {error}; "
+                "start a new stream"
             ) from error
 
     def _next_backlog_frame(self, message: wire.TelemetryBatch) -> Received:
@@ -83,8 +83,8 @@ class FrameStreamReader:
         except StreamError as error:
             number = len(message.late) - len(self._backlog_left)
             raise StreamDesync(
-                f"frame {number} of {len(message.late)} late ones in message {message.sequence} makes no frame: "
-                f"{error}; begin a new stream"
+                f"frame {number} of {len(message.late)} late ones in message {message.sequence} is "
+                f"not a valid frame: {error}; start a new stream"
             ) from error
 
     def _read_backlog_frame(self, data: bytes) -> Received:
@@ -108,10 +108,11 @@ def check_backlog(message: wire.TelemetryBatch) -> None:
             f"{len(message.late)} late frames in a message, at most {LATE_FRAMES_MAX} (late_frames_max)"
         )
     if not message.backlog:
-        raise StreamRefused(f"message {message.sequence} has late frames and does not say backlog")
+        raise StreamRefused(f"message {message.sequence} has late frames but does not set backlog")
     if message.frame or message.differences:
         raise StreamRefused(
-            f"message {message.sequence} has late frames and another beside: send it by itself"
+            f"message {message.sequence} has late frames and another frame. Send that frame in its "
+            "own message"
         )
 
 

@@ -1,6 +1,6 @@
-"""From a message to the fleet and the store: checked, timed, deduplicated, receipted.
+"""Ingests messages into the fleet and the store: validated, timed, deduplicated, acknowledged.
 
-Owned by the loop's thread; knows nothing of gRPC.
+Owned by the event loop's thread; independent of gRPC.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sessions import Session, Sessions, check_events, check_name, check_request
 # ----------------------------------------------------------------------
 # The way of events to the disk: receipted once their fsync is over, many calls by one.
 
-#: At the end events that are being written are waited for so long: nobody has a receipt for them.
+#: At the end events that are being written are waited for this long: nobody has a receipt for them.
 CLOSE_SECONDS = 2.0
 
 
@@ -187,7 +187,7 @@ class Ingest:
         self.credit_frames_max = config.credit_frames
         self._wall_ns = wall_ns
         #: Since the start: frames taken, those of them from a spool, their rows, frames refused,
-        #: receipts sent (one a frame), events told anew.
+        #: receipts sent (one a frame), events reported again.
         self.frames = self.backlog_frames = self.rows = 0
         self.refused_frames = self.receipts = self.new_events = 0
         self._clocks: dict[str, HostClock] = {}
@@ -219,7 +219,7 @@ class Ingest:
 
     @property
     def storing(self) -> bool:
-        """False while commits fail for want of disk or memory."""
+        """False while commits fail for lack of disk or memory."""
         return not self._store.failing
 
     def register(
@@ -275,7 +275,7 @@ class Ingest:
                 self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)
 
     def _was_cleared(self, event: StoredEvent, cleared: list[tuple[str, int]]) -> bool:
-        """Say whether what *event* told was gone later: a GPU that was reset since is not sick again."""
+        """Return whether what *event* told was gone later: a GPU that was reset since is not sick again."""
         one = event.event
         last_ns = event.time_ns + max(0, one.last_boottime_ns - one.boottime_ns)
         device = self._fleet.device_of(self._fleet.index[event.host], one)
@@ -345,8 +345,9 @@ class Ingest:
     def report_held_back(self, session: Session) -> None:
         """Tell of a host that sends so much, and not only at once, that it is read more slowly."""
         message = (
-            "its agent sends more frames, bytes or rows a second than it may "
-            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its readings "
+            "its agent sends more frames, bytes or rows a second than allowed "
+            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its "
+            "readings "
             "come late"
         )
         self.findings.find(session.host, "ingest.held_back", message, self._wall_ns(), expires=True)
@@ -396,7 +397,7 @@ class Ingest:
         return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
     def _is_known(self, host: str, event: wire.HealthEvent, in_request: StoredEvent | None) -> bool:
-        """Say whether this revision of *event*, or a later one, is on disk or in the same request."""
+        """Return whether this revision of *event*, or a later one, is on disk or in the same request."""
         if in_request is not None and in_request.event.revision >= event.revision:
             return True
         return self._deduplicator.of(host, event.event_id).durable >= event.revision

@@ -1,4 +1,4 @@
-"""Who speaks under which name. The incumbent stays; a newcomer waits until it has been silent."""
+"""Sessions: which agent owns which host name. The current owner keeps it; a newcomer waits until the owner is silent."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Sessions:
         now_ns: int,
         principal: Principal = LOCAL,
     ) -> Session:
-        """Return a new session, on the same connection the one that is: its stream goes on.
+        """Return a new session, on the same connection the one that is: its stream continues.
 
         Raises PermissionDenied where *principal* may not write as *host*, AlreadyExists or ResourceExhausted, with words for the newcomer.
         """
@@ -119,7 +119,7 @@ class Sessions:
         return new
 
     def is_registered(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
-        """Say whether this agent is registered on this connection: it only tells of a change."""
+        """Return whether this agent is registered on this connection: it only tells of a change."""
         incumbent = self._by_host.get(host)
         return incumbent is not None and _is_same(
             incumbent, Session(host, run_id, boot_id, address, 0)
@@ -144,7 +144,7 @@ class Sessions:
         return list(self._by_host)
 
     def is_silent(self, host: str, now_ns: int) -> bool:
-        """Say whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
+        """Return whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
         session = self._by_host.get(host)
         return session is None or session.is_silent(now_ns)
 
@@ -199,7 +199,8 @@ class Sessions:
         """Tell of a name that goes to the one with the better proof of it."""
         message = (
             f"two hosts claim one name: newcomer {new} ({new.principal.auth_method}) takes it over from incumbent "
-            f"{incumbent} ({incumbent.principal.auth_method}), whose proof of it is less or older; rename one of them, or "
+            f"{incumbent} ({incumbent.principal.auth_method}), whose proof is weaker or older; "
+            "rename one of them, or "
             "stop the incumbent if it should not be"
         )
         self._findings.find(
@@ -212,7 +213,7 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        """Two machines of different names with one run id: both go on, both are told of."""
+        """Two machines of different names with one run id: both continue, both are told of."""
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
@@ -306,7 +307,7 @@ def check_request(request: RegisterNodeRequest) -> Mapping[int, ForeignSignal]:
     if not is_name(request.node):
         raise InvalidArgument(
             "node",
-            f"{request.node[:64]!r} is no host name: letters, digits, '.', '_' and '-', "
+            f"{request.node[:64]!r} is not a host name: letters, digits, '.', '_' and '-', "
             f"at most {NAME_CHARACTERS_MAX}",
         )
     for name in ("run_id", "boot_id"):

@@ -1,8 +1,7 @@
 """Alarms of the aggregator about itself: figures in, raised and cleared findings out. No I/O, no clock.
 
-An alarm is raised when its figure has stood above `above` for `hold_seconds`, and cleared when it has
-stood at or below `below` for `rest_seconds`: between the two nothing changes. A figure that is not known
-changes nothing either: missing is neither well nor sick.
+An alarm is raised when its figure has been above `above` for `hold_seconds`, and cleared when it has been at or below `below`
+for `rest_seconds`. Between the two it keeps its state. An unknown figure also keeps it: missing is neither good nor bad.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Alarms:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What stands, in words as of the last step."""
+        """What stands, as text as of the last step."""
         return tuple(
             self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
         )
@@ -165,7 +164,7 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             "aggregator.stored_lost", _of("store_lost"), 0.0, 0.0, 0.0, 0.0,
             lambda v: f"readings that had been receipted are gone from the store: {store.loss_message}; "
             "a backup may have them: gangline admin restore",
-            "the aggregator is started again: told once",
+            "the aggregator restarts; reported once",
         ),
         Alarm(
             "aggregator.not_storing", _of("not_storing_seconds"), 0.0, 0.0, 5.0, 10.0,
@@ -175,24 +174,23 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
         ),
         Alarm(
             "aggregator.receipt_loss", _of("losing_hosts"), 0.0, 0.0, 0.0, 60.0,
-            lambda v: f"readings are lost: the spools of {v['losing_hosts']:.0f} hosts dropped frames before "
-            "we took them; SELECT host, words FROM ops.findings WHERE name = 'data.lost' names them; "
-            "what holds up receipts here is aggregator.lag, .queue, .not_storing; else look at those hosts",
+            lambda v: f"readings are lost: the spools of {v['losing_hosts']:.0f} hosts dropped frames before the aggregator received them; SELECT host, words FROM ops.findings WHERE name = 'data.lost' names them; receipts here are delayed by aggregator.lag, .queue, .not_storing; else look at those hosts",
             "no agent has dropped frames for 5 minutes",
         ),
         Alarm(
             "aggregator.lag", _of("lag_seconds"), max(10.0, 4 * config.commit_seconds),
             max(5.0, 2 * config.commit_seconds), 15.0, 30.0,
-            lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more comes than is committed; "
-            "ops.aggregator_history('lag_seconds') says since when; take load away (fewer hosts here), "
-            "or give it a faster disk or processor",
+            lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more data arrives than is committed; "
+            "ops.aggregator_history('lag_seconds') says since when; reduce the load (fewer hosts "
+            "here), or use a faster disk or CPU",
             "the oldest frame waits for less than 5 s, for 30 s",
         ),
         Alarm(
             "aggregator.queue", _of("queue_ratio"), 0.5, 0.25, 10.0, 30.0,
-            lambda v: f"the queue before the store is {v['queue_ratio']:.0%} full "
-            f"({v.get('queue_bytes', 0.0) / 1e6:.0f} MB): agents are slowed down already, at 100 % they are "
-            "not read; commits are too slow, see commit_duration_seconds in ops.aggregator",
+            lambda v: f"the store's queue is {v['queue_ratio']:.0%} full "
+            f"({v.get('queue_bytes', 0.0) / 1e6:.0f} MB): agents are already slowed down; at 100 % "
+            "they are not read; commits are too slow, see commit_duration_seconds in "
+            "ops.aggregator",
             "it is below a quarter for 30 s",
         ),
     )  # fmt: skip
@@ -209,20 +207,20 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
             "aggregator.disk_filling", _filling(config), 0.5, 0.4, 0.0, 60.0,
             lambda v: f"the disk under {data} has {_gigabytes(v['disk_free_bytes'])} free, "
             f"{_gigabytes(v.get('database_bytes', 0.0))} are the live store: with less than "
-            f"{_gigabytes(_free_bytes_wanted(config, v))} {then}; make room, or lower segments_hours",
-            "2.5 times what is to stay free is, for a minute",
+            f"{_gigabytes(_free_bytes_wanted(config, v))} {then}; add space, or lower "
+            "segments_hours",
+            "2.5 times the required free space is free, for a minute",
         ),
         Alarm(
             "aggregator.disk_slow", _of("commit_median_seconds"), 2.0, 1.0, 30.0, 60.0,
             lambda v: f"half of the commits take {v['commit_median_seconds']:.1f} s and more: the disk under {data} is "
-            "slow (iostat -x 1), or shared with something that writes a lot; receipts wait for it",
+            "slow (iostat -x 1), or shared with a heavy writer; receipts wait for it",
             "a commit takes less than 1 s, for a minute",
         ),
         Alarm(
             "aggregator.snapshot_old", _of("snapshot_age_seconds"), old_seconds, 2 * config.ops_seconds,
             2 * config.ops_seconds, 0.0,
-            lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it tells of "
-            "then; the log says why it is not written",
+            lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it shows the state of that time; the log says why it is not written",
             "it is written again",
         ),
     )  # fmt: skip
@@ -245,12 +243,12 @@ def _of_history(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
             lambda v: f"closed readings wait for {(_history_late(v) or 0.0) / 60:.0f} min to leave the live file for "
             f"Parquet ({v.get('history_waiting', 0.0):.0f} five-minute tables); when it holds "
             f"{_gigabytes(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
-            f"{store.history.failing or 'what fails of it is in the log; if nothing, the processor or the disk is short'}",
-            "what is closed leaves within 8 minutes again",
+            f"{store.history.failing or 'the log shows failures; if there are none, CPU or disk is overloaded'}",
+            "closed readings leave within 8 minutes again",
         ),
         Alarm(
             "aggregator.history_failing", _of("history_failing"), 0.0, 0.0, 150.0, 60.0,
-            lambda v: f"history fails: {store.history.failing}; tried again each minute; readings stay in the live "
+            lambda v: f"history fails: {store.history.failing}; retried each minute; readings stay in the live "
             f"file meanwhile, until it holds {_gigabytes(config.live_bytes_max)} (live_bytes_max)",
             "what failed succeeds, for a minute",
         ),
@@ -262,16 +260,15 @@ def _of_the_service(config: AggregatorConfig) -> tuple[Alarm, ...]:
         Alarm(
             "aggregator.judge_slow", _of("judge_seconds"), max(2.0, 2 * config.judge_seconds),
             max(1.0, config.judge_seconds), 15.0, 60.0,
-            lambda v: f"judging all hosts takes {v['judge_seconds']:.1f} s, meant is every "
-            f"{config.judge_seconds:g} s: scores are older than they should be; the processor is short, "
-            "or the fleet too large for it",
+            lambda v: f"judging all hosts takes {v['judge_seconds']:.1f} s, the target is every "
+            f"{config.judge_seconds:g} s: scores are late; the CPU is overloaded, or the fleet too "
+            "large for it",
             "judging is in time for a minute",
         ),
         Alarm(
             "aggregator.loop_stalled", _of("loop_lag_seconds"), 2.0, 0.5, 0.0, 30.0,
-            lambda v: f"the service stood still for {v['loop_lag_seconds']:.1f} s: nobody was answered "
-            "meanwhile; the machine swaps, was stopped, or is short of processor time",
-            "it has turned without a stop for 30 s",
+            lambda v: f"the service stalled for {v['loop_lag_seconds']:.1f} s: no call was answered meanwhile; the machine swaps, was stopped, or lacks CPU time",
+            "it has run without a stall for 30 s",
         ),
         Alarm(
             "aggregator.descriptors", _share("open_descriptors", "descriptors_max"), 0.85, 0.75, 0.0, 60.0,
@@ -281,8 +278,7 @@ def _of_the_service(config: AggregatorConfig) -> tuple[Alarm, ...]:
         ),
         Alarm(
             "aggregator.hosts", _of("hosts_ratio"), 0.95, 0.90, 0.0, 60.0,
-            lambda v: f"{v['hosts']:.0f} hosts are registered, hosts_max = {config.hosts_max}: a further one "
-            "is refused at the limit; raise hosts_max",
+            lambda v: f"{v['hosts']:.0f} hosts are registered, hosts_max = {config.hosts_max}: at the limit further hosts are rejected; raise hosts_max",
             "less than 90 % of it are registered, for a minute",
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Series of each host for Prometheus: state, score, hazard, relative speed, silence, open advice. Off by default (`metrics_hosts`)."""
+"""Prometheus series of each host: state, score, hazard, relative speed, silence, open advice. Off by default (`metrics_hosts`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ JUDGEMENT_SECONDS_MAX = 60.0
 
 #: Name -> what it is, and the labels beside the host's.
 FAMILIES = {
-    "state": ("1 for the state that the host is in, with the reason of it", "state", "reason", "simulated"),
+    "state": ("1 for the current state of the host, with its reason", "state", "reason", "simulated"),
     "score": ("chance that a job runs the horizon (8 h) without a fault of this host",),
     "hazard_per_hour": ("expected interruptions of a job in an hour, caused by this host",),
     "relative_speed_ratio": ("pace of its slowest GPU against its peers at the same work",),
     "silent_seconds": ("age of the last live reading when the host was judged",),
-    "advice": ("1 for the gravest advisory that is open about the host", "action", "state"),
+    "advice": ("1 for the most severe open advisory of the host", "action", "state"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Findings and advice as OTLP log records: what began, changed and ended since the last poll."""
+"""Exports findings and advisories as OTLP log records: what began, changed and ended since the last poll."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The aggregator looks at itself: a thread that pulls figures, keeps them, steps the alarms, answers /metrics.
+"""Self-monitoring of the aggregator: a thread that collects figures, evaluates alarms and serves /metrics.
 
-A thread of its own, so that a loop that stands still, or a disk that does, is told of rather than waited for.
+It is a separate thread, so it still reports when the event loop or a disk hangs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CLOSE_SECONDS_MAX = 2.0
 
 DESCRIPTIONS = {
     **FIGURE_DESCRIPTIONS,
-    "commit_median_seconds": "latency of half of the commits since the look before",
-    "commit_p99_seconds": "latency of nearly all of them",
+    "commit_median_seconds": "median commit latency since the last reading",
+    "commit_p99_seconds": "99th percentile of it",
 }
 
 AlarmChanges = Sequence[AlarmRaised | AlarmCleared]
@@ -71,7 +71,7 @@ class SelfMonitor:
         self._poll_count = 0
         self._commits: list[int] = []
         self._pulled: tuple[int, Values] | None = None
-        #: What stands against ourselves, in words.
+        #: Findings about ourselves, as text.
         self.messages: tuple[str, ...] = ()
 
     def poll(self) -> AlarmChanges:
@@ -92,7 +92,7 @@ class SelfMonitor:
         return values
 
     def _latency(self) -> Values:
-        """Return latencies of the commits since the look before; nothing when there was none."""
+        """Return latencies of the commits since the previous check; nothing when there was none."""
         histogram = self._sources.store.commit_seconds
         before, self._commits = self._commits, list(histogram.counts)
         median, p99 = histogram.quantile(0.5, before), histogram.quantile(0.99, before)
@@ -108,7 +108,7 @@ class SelfMonitor:
         else:
             values = pulled[1]
         shown = families(values, self._sources, self._alarms.active())
-        about = InfoMetricFamily(PREFIX.rstrip("_"), "which aggregator this is")
+        about = InfoMetricFamily(PREFIX.rstrip("_"), "identity of this aggregator")
         about.add_metric([], self._about)
         return exposition([*shown, about, *self._hosts(self._wall_ns())], accept)
 

@@ -1,4 +1,4 @@
-"""How late the loop is: what holds it up holds up every agent and every answer."""
+"""Latency of the event loop: whatever blocks it delays every agent and every response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store.duckdb_file import OPS_FILE, STORE_FILE, wal_of
 
 #: Cheap enough to be always on: two wake-ups a second.
 PROBE_SECONDS = 0.5
-#: The worst of the last one to two spans of this length is told.
+#: The worst of the last one to two spans of this length is reported.
 SPAN_SECONDS = 15.0
 
 

@@ -1,1 +1,1 @@
-"""Operators' SQL in a process of its own that can be killed: fences, processes, the log of who asked what."""
+"""Operators' SQL in a separate process that can be killed: sandbox, processes, query log."""

@@ -1,8 +1,8 @@
-"""`python -m gangline.aggregator.query.forkserver PLACE`: forks a process per question, ends those that overstay.
+"""`python -m gangline.aggregator.query.forkserver PLACE`: forks a process per query, and kills those that exceed their time.
 
-It has loaded DuckDB and Arrow, runs no query itself and has one thread, so that a fork of it is safe and
-takes milliseconds: it is the warm spare. It stands outside the aggregator's process, which has threads. It leads a
-session that has a small share of the processors, and in it goes before its queries: one that will not end is killed.
+It has DuckDB and Arrow loaded, runs no query itself and has one thread, so forking it is safe and takes milliseconds. It is
+separate from the aggregator's process, which has threads. It leads a session with a small CPU share, and has priority over
+its queries, so that it can kill one that does not end.
 
 Its standard input is the socket of its owner (`contract/workers.py`).
 """

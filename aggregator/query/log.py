@@ -1,7 +1,7 @@
-"""Who asked what, how long it took, what came of it: one JSON object a line in DATA/queries.log.
+"""The query log: who ran what, how long it took, and its outcome, one JSON object per line in DATA/queries.log.
 
-The statement is logged as it was sent, its first characters: whoever puts a secret into SQL has it logged.
-How a caller proved who it is (token, certificate) is never in it.
+The first characters of each statement are logged as sent, so a secret in SQL ends up in the log. The caller's credentials
+(token, certificate) never do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FILE = "queries.log"
-#: So many full ones are kept beside the one that is written.
+#: This many full ones are kept beside the one that is written.
 OLDER_FILES = 3
 #: A longer statement is cut in the log; its length is logged.
 SQL_CHARACTERS_MAX = 4000
@@ -27,7 +27,7 @@ SQL_CHARACTERS_MAX = 4000
 
 @dataclass(frozen=True, slots=True)
 class QueryLogEntry:
-    """One line. `outcome`: ok, refused, denied (its role may not ask), busy, time, memory, cancelled, failed."""
+    """One line. `outcome`: ok, refused, denied (its role may not query), busy, time, memory, cancelled, failed."""
 
     wall_ns: int
     who: str
@@ -89,7 +89,7 @@ class _PrivateRotatingFile(logging.handlers.RotatingFileHandler):
     on_write_error: Callable[[], None]
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell whoever owns this; the logging module would write to stderr, again and again."""
+        """Tell anyone who owns this; the logging module would write to stderr, again and again."""
         self.on_write_error()
 
     def _open(self) -> Any:

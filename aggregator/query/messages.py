@@ -1,4 +1,4 @@
-"""What one query may take, and the messages between a query's process and whoever asked."""
+"""Limits of a query, and the messages between its process and the caller."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def no_snapshot_message(file: Path) -> str:
 def timeout_message(seconds: float) -> str:
     """Return what to do about a question that took too long."""
     return (
-        f"ran longer than {seconds:g} s and was cut off: ask for less (a host, a shorter time, a LIMIT), "
+        f"ran longer than {seconds:g} s and was stopped: query less (a host, a shorter time, a "
+        "LIMIT), "
         "or for a rollup rather than raw readings"
     )
 
@@ -104,10 +105,7 @@ def memory_message(memory_bytes_max: int) -> str:
     """Return what to do about a question that took too much."""
     size = memory_bytes_max / (1 << 30)
     limit = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
-    return (
-        f"used more than {limit} of memory, which it may not: ask for less (WHERE, fewer columns), or "
-        "leave out what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
-    )
+    return f"used more than {limit} of memory, the limit: request less (WHERE, fewer columns), or avoid what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
 
 
 # ----------------------------------------------------------------------
@@ -159,16 +157,14 @@ def exit_error(
 ) -> QueryError:
     """Return why a process ended that said nothing; None: its fork server is gone, too."""
     if report is None or report.event is ChildEvent.FAILED:
-        return QueryFailed("the process that runs queries ended; ask again")
+        return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)
     if report.kill_reason is KillReason.OVERDUE or status == -signal.SIGXCPU:
         return QueryCutOff(timeout_message(question.seconds), of_time=True)
     if status in (NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
         return QueryCutOff(memory_message(settings.memory_bytes_max), of_time=False)
     if status == -signal.SIGKILL and not report.kill_reason:
-        reason = (
-            "was ended by the kernel, most likely for want of memory on this machine (`dmesg` says)"
-        )
+        reason = "was killed by the kernel, probably because this machine ran out of memory (see `dmesg`)"
         return QueryCutOff(reason, of_time=False)
     return QueryFailed(
         f"the query's process ended with status {status}; the aggregator's log says why"
@@ -181,7 +177,7 @@ def exit_error(
 
 #: A date with a time, quoted: TIMESTAMP '2026-11-23 00:39:41.361623'.
 _LITERAL = re.compile(r"'(\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]{0,13})'")
-#: So many are looked at: evidence has a handful.
+#: This many are looked at: evidence has a handful.
 LITERALS_MAX = 1000
 #: A moment further ahead is not of now: no snapshot to come is waited for.
 AHEAD_US = 60_000_000

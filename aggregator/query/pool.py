@@ -1,4 +1,4 @@
-"""Who asks a question of a process: starts the fork server, hands questions to it, reads answers, frees the place."""
+"""The caller's end of query processes: starts the fork server, sends queries, reads results, frees slots."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class QueryPool:
         """Start the fork server unless it runs, so that the first question finds it warm. Raises OSError."""
         if self._fork_server is not None:
             return
-        # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
+        # Ctrl-C on a terminal is for anyone who asked; and a session's share of the processors can be made small
         # (`lower_session_priority`), where queries in ours would use up our own.
         worker = WorkerProcess(FORK_SERVER_MODULE, self.settings.to_text(), own_session=True)
         worker.control.setblocking(False)
@@ -73,7 +73,7 @@ class QueryPool:
         listening.add_done_callback(self._listening.discard)
 
     async def _listen(self, worker: WorkerProcess) -> None:
-        """Take exit reports until the fork server is gone; then whoever waits for one hears that."""
+        """Take exit reports until the fork server is gone; then anyone who waits for one hears that."""
 
         async def take(packet: bytes, _: list[int]) -> None:
             report = ChildReport.from_bytes(packet)

@@ -1,4 +1,4 @@
-"""The fences around a question: what the connection can reach, and which statements are let through."""
+"""The query sandbox: what the connection can reach, and which statements are allowed."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ MACRO_SCHEMAS = frozenset({"ops", "history"})
 #: A message of DuckDB is cut to so many lines, and the line of SQL shown with it to so many characters.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: What lists all there is to ask; every door takes it.
-HINT = "`gangline sql '\\d'` lists what there is to ask"
+HINT = "`gangline sql '\\d'` lists list tables and views"
 
 
 class StatementRefused(Exception):
@@ -211,9 +211,9 @@ def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]])
     if "memory exhausted at or near" in text or "Max expression depth" in text:
         text = "the statement is nested too deeply"
     elif isinstance(error, duckdb.PermissionException):
-        text = f"files and settings are out of reach here, only the snapshot is not: {text}"
+        text = f"files and settings are not accessible, only the snapshot is: {text}"
     elif "read-only" in text.lower():
-        text = f"writing is refused, this reads a snapshot: {text}"
+        text = f"writes are not allowed, this reads a snapshot: {text}"
     elif parsed.missing:
         text = with_suggestion(text, parsed.missing, names())
     elif isinstance(error, duckdb.BinderException):
@@ -315,8 +315,8 @@ ALLOWED_STATEMENTS = (
 )
 #: Without them DuckDB would first make a type of what it finds.
 PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
-#: DuckDB cuts the words that it cites after so many bytes, which may be in the middle of a letter.
-UNREADABLE = "the statement is wrong, and DuckDB's words on it cannot be read: look for odd letters"
+#: DuckDB cuts the words that it cites after this many bytes, which may be in the middle of a letter.
+UNREADABLE = "the statement is invalid, and DuckDB's error message cannot be decoded: look for unusual characters"
 #: The schema of the SQL standard's views.
 INFORMATION = "information_schema"
 #: Of the memory of its process so much is DuckDB's, before it says no by itself.
@@ -389,7 +389,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
         raise StatementRefused(
-            f"the statement has {size} bytes, more than the {SQL_BYTES_MAX} it may have"
+            f"the statement has {size} bytes, at most {SQL_BYTES_MAX} are allowed"
         )
     if "\0" in sql:
         raise StatementRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
@@ -441,7 +441,8 @@ def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str
     statements = _statements(connection, inner)
     if len(statements) != 1 or statements[0].type.name != "SELECT":
         raise StatementRefused(
-            f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: writing is refused, also in a plan"
+            f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: statements that write cannot be "
+            "explained either"
         )
     return inner
 
@@ -459,7 +460,7 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
             f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot"
         )
     raise StatementRefused(
-        first_lines(str(tree.get("error_message", "the statement cannot be taken apart")))
+        first_lines(str(tree.get("error_message", "the statement cannot be parsed")))
     )
 
 
@@ -524,7 +525,7 @@ def _check_function(
     name = str(function["function_name"]).lower()
     if name in allowed:
         return
-    message = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops and history, is"
+    message = f"the function {visible(name)[:60]}{place} is not allowed: only functions that compute, and those of ops and history, are"
     raise StatementRefused(located(sql, _place(sql, function.get("query_location")), message))
 
 

@@ -1,4 +1,4 @@
-"""One question in one process: read it, check it, run it, send its rows; then the process ends."""
+"""One query in one process: reads it, checks it, runs it, sends its rows, and exits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def run_question(question: Question, settings: QuerySettings, stream: Any) -> tu
 def _remedy(error: Exception) -> str:
     if isinstance(error, PermissionError) or "Permission denied" in str(error):
         return ". Ask as the aggregator's user or root, or the aggregator: --server ADDRESS:PORT"
-    return ". An aggregator that runs writes it anew within half a minute; if that does not help, its log says why"
+    return ". A running aggregator rewrites it within half a minute; otherwise its log says why"
 
 
 def _is_out_of_memory(error: duckdb.Error) -> bool:

@@ -1,1 +1,1 @@
-"""Runs of jobs: their fingerprints, accumulated while they run, stored, and compared with earlier ones."""
+"""Runs of jobs: fingerprints computed while they run, stored, and compared with earlier runs."""

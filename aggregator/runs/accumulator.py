@@ -1,6 +1,6 @@
-"""What each job's GPUs do, averaged while it runs: a sum and a count for each GPU and number, in arrays.
+"""Averages what each job's GPUs do while it runs: a sum and a count per GPU and number, in arrays.
 
-A second costs some passes over the arrays of all GPUs, whatever the number of jobs. Belongs to the fleet's thread.
+Each second costs a few passes over the arrays of all GPUs, for any number of jobs. Belongs to the fleet's thread.
 """
 
 from __future__ import annotations
@@ -437,7 +437,7 @@ def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
 
 
 def resumed(summary: RunSummary) -> ActiveRun:
-    """Return the run of *summary*, to go on with: its means weigh as much as they were observed for."""
+    """Return the run of *summary*, to continue with: its means weigh as much as they were observed for."""
     means = np.array([*summary.fingerprint.values, summary.fingerprint.step_confidence, 1.0])
     counts = np.where(np.isfinite(means), summary.observed_gpu_seconds, 0.0)
     return ActiveRun(

@@ -1,7 +1,7 @@
-"""What each running job is expected to do: a forecaster for each, fed once a second, asked some at a time.
+"""Forecasts of running jobs: one forecaster each, updated every second, a few evaluated at a time.
 
-A second costs some passes over the arrays of all GPUs and a call for each job; see `python -m bench fingerprints`. Belongs to the
-fleet's thread; no I/O.
+Each second costs a few passes over the arrays of all GPUs and one call per job; see `python -m bench fingerprints`. Belongs to
+the fleet's thread; no I/O.
 """
 
 from __future__ import annotations

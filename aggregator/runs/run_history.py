@@ -1,4 +1,4 @@
-"""Earlier runs in memory: of what workload a run is, how its pace compares with theirs. Bounded; no I/O."""
+"""Earlier runs in memory: finds the workload of a run and compares its pace. Bounded; no I/O."""
 
 from __future__ import annotations
 

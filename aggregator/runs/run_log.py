@@ -1,4 +1,4 @@
-"""Runs of jobs, once a second: accumulated, compared with earlier ones, stored, and taken over after a restart."""
+"""Tracks runs of jobs each second: accumulates, compares with earlier runs, stores, and restores after a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .run_history import RunAssessment, RunHistory
 
 log = logging.getLogger(__name__)
 
-#: A run that goes on is compared and stored this often. The first time after a minute (`accumulator.RUN_SECONDS_MIN`).
+#: A run that continues is compared and stored this often. The first time after a minute (`accumulator.RUN_SECONDS_MIN`).
 REPEAT_SECONDS = 600.0
 #: Runs are compared, so many a turn: one of 100,000 runs takes milliseconds.
 ASSESSED_PER_TURN = 4

@@ -1,14 +1,14 @@
-"""By how much hazards were too small: interruptions that schedulers reported against those that scores had expected.
+"""Corrects hazards by how many interruptions schedulers reported against how many the scores had expected.
 
-An outcome says: a job ran on these hosts, and was interrupted or not. X is the hazard of its hosts, summed over the time that
-was scored, up to the interruption. Expected is P = 1 - exp(-X), for a job is interrupted once at most; an interruption counts
-as exp(-X), the chance by the scores that it had not come before. If all hazards are too small by a factor f, the interruptions
-so counted have a mean of f times the expected ones, whatever f is: both are sums over the same time with the same weight exp(-x)
-(a weighted Nelson-Aalen estimate; Andersen, Borgan, Gill and Keiding, Statistical Models Based on Counting Processes, IV.1).
-So no outcome weighs more than one job, however large a hazard was.
+An outcome states that a job ran on given hosts, and whether it was interrupted. X is the hazard of its hosts, summed over the
+scored time up to the interruption. The expected count is P = 1 - exp(-X), because a job is interrupted at most once. An
+interruption counts as exp(-X), the probability by the scores that none had come before. If all hazards are too small by a
+factor f, these counts have a mean of f times the expected ones, for any f: both are sums over the same time with the same
+weight exp(-x) (a weighted Nelson-Aalen estimate; Andersen, Borgan, Gill and Keiding, Statistical Models Based on Counting
+Processes, IV.1). So no outcome weighs more than one job, however large a hazard was.
 
-The factor is a function of the hazard: its logarithm is linear between KNOTS_PER_HOUR, so that hosts with a fault do not decide
-what is said of hosts without one. Each knot is drawn to the one below it, the lowest to 1, and never to one above.
+The factor is a function of the hazard: its logarithm is linear between KNOTS_PER_HOUR, so hosts with a fault do not affect hosts
+without one. Each knot is shrunk toward the one below it and the lowest toward 1; none is shrunk toward one above.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What judging remembers of each host: stored in the commit of its score, and every minute, and restored at the next start.
+"""Checkpoint of what judging remembers of each host: stored with its score and every minute, restored at start.
 
-A host's row is of the same commit as its score, so there is nothing to catch up on: a row that is older than the last score is
-not of this history (an earlier version wrote the score), and is not used.
+A host's row is in the same commit as its score, so nothing needs replaying. A row older than the last score belongs to another
+history (an earlier version wrote the score) and is ignored.
 """
 
 from __future__ import annotations

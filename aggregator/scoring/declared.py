@@ -1,6 +1,6 @@
-"""What people declared, applied to what rules see: noise weighs nothing, hosts in maintenance are MAINTENANCE.
+"""Applies declarations to symptoms: noise has no weight, hosts in maintenance are MAINTENANCE.
 
-Nothing is hidden: noise stays in the evidence, with who said so, and a host in maintenance keeps its numbers.
+Nothing is hidden: noise stays in the evidence, with who declared it, and a host in maintenance keeps its numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judging the fleet: all rules over all hosts at one moment, into an immutable snapshot. No I/O."""
+"""Judges the fleet: evaluates all rules over all hosts at one moment into an immutable snapshot. No I/O."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Judgement(Snapshot):
     faults: FaultHistory = field(default_factory=FaultHistory)
     gang_waits: GangWaits = field(default_factory=GangWaits)
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
-    failed: str = ""  # parts of judging, in words
+    failed: str = ""  # parts of judging, as text
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
     #: (hosts, components): what is left of each (`scoring/job_impact.py`).

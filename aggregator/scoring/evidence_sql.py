@@ -1,8 +1,7 @@
-"""The SQL of evidence: each query returns the rows that its number was computed from, and no others.
+"""SQL of evidence: each query returns exactly the rows from which its number was computed.
 
-Names in it are quoted, times are written out: it returns the same rows for as long as these are kept. What peers are
-alike in (power limits, modes, drivers and what else hosts register) is of now: another driver since then, and a peer is
-shown beside others.
+Names are quoted and times are absolute: the query returns the same rows while these are kept. Peer properties (power limits,
+modes, drivers and other registered values) are current ones: after a driver change, a peer appears in another group.
 """
 
 from __future__ import annotations
@@ -159,14 +158,14 @@ LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc
 LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
 #: States that say that a GPU waits for a row remap, or has no rows left for one.
 REMAPS = tuple(row.column for row in gpu.REMAPS)
-#: A reading of each second is of now for so long.
+#: A reading of each second is of now for this long.
 FRESH_SECONDS = 15.0
 #: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
 RECEIVED_SOURCES = (
     "SELECT host, time, 'host' AS source FROM readings.host_1s "
     "UNION ALL SELECT host, time, device FROM readings.collector_10s"
 )
-#: Faults of others count as of one cause for so long.
+#: Faults of others count as of one cause for this long.
 NEAR_SECONDS = 600
 
 Query = Callable[[str, int], str]  # of a host's name and the time

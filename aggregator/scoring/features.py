@@ -1,7 +1,8 @@
-"""What is known of a host when its hazard is told: what models are trained on, and what is kept beside it.
+"""Features known of a host when its hazard is computed: for training, and stored with it.
 
-One list of columns, `SCORE_FEATURE_NAMES`: those of the history of faults and OBSERVED_NAMES, what is measured, in the order of
-`hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED_NAMES of each day's first for longer.
+The columns are one list, `SCORE_FEATURE_NAMES`: the history features and the measured ones (OBSERVED_NAMES) in the order of
+`hazard.features`, then those that no model uses. All are stored with each score; the first OBSERVED_NAMES of each day are kept
+longer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .view import FleetView
 # restart forgets, the store's findings restore. Hosts are known by name: one that comes back after
 # months has its record.
 
-#: Faults of others count as of one cause for so long: 27 % begin within ten minutes of another host's.
+#: Faults of others count as of one cause for this long: 27 % begin within ten minutes of another host's.
 NEAR_US = 600_000_000
 
 #: Host, since when (us), class.

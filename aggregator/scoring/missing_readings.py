@@ -85,11 +85,11 @@ def _is_read_of(fleet: Fleet, host: int, device: str, name: str, reason: Reason)
 
 
 # ----------------------------------------------------------------------
-# After a restart each host settles: it is no better than before until it was heard for a minute.
+# Settling after a restart: a host gets no better state than before until it has reported for a minute.
 #
-# Missing is neither zero nor healthy, and our restart is not the hosts' fault.
+# Missing data is neither zero nor healthy, and an aggregator restart is not the hosts' fault.
 
-#: So long the hosts have to report again before their silence counts, and so long a host must report before it is better
+#: This long the hosts have to report again before their silence counts, and so long a host must report before it is better
 #: than it was: what travels on change is reported again within a minute.
 SETTLING_SECONDS = 60
 _SETTLING_NS = SETTLING_SECONDS * 1_000_000_000
@@ -165,14 +165,18 @@ def restart_message(
     if not as_before or now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return ""
     at = datetime.fromtimestamp(fleet.restarted_ns // 1_000_000_000, UTC)
-    left = f"{len(awaited)} of them not heard again yet" if awaited else "all of them heard again"
+    left = (
+        f"{len(awaited)} of them have not reported again yet"
+        if awaited
+        else "all of them have reported again"
+    )
     return f"restarted at {at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"
 
 
 # ----------------------------------------------------------------------
-# Our own outage is not the hosts': so many silent at once are frozen as they were, and what they share is named.
+# The aggregator's own outages: when many hosts go silent at once, their states freeze and the common cause is named.
 
-#: So many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
+#: This many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
 #: are more likely our own outage than theirs: their states are frozen, for as long as these 15 minutes. All assumed.
 HOSTS_MIN, SHARE_MIN = 3, 0.05
 WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
@@ -210,13 +214,10 @@ def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
     """Return what is said of the hosts that are *frozen*; "" for none."""
     if not frozen:
         return ""
-    place, cause = _shared_place(fleet, frozen), "the network's fault or ours"
+    place, cause = _shared_place(fleet, frozen), "a fault of the network or the aggregator"
     if place:
         place, cause = f", all in {place},", f"its power or network, or {cause}"
-    return (
-        f"{len(frozen)} of {len(fleet)} hosts{place} fell silent within a minute of each other: more likely "
-        f"{cause} than theirs; their states are frozen"
-    )
+    return f"{len(frozen)} of {len(fleet)} hosts{place} fell silent within a minute of each other: more likely {cause} than theirs; their states are frozen"
 
 
 def _shared_place(fleet: Fleet, hosts: Collection[int]) -> str:

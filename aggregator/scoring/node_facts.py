@@ -1,4 +1,4 @@
-"""What a decision needs of each node beside its score: where it is, how many GPUs it has, and how sure its numbers are."""
+"""What a decision needs of each node besides its score: location, number of GPUs, and how certain its numbers are."""
 
 from __future__ import annotations
 

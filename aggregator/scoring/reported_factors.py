@@ -1,6 +1,6 @@
-"""Factors of a price as reports of schedulers have them, in the form in which each snapshot carries them.
+"""Price factors from scheduler reports, in the form that each snapshot carries.
 
-`decisions/calibration.py` estimates them. A factor of which nobody reported is not there: its assumed constant stands.
+`decisions/calibration.py` estimates them. A factor without reports is absent: its assumed constant applies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All hosts of a judgement as a sequence: what is said of one is made when it is asked for, but for the unwell."""
+"""Results of a judgement as a sequence: those of healthy hosts are built on access, others at once."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ BUCKETS = {
     HealthState.MAINTENANCE: 3,
 }
 #: A host without GPUs has no score of GPUs: nothing of it can fail that a job on GPUs needs, and its hazard is the least of
-#: all. Whoever ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
+#: all. Anyone who ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
 BUCKET_WITHOUT_GPUS = 2
 #: Evidence (signal, reason) of states that WATCH, of a better bucket, is told before: who ranks would prefer a host that is
 #: just back, or was never heard, for a clock that is off as well.

@@ -48,7 +48,7 @@ class Symptom:
     #: The state at most that it keeps up where it had been in it: what ends a state lies beyond what begins it. Of one that
     #: is HEALTHY by itself it begins nothing.
     retained_state: HealthState | None = None
-    #: Whose fault it shows, where it is not its device's: a driver's that does not answer, as several devices show.
+    #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
     fault_source: str = ""
     #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
@@ -311,7 +311,7 @@ def event_symptom(
     """Return *record* as a symptom of *rule*; *message* follow the name of a device that is not the host."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
     process_text = (
-        f" (met by {record.process_name}, which need not be its cause)"
+        f" (met by {record.process_name}, which may not be its cause)"
         if record.process_name
         else ""
     )

@@ -1,12 +1,12 @@
-"""From symptoms to numbers: hazard, relative speed, score with its 90 % interval, and evidence.
+"""Computes the score of a host from its symptoms: hazard, relative speed, score with 90 % interval, and evidence.
 
-Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time
-Data, chapter 8). The calm hazard is that of the host without a symptom: base x a model's parts x outcomes. A fault that
-alone makes an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
-Several symptoms of one device are most likely one fault, and so are those of several devices that share their cause: the
-largest hazard counts, the others confirm it.
-Evidence tells what it adds twice: per hour (`hazard_delta`: without its fault the hazard is lower by that), and to
-ln(hazard) after those before it, so that a stored score computes again from its row.
+Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data,
+chapter 8). The calm hazard is that of the host without a symptom: base x a model's factors x outcomes. A fault that alone makes
+an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
+Several symptoms of one device are most likely one fault, and so are those of several devices with a common cause: the largest
+hazard counts, the others confirm it.
+Evidence states its contribution twice: per hour (`hazard_delta`, by which the hazard would be lower without its fault), and to
+ln(hazard) after the evidence before it, so that a stored score can be recomputed from its row.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SPEED_UNKNOWN = (0.05, 1.10)
 #: No hazard is larger: an interruption a minute is faster than any job starts again.
 HAZARD_PER_HOUR_MAX = 60.0
 
-#: Conditions that are told of what ends a state.
+#: Conditions that are reported what ends a state.
 CLEARS_MAX = 3
 
 #: Pieces of evidence per host. One less may add to the hazard, the largest; the first is the headline, whatever it adds.
@@ -230,7 +230,7 @@ def _alone(symptom: Symptom, calm: float) -> float:
 def _select_shown(
     ordered: Sequence[ObservedSymptom], found: Causes
 ) -> tuple[Sequence[ObservedSymptom], Sequence[float], Sequence[int]]:
-    """Return the symptoms that are told, with what they add and how many devices show them: of many the first, and those
+    """Return the symptoms that are reported, with what they add and how many devices show them: of many the first, and those
     that add the most. One more symptom never makes the sum less."""
     hazards, devices = found.hazards, found.devices
     if len(ordered) <= EVIDENCE_MAX:

@@ -1,4 +1,4 @@
-"""Which state each piece of evidence puts its GPU in: stored with it, so that SQL tells the state of each GPU, too."""
+"""The GPU state that each piece of evidence implies, stored with it so that SQL shows the state of each GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .results import Columns, Gpus, columns_of
 def with_gpu_states(snapshot: Snapshot, hosts: Iterable[HostScore]) -> list[HostScore]:
     """Return *hosts* of *snapshot*, each evidence of a GPU, or of a part of one, with what it puts that in.
 
-    Of a GPU that was not read since the start it stays as it is: there is no score of it. So does all that still stands of
+    Of a GPU that was not read since the start it stays as it is: there is no score of it. So does all that still holds of
     before a restart: GPUs are judged by what is seen since.
     """
     hosts = list(hosts)

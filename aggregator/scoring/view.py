@@ -1,4 +1,4 @@
-"""The fleet at one moment, as the rules read it: what is not fresh is missing."""
+"""The fleet at one moment, as the rules read it: stale readings are missing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file per gRPC service, and the table of errors."""
+"""gRPC services, one file each, and the table of errors."""

@@ -1,4 +1,4 @@
-"""AdminService: what `gangline admin` does to the store of a running aggregator."""
+"""AdminService: maintenance of the store of a running aggregator, for `gangline admin`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AdminService(AdminServiceServicer):
         self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller hangs up. Raises ServiceUnavailable, ResourceExhausted."""
+        """Hold the store until the caller closes the connection. Raises ServiceUnavailable, ResourceExhausted."""
         hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
@@ -51,15 +51,15 @@ class AdminService(AdminServiceServicer):
         finally:
             await asyncio.shield(_end(entering, hold))
         raise ResourceExhausted(
-            f"{self._hold_bytes_max} bytes came in while the store was copied, and a restart would have to "
-            "read them all: copy to a faster disk, or raise backup_wal_bytes_max",
+            f"{self._hold_bytes_max} bytes arrived while the store was copied, and a restart would "
+            "have to read them all. Copy to a faster disk, or raise backup_wal_bytes_max",
             CAPACITY_RETRY_SECONDS,
         )
 
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
-        """Write the store anew. Raises ServiceUnavailable, ResourceExhausted."""
+        """Write the store again. Raises ServiceUnavailable, ResourceExhausted."""
         if self._compacting is not None and not self._compacting.done():
-            message = "the store is being compacted already; wait for that to end"
+            message = "the store is being compacted already; wait until that has ended"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         stop = threading.Event()
         try:
@@ -75,7 +75,7 @@ class AdminService(AdminServiceServicer):
             raise ResourceExhausted(
                 "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
-        # Who hangs up does not end it: those who ask again would fill the threads that advice is written by, too.
+        # Who closes the connection does not end it: those who ask again would fill the threads that advice is written by, too.
         self._training = asyncio.get_running_loop().run_in_executor(
             None, lambda: self._models.train(simulated=request.simulated)
         )
@@ -110,7 +110,7 @@ class AdminService(AdminServiceServicer):
             raise ServiceUnavailable(str(error)) from error
         except (
             BaseException
-        ):  # who asked hung up, or his connection broke: no other begins beside it
+        ):  # who asked closed the connection, or his connection broke: no other begins beside it
             stop.set()
             await asyncio.wait([running])
             raise

@@ -1,4 +1,4 @@
-"""AdvisoryService: what is advised, as it changes, and who answers it. Limits of each field are said in words."""
+"""AdvisoryService: streams advisories as they change, and takes answers. Errors name the field and its limit."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def _enum(value: int) -> Any:
 
 # ----------------------------------------------------------------------
 # What schedulers tell AdvisoryService: what runs where, and which nodes they took out themselves.
-# Checked in words.
+# Checked as text.
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
 GPUS_MAX = 1_000_000
-#: Of a checkpoint's interval, and for which anything is told.
+#: Of a checkpoint's interval, and for which anything is reported.
 SECONDS_MAX = 7 * 86_400
-#: Names that are told of, of those that no agent has.
+#: Names that are reported, of those that no agent has.
 UNKNOWN_MAX = 100
 #: Host -> what budgets count it by; None: no agent has registered under this name.
 Members = Callable[[str], Member | None]
@@ -171,7 +171,7 @@ def gangs_of(
 def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
     check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
     if not one.workload.strip():
-        raise InvalidArgument(f"{field}.workload", "its name, as outcomes will have it")
+        raise InvalidArgument(f"{field}.workload", "its name, as in its outcomes")
     if not 1 <= len(one.nodes) <= NODES_MAX:
         raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if one.gpus_count > GPUS_MAX:
@@ -234,7 +234,7 @@ def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
 
 
 def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
-    """Return when it ends unless it is told again. By a span: callers' clocks may be off."""
+    """Return when it ends unless it is reported again. By a span: callers' clocks may be off."""
     if not one.HasField("ttl"):
         return now_ns + HOUR_NS
     return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
@@ -258,7 +258,7 @@ ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
 #: Nodes that others took out, and advice that has ended: so many are told one by one.
 UNAVAILABLE_MAX = 1000
-#: By so much our clock may be behind what was: more is told.
+#: By so much our clock may be behind what was: more is reported.
 AHEAD_SECONDS_MAX = 60
 #: What is called for and not proposed: so much is told one by one.
 HELD_BACK_MAX = 1000
@@ -362,9 +362,9 @@ class AdvisoryService(AdvisoryServiceServicer):
         if self._engine.shadow:
             return "advice is in shadow mode (advice_shadow): see ops.advice_shadow"
         if state.frozen:
-            return f"the fleet's picture is in doubt: {state.frozen}"
+            return f"the fleet's state is in doubt: {state.frozen}"
         if (ahead_ns := state.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
-            return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
+            return f"the aggregator's clock was set back: advice is paused until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
         return _breaker_reason(state.fuse)
 
     async def GetAdvisory(self, request: wire.GetAdvisoryRequest, context: Any) -> wire.Advisory:
@@ -438,7 +438,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         def work() -> wire.EvaluateRuleResponse:
             return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
-        # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
+        # Who closes the connection does not end it: a thread cannot be ended, and the next has to wait for it all the same.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._evaluating)
@@ -458,15 +458,15 @@ class AdvisoryService(AdvisoryServiceServicer):
 
 def _breaker_reason(breaker: CircuitBreaker) -> str:
     """Return what the breaker keeps from being advised; "" for nothing. What takes no host out is advised all the same."""
-    cause = "as so much was advised, or failed, lately"
+    cause = "because too much was advised or failed recently"
     if breaker.position == "open":
         until = f"{datetime.fromtimestamp(breaker.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
         return f"the breaker is open, {cause}: no more hosts are taken out until {until}"
     if breaker.position == "half-open":
         trial = (
-            f"{breaker.trial} is tried" if breaker.trial else "one host may be taken out, to try"
+            f"{breaker.trial} is tried" if breaker.trial else "one host may be taken out as a trial"
         )
-        return f"the breaker is half-open, {cause}: {trial}, and no more until that went well"
+        return f"the breaker is half-open, {cause}: {trial}, and no more until that succeeds"
     return ""
 
 
@@ -526,7 +526,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return where to go on; None: with all that is open. Raises InvalidArgument."""
+    """Return where to continue; None: with all that is open. Raises InvalidArgument."""
     if not token:
         return None
     started, dash, number = token.partition("-")

@@ -1,4 +1,4 @@
-"""DecisionService: a decision as it was answered, with what it was computed from."""
+"""DecisionService: returns a stored decision with its inputs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class DecisionService(DecisionServiceServicer):
                 found = await asyncio.to_thread(self._read, name)
         if found is None:
             raise NotFound(
-                f"no decision {name!r} is stored: it is older than decisions_days, was dropped for decisions_bytes_max, or is "
-                "of a WatchPlan; ops.decisions lists those that are"
+                f"no decision {name!r} is stored: it is older than decisions_days, was deleted "
+                "because of decisions_bytes_max, or belongs to a WatchPlan; ops.decisions lists "
+                "the stored ones"
             )
         try:
             return _message(found, with_inputs=not request.without_inputs)
@@ -76,7 +77,9 @@ def _message(row: DecisionRow, *, with_inputs: bool) -> wire.StoredDecision:
     if one.solve_seconds == one.solve_seconds:
         message.solve_time.FromNanoseconds(round(one.solve_seconds * 1e9))
     if row.inputs is None:
-        message.not_replayable = "what it was computed from is no longer stored, or never was: decision_inputs_bytes_max bounds it"
+        message.not_replayable = (
+            "its inputs are no longer stored, or never were: decision_inputs_bytes_max limits them"
+        )
     elif with_inputs:
         for digest in one.inputs:
             message.inputs.add(digest=digest, data=row.inputs[digest])

@@ -1,4 +1,4 @@
-"""The aggregator's log of decisions: hands batches of all processes to the store, and never makes an answer wait."""
+"""The aggregator's decision log: passes batches of all processes to the store; responses never wait for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What was decided, held for a moment in the process that answers, and encoded between its calls. No answer waits for it.
+"""Buffers decisions in the process that answers, and encodes them between calls. No response waits for it.
 
-Not in a thread: one that computes in Python makes the loop wait for its lock, for up to 5 ms each time.
-The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` hands all to the
-store. What there is no room for is dropped, and counted.
+It is not a thread, because one that computes in Python can delay the event loop by up to 5 ms for the GIL.
+The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` passes all to the
+store. Decisions beyond the buffer are dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A decision in short, from its request and answer: what `ops.decisions` shows of it."""
+"""Summary of a decision, from its request and response: the columns of `ops.decisions`."""
 
 from __future__ import annotations
 

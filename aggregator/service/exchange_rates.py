@@ -1,4 +1,4 @@
-"""Exchange rates of a request: its own, else those that operators declared of its tenant; and what of it has no effect."""
+"""Exchange rates of a request: its own, else its tenant's declared ones; and which of them have no effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rates_of(
             check_real(f"gang.{name}", getattr(gang, name), RATE_MAX)
             found[field] = getattr(gang, name)
         elif not isnan(rate := getattr(declared, name)):
-            found[field], origins[field] = rate, f"declared of tenant {gang.tenant}"
+            found[field], origins[field] = rate, f"declared for tenant {gang.tenant}"
     return {**found, "rate_origins": origins}
 
 
@@ -55,6 +55,6 @@ def notes_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> list[
         rate = declared.gpu_hours_per_currency_unit
     if rate > 0.0 and not np.isfinite(snapshot.facts.costs.price).any():
         notes.append(
-            "gpu_hours_per_currency_unit has no effect: price_per_gpu_hour is declared of no node"
+            "gpu_hours_per_currency_unit has no effect: price_per_gpu_hour is declared for no node"
         )
     return notes

@@ -1,4 +1,4 @@
-"""The sizes that a gang may have, as the wire has them: conditions checked and made into a list, and what each size costs."""
+"""Sizes of a gang on the wire: validates the conditions, lists the sizes, and encodes the cost of each."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _listed(requested: placement_pb2.GangSizes, segment: int) -> list[int]:
             )
     sizes = sorted(set(requested.allowed_nodes))
     if len(sizes) < len(requested.allowed_nodes):
-        raise InvalidArgument(field, "a size is there twice, expected each once")
+        raise InvalidArgument(field, "a size is listed twice, expected each once")
     return sizes
 
 

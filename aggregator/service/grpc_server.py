@@ -1,4 +1,4 @@
-"""A server of gRPC as the house makes them, in whichever process: errors as statuses, a guard, and limits."""
+"""Creates every gRPC server of Gangline: errors as statuses, a guard, and limits."""
 
 from __future__ import annotations
 

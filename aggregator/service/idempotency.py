@@ -1,4 +1,4 @@
-"""Requests that come again under one id (AIP-155) are answered, and change nothing twice."""
+"""Repeated requests with one request id (AIP-155) get an answer and change nothing twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import InvalidArgument
 from ..principal import current_principal
 from .validation import check_text
 
-#: What was answered is remembered for so long, and so much of it, the newest: until a restart, at most.
+#: What was answered is remembered for this long, and so much of it, the newest: until a restart, at most.
 ANSWERS_SECONDS_MAX, ANSWERS_MAX, ANSWERS_BYTES_MAX = 600.0, 10_000, 16 << 20
 ID_CHARACTERS_MAX = 64
 
@@ -65,7 +65,7 @@ class IdempotencyCache:
         return reply if before is None or current is None else current().SerializeToString()
 
     def has(self, request: Any, context: Any) -> bool:
-        """Say whether *request* was taken before, so that nothing is to be made ready for it. Raises InvalidArgument."""
+        """Return whether *request* was taken before, so that nothing must be made ready for it. Raises InvalidArgument."""
         return self._cached_reply(_key(request, context), request) is not None
 
     def _cached_reply(self, key: tuple[str, str, str], request: Any) -> bytes | None:
@@ -75,9 +75,7 @@ class IdempotencyCache:
             return None
         if known.digest != _digest(request):
             ago = self._seconds() - known.at_seconds
-            message = (
-                f"{request.request_id!r} was another request's {ago:.0f} s ago: each has its own"
-            )
+            message = f"{request.request_id!r} was another request's {ago:.0f} s ago: use a new id for each request"
             raise InvalidArgument("request_id", message)
         return known.reply
 

@@ -1,4 +1,4 @@
-"""OutcomeService: what happened, as schedulers tell it. It is kept with what our scores had expected."""
+"""OutcomeService: outcomes that schedulers report, stored with what the scores had expected."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if one.blamed_node:
         node_of(one.blamed_node, "blamed_node")
         if one.blamed_node not in one.nodes:
-            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is none of its nodes")
+            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is not one of its nodes")
     if one.advisory:
         name_of(one.advisory, "advisory")
     check_text("decision_id", one.decision_id, DECISION_CHARACTERS_MAX)
@@ -232,7 +232,7 @@ def _hosts(one: outcome_pb2.Outcome) -> list[str]:
 
 
 def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
-    """Say whether an interruption may have come of *host*: it is blamed, or nobody is."""
+    """Return whether an interruption may have come of *host*: it is blamed, or nobody is."""
     return not one.blamed_node or node_of(one.blamed_node) == host
 
 

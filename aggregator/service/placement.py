@@ -1,4 +1,4 @@
-"""PlacementService: where a gang runs best. Every answer comes from the last snapshot, and changes nothing."""
+"""PlacementService: the best nodes for a gang. Every response comes from the last snapshot and changes nothing."""
 
 from __future__ import annotations
 
@@ -437,7 +437,7 @@ def resize_question(
         reason = "unset, expected the sizes that the gang may have: min_nodes and max_nodes, or allowed_nodes"
         raise InvalidArgument("gang.sizes", reason)
     if not gang.HasField("length"):
-        raise InvalidArgument("gang.length", "unset, expected what is left of the job")
+        raise InvalidArgument("gang.length", "unset, expected the remaining time of the job")
     current = messages.members_of(request.current_node_index, gang.workload.job, snapshot)
     if gang.nodes not in (0, current.size):
         reason = f"{gang.nodes}, expected {current.size}, the size of now, or 0"

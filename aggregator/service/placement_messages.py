@@ -1,4 +1,4 @@
-"""Plans as the wire has them: a request checked field by field, and answers as messages."""
+"""Plans on the wire: validates requests field by field, and encodes responses."""
 
 from __future__ import annotations
 
@@ -165,13 +165,14 @@ def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dic
     if (tier is None) != (segment <= 1):
         raise InvalidArgument(
             f"{prefix}.segment_tier",
-            "expected together with segment_nodes of 2 or more: the one says how many, the other in which domain",
+            "expected together with segment_nodes of 2 or more: one gives the size, the other the "
+            "tier of the domain",
         )
     spread = _tier(f"{prefix}.spread_over", requested.spread_over)
     if (spread is None) != (requested.spread_nodes_max == 0):
         raise InvalidArgument(
             f"{prefix}.spread_nodes_max",
-            "expected together with spread_over: no more than so many nodes in one domain of it",
+            "expected together with spread_over: the maximum number of nodes in one of its domains",
         )
     if spread is not None:
         check_range(f"{prefix}.spread_nodes_max", requested.spread_nodes_max, 1, NODES_MAX)
@@ -196,7 +197,7 @@ def _preferences(requested: Sequence[placement_pb2.TierPreference]) -> dict[Tier
             )
         if tier in found:
             raise InvalidArgument(
-                f"{field}.tier", f"TIER_{tier.name} is there twice; expected one preference a tier"
+                f"{field}.tier", f"TIER_{tier.name} is listed twice; expected one preference a tier"
             )
         check_real(f"{field}.gpu_hours_per_domain", one.gpu_hours_per_domain, RATE_MAX)
         found[tier] = one.gpu_hours_per_domain
@@ -238,7 +239,7 @@ def check_epoch(field: str, version: int, snapshot: Judgement) -> None:
     """Raise FailedPrecondition for node indexes of another epoch."""
     if version not in (0, snapshot.dictionary_version):
         raise FailedPrecondition(
-            f"{field} {version}: node indexes began anew, the version is now "
+            f"{field} {version}: node indexes were renumbered, the version is now "
             f"{snapshot.dictionary_version}; call GetNodeDictionary again"
         )
 
@@ -254,7 +255,7 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
         nodes[[node for node in snapshot.jobs if node < count]] = False
         source = (
             f"no allocation was given: the {int(nodes.sum())} nodes on which no agent reports a job; "
-            "what is allocated and not started yet is not known"
+            "allocated nodes whose job has not started are unknown"
         )
     shared = message.shared_node_index
     if len(shared) != len(message.shared_gpu_mask):
@@ -268,7 +269,7 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
         has = int(snapshot.facts.gpus[node])
         if node in gpus:
             raise InvalidArgument(
-                "candidates.shared_node_index", f"{node} is there twice; expected each once"
+                "candidates.shared_node_index", f"{node} is listed twice; expected each once"
             )
         if has > SHARED_GPUS_MAX or mask >= 1 << has:
             raise InvalidArgument(
@@ -298,7 +299,7 @@ def priorities_of(message: placement_pb2.PlacementCandidates) -> dict[str, int]:
         if not one.job:
             raise InvalidArgument(f"{field}[{at}].job", "empty, expected the name of a job")
         if one.job in found:
-            reason = f"{one.job[:100]!r} is there twice, expected each once"
+            reason = f"{one.job[:100]!r} is listed twice, expected each once"
             raise InvalidArgument(f"{field}[{at}].job", reason)
         found[one.job] = one.priority
     return found
@@ -340,7 +341,7 @@ def node_list_of(field: str, requested: Sequence[int], snapshot: Judgement) -> I
     if nodes.size and nodes.max() >= count:
         raise InvalidArgument(field, f"{nodes.max()}, expected below {count}, the number of nodes")
     if nodes.size and np.bincount(nodes).max() > 1:
-        raise InvalidArgument(field, "a node is there twice, expected each once")
+        raise InvalidArgument(field, "a node is listed twice, expected each once")
     return nodes
 
 
@@ -374,7 +375,7 @@ def nodes_of(message: placement_pb2.EvaluatePlacementRequest, snapshot: Judgemen
             "node_index", f"{nodes.max()}, expected below {count}, the number of nodes"
         )
     if np.bincount(nodes).max() > 1:
-        raise InvalidArgument("node_index", "a node is there twice, expected each once")
+        raise InvalidArgument("node_index", "a node is listed twice, expected each once")
     if not message.gang.HasField("sizes") and message.gang.nodes not in (0, nodes.size):
         raise InvalidArgument(
             "gang.nodes", f"{message.gang.nodes}, expected {nodes.size}, as in node_index, or 0"
@@ -474,7 +475,7 @@ def _number(tier: Tier | None) -> Any:
 
 
 def listed_tier(value: int) -> Tier:
-    """Return a tier whose domains are to be listed. Raises InvalidArgument."""
+    """Return a tier whose domains must be listed. Raises InvalidArgument."""
     tier = _tier("tier", value)
     if tier is None:
         names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"

@@ -1,7 +1,7 @@
-"""A plan that stays fresh: checked against each snapshot, and told again when it no longer holds or another one is better.
+"""Watches a plan: checks it against each snapshot, and sends a new one when it is invalid or another is better.
 
-A scheduler that asks again and again gets another set of nodes whenever two cost nearly the same. Here a plan stays what it
-is for as long as it holds and no other one is cheaper by a margin.
+A scheduler that polls gets another set of nodes whenever two cost nearly the same. A watched plan stays the same while it holds
+and no other is cheaper by a margin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .exchange_rates import RATE_MAX
 
 #: How often a new snapshot is looked for, and calls that are open at one time.
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
-#: A better plan is looked for with every so many versions; without anything new a response says so after so many.
+#: A better plan is looked for with every few versions; without anything new a response says so after this many.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
 #: A plan that holds gives way to one that costs less by more than this share of GPUs x hours, unless the request says otherwise.
 CHANGE_SHARE_MIN = 0.005
@@ -105,7 +105,9 @@ class WatchedPlan:
             reason = f"{nodes.max()}, expected below {count}, the number of nodes"
             raise InvalidArgument("current_node_index", reason)
         if np.unique(nodes).size != nodes.size:
-            raise InvalidArgument("current_node_index", "a node is there twice, expected each once")
+            raise InvalidArgument(
+                "current_node_index", "a node is listed twice, expected each once"
+            )
 
     def _margin_of(self, question: PlanQuestion) -> float:
         needs = question.needs
@@ -141,7 +143,7 @@ class WatchedPlan:
         current: PlacementChoice | None,
         reasons: list[str],
     ) -> wire.WatchPlanResponse | None:
-        """Look for a plan; return it if it is to be told."""
+        """Look for a plan; return it if it must be told."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
             # Nothing did fit: whether something does now is a matter of a search, and why not has been said.

@@ -1,4 +1,4 @@
-"""QueryService: operators' SQL, streamed as Arrow from a process of its own."""
+"""QueryService: operators' SQL, run in a separate process and streamed as Arrow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
 #: After so long a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
-#: Of a statement that is not even looked at, for its caller may not ask, so much is logged.
+#: Of a statement that is not even looked at, for its caller may not query, so much is logged.
 DENIED_CHARACTERS_MAX = 200
 #: Of one such caller a line each so many seconds: one agent's token would else push all others' lines out in a night.
 DENIED_SECONDS = BURST_SECONDS
@@ -74,7 +74,7 @@ class QueryService(QueryServiceServicer):
         who: Callable[[Any], QueryUser] = query_user,
         refresh: Refresh | None = None,
     ) -> None:
-        """*refresh*: writes the operators' file anew; None: questions take the one that is there."""
+        """*refresh*: writes the operators' file again; None: questions take the one that is there."""
         settings = QuerySettings(config.data, config.query_memory_bytes_max, config.query_threads)
         self.pool = QueryPool(settings, config.query_running_max)
         self.log = QueryLog(config.data, config.query_log_bytes_max)
@@ -100,7 +100,7 @@ class QueryService(QueryServiceServicer):
             if record.outcome != "ok":
                 record.outcome, record.message = (
                     "cancelled",
-                    "the caller hung up, or its login ended",
+                    "the caller disconnected, or its login ended",
                 )
             raise
         except ServiceError as service_error:
@@ -111,15 +111,15 @@ class QueryService(QueryServiceServicer):
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
     async def log_denied(self, principal: Principal, peer: str, request: Any) -> None:
-        """Log a query of who may not ask, which the guard has refused; of many in a row how many."""
+        """Log a query of who may not query, which the guard has refused; of many in a row how many."""
         key = principal.role, principal.name
         if self._denials.try_take(key):
             self._unlogged[key] += 1
             return
         sql = str(getattr(request, "sql", ""))[:DENIED_CHARACTERS_MAX]
-        message = f"a caller of role {principal.role} may not ask"
+        message = f"a caller of role {principal.role} may not query"
         if more := self._unlogged.pop(key, 0):
-            message += f"; it tried {more} times more since its line before this"
+            message += f"; it tried {more} more times since its last log line"
         record = _QueryRecord(
             _query_user(principal, peer), sql, self._wall_ns(), time.monotonic(), "denied", message
         )
@@ -146,7 +146,7 @@ class QueryService(QueryServiceServicer):
     async def _refresh_snapshot(self, question: Question) -> int:
         """Have a file that covers what *question* asks of, where that takes a few seconds; return the newest moment
         that it names, microseconds since 1970."""
-        with contextlib.suppress(OSError):  # `ask` says it, in words
+        with contextlib.suppress(OSError):  # `ask` says it, as text
             self.pool.start()  # it loads DuckDB while the file is written
         now_ns = self._wall_ns()
         moment_us = newest_moment_us(question.sql, now_ns // 1000)
@@ -205,7 +205,7 @@ class QueryService(QueryServiceServicer):
             seconds = request.timeout.seconds + request.timeout.nanos / 1e9
         if not 0 < seconds <= most:
             raise InvalidArgument(
-                "timeout", f"{seconds:g} s; up to {most:g} s are given here (setting query_seconds)"
+                "timeout", f"{seconds:g} s; up to {most:g} s are allowed (setting query_seconds)"
             )
         left = context.time_remaining()
         return seconds if left is None else max(0.01, min(seconds, left))
@@ -226,11 +226,11 @@ class _QueryRecord:
     cost: QueryCost = field(default_factory=QueryCost)
 
     def response_of(self, piece: bytes | AnswerSummary) -> query_pb2.QueryResponse:
-        """Return *piece* as it goes on the wire."""
+        """Return *piece* as it continues the wire."""
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
             return query_pb2.QueryResponse(arrow_stream=piece)
-        self.rows, self.outcome = piece.rows, "ok"  # whole: whoever leaves now has it
+        self.rows, self.outcome = piece.rows, "ok"  # whole: anyone who leaves now has it
         return query_pb2.QueryResponse(summary=_summary(piece))
 
     def entry(self) -> QueryLogEntry:

@@ -1,4 +1,4 @@
-"""RecordingService: what a host's flight recorder holds, for operators who ask for it."""
+"""RecordingService: fetches the contents of a host's flight recorder on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RecoveryService: how a gang goes on when members fail. Every answer comes from the last snapshot, and changes nothing."""
+"""RecoveryService: how a gang continues when members fail. Every response comes from the last snapshot and changes nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RecoveryService(RecoveryServiceServicer):
     async def PlanRecovery(
         self, request: recovery_pb2.PlanRecoveryRequest, context: Any
     ) -> recovery_pb2.PlanRecoveryResponse:
-        """Return the ways to go on. Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable,
+        """Return the ways to continue. Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable,
         ResourceExhausted."""
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
@@ -110,7 +110,7 @@ def incident_of(
         reason = f"{other} ({snapshot.names[other]}) is not in current_node_index, expected members of the gang"
         raise InvalidArgument("failed_node_index", reason)
     if not failed.size and not table.excluded[current].any() and not request.suspect_node_index:
-        reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected who failed"
+        reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected the failed members"
         raise InvalidArgument("failed_node_index", reason)
     return Incident(
         current,
@@ -132,7 +132,7 @@ def _standbys(
     standbys = messages.node_list_of("hot_spare_node_index", request.hot_spare_node_index, snapshot)
     if np.isin(standbys, current).any():
         node = int(standbys[np.isin(standbys, current)][0])
-        reason = f"{node} is in current_node_index too, expected nodes that are no members"
+        reason = f"{node} is in current_node_index too, expected nodes that are not members"
         raise InvalidArgument("hot_spare_node_index", reason)
     requested_candidates: Any = request.candidates
     reserved = messages.reserved_nodes(requested_candidates, snapshot)
@@ -172,10 +172,10 @@ def lender_notes(lenders: Sequence[Lender], priority: int | None) -> list[str]:
         if not one.may_lend(priority)
     ]
     if lenders and priority is None:
-        notes.append("gang.priority is not set: that lenders have a lower one is not known")
+        notes.append("gang.priority is not set: it is unknown whether lenders have a lower one")
     elif unknown := [one.name for one in lenders if one.priority is None]:
         names = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if unknown[4:] else "")
-        notes.append(f"the priority of {names} is not known: they may lend")
+        notes.append(f"the priority of {names} is unknown: they may lend")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""ReportRecovery: how a recovery went, stored once; later plans are priced by it. Apart from plans, which the score process answers without a store."""
+"""ReportRecovery: stores how a recovery went, once; later plans use it. Separate, because the score process has no store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def record_of(
 ) -> RecoveryRecord:
     """Return a report, checked. Raises InvalidArgument."""
     if not request.incident:
-        reason = f"empty, expected your name of it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
+        reason = f"empty, expected your name for it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
         raise InvalidArgument("incident", reason)
     check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
     check_text("decision_id", request.decision_id, DECISION_CHARACTERS_MAX)

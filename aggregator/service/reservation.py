@@ -1,4 +1,4 @@
-"""ReservationService: a plan's nodes, confirmed against the present state and kept from everybody else's plans for a time."""
+"""ReservationService: checks a plan's nodes against the present state, and reserves them for a limited time."""
 
 from __future__ import annotations
 
@@ -193,5 +193,5 @@ def _nodes_of(request: wire.ReserveRequest, count: int) -> Indexes:
             "node_index", f"{int(nodes.max())}, expected below {count}, the number of nodes"
         )
     if np.unique(nodes).size != nodes.size:
-        raise InvalidArgument("node_index", "a node is there twice, expected each once")
+        raise InvalidArgument("node_index", "a node is listed twice, expected each once")
     return nodes

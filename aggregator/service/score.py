@@ -1,4 +1,4 @@
-"""ScoreService: what any scheduler asks. Every answer comes from the last snapshot."""
+"""ScoreService: scores for any scheduler. Every response comes from the last snapshot."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 
 #: How often the snapshot is looked at while somebody watches.
 POLL_SECONDS = 0.1
-#: Without any change, a bookmark is sent after so many versions: a watch that hears nothing is broken.
+#: Without any change, a bookmark is sent after this many versions: a watch that hears nothing is broken.
 QUIET_VERSIONS = 10
 WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
-#: Watches go on from different versions, as fast as each reads: so many updates are kept for others at the same one.
+#: Watches continue from different versions, as fast as each reads: so many updates are kept for others at the same one.
 UPDATES_MAX = 16
 
 
 class ScoreChanges:
     """What changed since any version. `take` is called with each snapshot; watchers wait for the next.
 
-    Of each node the version is kept in which it last became another: that is all that is needed, however far behind
-    a watcher is, and takes eight bytes a node.
+    For each node the version of its last change is kept. That is enough for any watcher, however far behind, and
+    takes eight bytes per node.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class ScoreChanges:
         self._last_announced: Judgement | None = (
             None  # the last snapshot that there was anything to tell of
         )
-        self._updates: dict[int, bytes] = {}  # until it, by the version after which they go on
+        self._updates: dict[int, bytes] = {}  # until it, by the version after which they continue
         self._whole: tuple[Judgement, bytes] | None = None
         self._announced = asyncio.Event()
 
@@ -116,7 +116,7 @@ class ScoreChanges:
     def since(self, version: int) -> tuple[int, bytes] | None:
         """Return (version now, update since *version*, empty without news); None where that is not known.
 
-        An update is made once for all who go on from one version.
+        An update is made once for all who continue from one version.
         """
         now = self._last_announced
         if (
@@ -334,7 +334,7 @@ class ScoreService(ScoreServiceServicer):
         wanted = request.dictionary_version
         if wanted not in (0, snapshot.dictionary_version):
             raise FailedPrecondition(
-                f"dictionary_version {wanted}: node indexes began anew, the version is now "
+                f"dictionary_version {wanted}: node indexes were renumbered, the version is now "
                 f"{snapshot.dictionary_version}; call GetNodeDictionary again"
             )
         floor = request.score_floor
@@ -410,12 +410,12 @@ class ScoreService(ScoreServiceServicer):
             )
         listing = self._listings.get(int(version))
         if listing is None:
-            raise InvalidArgument("page_token", f"{token!r} has expired: begin again without one")
+            raise InvalidArgument("page_token", f"{token!r} has expired. Start again without one")
         return *listing, int(at)
 
 
 def worst_first(columns: Columns) -> list[int]:
-    """Return the node indexes of all that are to be listed."""
+    """Return the node indexes of all that must be listed."""
     listed = np.flatnonzero(~columns.ended)
     severity = _SEVERITY[columns.state[listed]]
     order = np.lexsort((-listed, columns.score[listed], severity))

@@ -1,4 +1,4 @@
-"""Scores as the wire has them: of one node as a message, of many as packed columns."""
+"""Scores on the wire: one node as a message, many nodes as packed columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .validation import timestamp
 # hold a process up for 50 ms.
 #
 # What is added to a message behind its other fields is part of it: their order is free, and
-# repeated ones go on.
+# repeated ones continue.
 
 _LENGTH_DELIMITED = 2
 #: A varint has seven bits a byte, the lowest first; all but its last byte have the eighth set.
@@ -62,7 +62,7 @@ def varints(values: NDArray[Any]) -> bytes:
     return octets[is_present].tobytes()
 
 
-#: A scheduler may use an answer for so long.
+#: A scheduler may use an answer for this long.
 VALID_SECONDS = 15
 
 
@@ -154,7 +154,7 @@ def _number(value: int) -> Any:
 
 
 class RequestedWorkload(NamedTuple):
-    """A workload that somebody asks about: what it needs, and how that is known, in words."""
+    """A workload that somebody asks about: what it needs, and how that is known, as text."""
 
     needs: WorkloadNeeds
     source: str

@@ -1,4 +1,4 @@
-"""The aggregator's end of the score process: starts it, hands each snapshot over, has another one when it ends."""
+"""The aggregator's end of the score process: starts it, passes it each snapshot, and restarts it when it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
-#: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better.
+#: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better.
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
 #: For what it has to say at its end it is given so long.
 LAST_SECONDS = 1.0
@@ -34,7 +34,7 @@ ENDED = "the score process has ended"
 
 
 class ScoreProcessError(Exception):
-    """The score process ended, or does not answer; the words say which."""
+    """The score process ended, or does not respond; the words say which."""
 
 
 class ScoreProcess:

@@ -1,12 +1,13 @@
-"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService, PlacementService and RecoveryService from the snapshots that the aggregator hands over.
+"""`python -m gangline.aggregator.service.score_process_main`: the score process, which answers ScoreService, PlacementService and RecoveryService from snapshots.
 
-A process of its own, for in the aggregator's answers wait: for a judgement of all hosts, for frames that are read,
-for Python's lock. The service, its logins and its refusals are the same code. Nothing of the store is opened here.
+It is a separate process because in the aggregator responses would wait: for a judgement of all hosts, for incoming frames, for
+the GIL. The service, its authentication and its errors are the same code. It does not open the store.
 
 Its standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}` for each snapshot, with two
-descriptors (see `handed`). It answers `{"port": 7601}` once it listens, then for each snapshot what it has counted
-since: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions go beside that, `{"decisions": 3, "dropped": 0}` with
-a descriptor (see `decision_recorder.py`). It ends when that socket does, or its parent; then it sends the last decisions.
+descriptors (see `shared_snapshot.py`). It answers `{"port": 7601}` once it listens, then for each snapshot its counts since the
+last: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions are sent separately, as
+`{"decisions": 3, "dropped": 0}` with a descriptor (see `decision_recorder.py`). It exits when that socket closes or its parent
+exits, after sending the last decisions.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ UNREAD_BATCHES_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class ScoreProcessSettings:
-    """What the process is to be."""
+    """What the process must be."""
 
     config: AggregatorConfig
     address: str
@@ -170,7 +171,7 @@ class _ReportedCounts:
 
 
 def main() -> int:
-    """Be the score process of whoever holds the other end of standard input."""
+    """Be the score process of anyone who holds the other end of standard input."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Of a terminal, or of systemd for all at once: the aggregator ends us.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

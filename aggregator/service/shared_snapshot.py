@@ -1,8 +1,8 @@
-"""A snapshot as files in memory, which the aggregator makes and the score process maps: sealed, so that none changes.
+"""A snapshot as sealed files in memory, written by the aggregator and mapped by the score process.
 
-Two files: what each judgement is, its arrays as they lie; and the *dictionary*, the names of hosts and GPUs, which is
-made anew only when there is another name. What is said of single hosts (evidence, words) is read only when asked for.
-Pickled: it goes from a process of ours to its own child, over a socket that nobody else has.
+There are two files: the arrays of each judgement, and the *dictionary* of host and GPU names, rewritten only when a name is new.
+Details of single hosts (evidence, texts) are decoded on demand. The data is pickled, which is safe here: it goes from a
+Gangline process to its own child, over a private socket.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one table from our exceptions to gRPC status, and the one place that applies it."""
+"""The table from exceptions to gRPC status, and the one place that applies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TelemetryService on grpc.aio: sessions, a stream per host, receipts once frames are durable."""
+"""TelemetryService on grpc.aio: sessions, one stream per host, acknowledgements once frames are durable."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class TelemetryStream:
         self.wake()
 
     def quiet_since(self, since: float) -> bool:
-        """Say whether the agent waits for receipts and had no word since then."""
+        """Return whether the agent waits for receipts and had no word since then."""
         waits = self._unreceipted > 0 or self._admission_control.backlog.is_waiting(self)
         return waits and self._last_sent <= since
 
@@ -323,13 +323,13 @@ class TelemetryStream:
         if message.late:
             check_backlog(message)
         if message.differences:
-            self._refuse(message.sequence, "a late frame goes whole, not as differences")
+            self._refuse(message.sequence, "late frames must be complete, not differences")
         else:
             self._admission_control.backlog.enqueue(self, message)
 
     def request_resend(self, frames: int) -> None:
         """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
-        reason = f"{frames} late frames came when no more could wait: send them again"
+        reason = f"{frames} late frames arrived when the queue was full: send them again"
         self._fail(self._resend_error(reason))
 
     def _fail(self, why: Exception) -> None:
@@ -568,7 +568,7 @@ class TelemetryService(TelemetryServiceServicer):
             stream.stop_reading()
 
     def report_not_storing(self) -> None:
-        """Tell every agent that it is heard though nothing can be stored: it goes on, and keeps all."""
+        """Tell every agent that it is heard though nothing can be stored: it continues, and keeps all."""
         for stream in self._streams:
             stream.send_credit()
 

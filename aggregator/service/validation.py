@@ -1,4 +1,4 @@
-"""Fields that several services take, each with its limit, and words on what would be right."""
+"""Validates fields that several services share: limits, and messages that name the correct form."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_unique(field: str, ones: Iterable[Message], key: str) -> None:
         name: str = getattr(one, key)
         before, known = first.setdefault(name, (at, one))
         if known != one:
-            message = f"{name[:100]!r} is told of in {field}[{before}], otherwise; tell it once"
+            message = f"{name[:100]!r} is in {field}[{before}] too, with other values; send it once"
             raise InvalidArgument(f"{field}[{at}].{key}", message)
 
 

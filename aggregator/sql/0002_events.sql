@@ -11,8 +11,8 @@ ALTER TABLE events ADD COLUMN process_name VARCHAR;
 ALTER TABLE events ADD COLUMN attributes MAP(VARCHAR, VARCHAR);
 UPDATE events SET last_time = time, last_boottime_ns = boottime_ns, forms = [], attributes = MAP {};
 COMMENT ON TABLE events IS
-    'what happened on hosts: XIDs, kernel messages, links, collectors that changed outcome; one row an incident, its last revision';
+    'events of hosts: XIDs, kernel messages, links, changed outcomes of collectors; one row per incident, its last revision';
 
 ALTER TABLE findings ADD COLUMN clears_when VARCHAR DEFAULT '';
 COMMENT ON TABLE findings IS
-    'what is wrong and stands until it is gone; cleared is NULL while it is so, clears_when says what ends it';
+    'findings: faults that last until cleared; cleared is NULL while active, clears_when gives the condition that clears it';

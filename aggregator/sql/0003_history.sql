@@ -12,11 +12,11 @@ CREATE TABLE segments (
     recorded TIMESTAMP, gone TIMESTAMP
 );
 COMMENT ON TABLE segments IS
-    'Parquet files of the data folder: grain raw, 1m, 1h or tail; bucket is when it was received, to 5 minutes, the hour or the day; gone: to be unlinked';
+    'Parquet files of the data folder: grain raw, 1m, 1h or tail; bucket is the arrival time, to 5 minutes, the hour or the day; gone: to be deleted';
 
 CREATE TABLE parts (
     kind VARCHAR, device VARCHAR, host VARCHAR, slot VARCHAR, first_seen TIMESTAMP,
     last_seen TIMESTAMP, present BOOLEAN
 );
 COMMENT ON TABLE parts IS
-    'which part was in which slot of which host, by what hosts registered with; present: as its host last registered';
+    'which part was in which slot of which host, as registered by hosts; present: in the last registration';

@@ -6,8 +6,8 @@ CREATE TABLE models (
     calibration STRUCT(told DOUBLE, observed DOUBLE)[], model VARCHAR
 );
 COMMENT ON TABLE models IS
-    'models of hazard by `gangline admin train`; the newest accepted one is in use, none: a prior from published rates';
+    'hazard models of `gangline admin train`; the newest accepted one is in use; without one, a prior from published rates';
 
 CREATE TABLE past_findings (host VARCHAR, name VARCHAR, since TIMESTAMP, cleared TIMESTAMP);
 COMMENT ON TABLE past_findings IS
-    'cleared findings older than history_days, without their words, for 400 days: what models are trained on';
+    'cleared findings older than history_days, without their words, for 400 days: training data of models';

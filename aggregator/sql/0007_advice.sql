@@ -2,7 +2,7 @@
 -- the others say what it said, and what came of it.
 CREATE TABLE advice_events (number UBIGINT, time TIMESTAMP, kind VARCHAR, body VARCHAR);
 COMMENT ON TABLE advice_events IS
-    'what the advice machine was told, in order, but for what changed nothing; body is JSON: replayed, it gives the same advice';
+    'input events of the advice state machine, in order, without those that changed nothing; body is JSON: replayed, it gives the same advice';
 
 CREATE TABLE advice_memory (number UBIGINT, time TIMESTAMP, body VARCHAR);
 COMMENT ON TABLE advice_memory IS 'what the advice machine remembered after event number, as JSON: the last one';
@@ -12,7 +12,7 @@ CREATE TABLE advice_decisions (
     body VARCHAR, shadow BOOLEAN
 );
 COMMENT ON TABLE advice_decisions IS
-    'what the advice machine decided and why; number is the event that it answers; shadow: nobody was told';
+    'decisions of the advice state machine, with reasons; number is the event that caused it; shadow: not issued';
 
 CREATE TABLE advisories (
     advisory VARCHAR, revision UBIGINT, time TIMESTAMP, subject VARCHAR, hosts VARCHAR[],
@@ -22,7 +22,7 @@ CREATE TABLE advisories (
     hazard_per_hour DOUBLE, devices VARCHAR[], job VARCHAR, count UBIGINT, owner VARCHAR,
     shadow BOOLEAN
 );
-COMMENT ON TABLE advisories IS 'every state that every advisory was in; the highest revision is what it is now';
+COMMENT ON TABLE advisories IS 'every state of every advisory; the highest revision is the current one';
 
 CREATE TABLE outcomes (
     time TIMESTAMP, outcome VARCHAR, advisory VARCHAR, reporter VARCHAR, job VARCHAR, hosts VARCHAR[],
@@ -31,4 +31,4 @@ CREATE TABLE outcomes (
     reason VARCHAR
 );
 COMMENT ON TABLE outcomes IS
-    'what happened, as schedulers told: whether advice was followed, and what it cost; expected_interruptions is what the scores of then said';
+    'outcomes that schedulers reported: whether advice was followed, and its cost; expected_interruptions follows from the scores of that time';

@@ -3,15 +3,15 @@ CREATE TABLE declared_versions (
     number UINTEGER, hash VARCHAR, taken TIMESTAMP, files VARCHAR[], notes VARCHAR[]
 );
 COMMENT ON TABLE declared_versions IS
-    'each version of what was declared that came into force; the highest number is in force; hash is of what its files held';
+    'each version of the declarations that came into force; the highest number is in force; hash is of its files';
 CREATE TABLE declared_files (number UINTEGER, file VARCHAR, text VARCHAR);
 COMMENT ON TABLE declared_files IS
-    'what the files of the last versions held; after a restart with a bad file the last good version is read from here';
+    'contents of the files of the last versions; after a restart with an invalid file the last valid version is read from here';
 CREATE TABLE declared_places (
     host VARCHAR, field VARCHAR, value VARCHAR, source VARCHAR, said_at VARCHAR, counts BOOLEAN
 );
 COMMENT ON TABLE declared_places IS
-    'where each host stands, by everybody who says so: source file, topograph, label (of the agent) or hardware; counts: this one''s word is taken';
+    'locations of each host by source: file, topograph, label (of the agent) or hardware; counts: this source is used';
 CREATE TABLE declared_windows (
     hosts VARCHAR, begins TIMESTAMP, ends TIMESTAMP, who VARCHAR, why VARCHAR, said_at VARCHAR
 );
@@ -21,7 +21,7 @@ CREATE TABLE declared_overrides (
     said_at VARCHAR
 );
 COMMENT ON TABLE declared_overrides IS
-    'what is noise, on which hosts, until when, and why; since is NULL for any time before; UTC';
+    'noise: on which hosts, until when, and why; since is NULL for any earlier time; UTC';
 CREATE TABLE declared_expected (
     name VARCHAR, model VARCHAR, hosts VARCHAR, item VARCHAR, value VARCHAR, tells VARCHAR,
     said_at VARCHAR
@@ -31,4 +31,4 @@ CREATE TABLE declared_thresholds (
     name VARCHAR, value DOUBLE, default_value DOUBLE, low DOUBLE, high DOUBLE, unit VARCHAR,
     tells VARCHAR
 );
-COMMENT ON TABLE declared_thresholds IS 'numbers that rules decide by: as declared, else their default';
+COMMENT ON TABLE declared_thresholds IS 'thresholds of rules: as declared, else the default';

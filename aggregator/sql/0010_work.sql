@@ -4,17 +4,17 @@ CREATE TABLE gangs (
     reporter VARCHAR, time TIMESTAMP
 );
 COMMENT ON TABLE gangs IS
-    'what schedulers say runs where, until then unless they say it again; gpus 0: all of its hosts; checkpoint_seconds 0: not told';
+    'running gangs as schedulers report them, valid until then unless renewed; gpus 0: all of its hosts; checkpoint_seconds 0: not reported';
 CREATE TABLE unavailable (
     host VARCHAR, who VARCHAR, why VARCHAR, since TIMESTAMP, until TIMESTAMP
 );
 COMMENT ON TABLE unavailable IS
-    'hosts that somebody took out himself and told us of, until then unless he says it again';
+    'hosts reported as taken out by others, valid until then unless renewed';
 ALTER TABLE scores ADD COLUMN log_hazard_outcomes DOUBLE;
 COMMENT ON COLUMN scores.log_hazard_outcomes IS
-    'how much of log_hazard_deltas outcomes added: ln of how many times hazards had been too small; NULL: of before version 10';
+    'part of log_hazard_deltas that outcomes added: ln of the factor by which hazards had been too small; NULL: from before version 10';
 ALTER TABLE declared_overrides ADD COLUMN rollout DOUBLE;
-COMMENT ON COLUMN declared_overrides.rollout IS 'on which share of these hosts it counts so far';
+COMMENT ON COLUMN declared_overrides.rollout IS 'share of these hosts on which it applies so far';
 ALTER TABLE declared_thresholds ADD COLUMN rollout DOUBLE;
-COMMENT ON COLUMN declared_thresholds.rollout IS 'on which share of the hosts the value counts so far; on the others before_value does';
+COMMENT ON COLUMN declared_thresholds.rollout IS 'share of the hosts on which the value applies so far; on the others before_value applies';
 ALTER TABLE declared_thresholds ADD COLUMN before_value DOUBLE;

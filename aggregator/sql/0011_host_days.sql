@@ -6,4 +6,4 @@ CREATE TABLE host_days (
     faults_of_others DOUBLE, gpus DOUBLE
 );
 COMMENT ON TABLE host_days IS
-    'what was measured of each host at its first score of each UTC day (time), within the hour after 00:00, for 400 days: what models are trained on beside the faults; NULL: not known';
+    'measurements of each host at its first score of each UTC day (time), within the hour after 00:00, for 400 days: training data of models besides the faults; NULL: unknown';

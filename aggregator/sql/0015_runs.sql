@@ -11,4 +11,4 @@ CREATE TABLE runs (
     pace_ratio_lower DOUBLE, pace_ratio_upper DOUBLE, host_names VARCHAR[], simulated BOOLEAN
 );
 COMMENT ON TABLE runs IS
-    'a row for each run of a job of a minute or longer, as last written (time): what its GPUs did, and which earlier runs are like it; kept 400 days; NULL: not known';
+    'one row per run of a job of a minute or longer, as last written (time): what its GPUs did, and which earlier runs are similar; kept 400 days; NULL: unknown';

@@ -14,4 +14,4 @@ CREATE TABLE job_forecasts (
     disk_pressure_ratio_upper FLOAT
 );
 COMMENT ON TABLE job_forecasts IS
-    'a row for each running job and horizon, as forecast last (time): see ops.job_forecast; NULL: not known';
+    'one row per running job and horizon, as last forecast (time): see ops.job_forecast; NULL: unknown';

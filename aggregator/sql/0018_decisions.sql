@@ -13,8 +13,8 @@ CREATE TABLE decision_choices (
     reservation VARCHAR, decision VARCHAR, option UINTEGER, owner VARCHAR, time TIMESTAMP, expires TIMESTAMP, nodes UINTEGER
 );
 COMMENT ON TABLE decisions IS
-    'a row for each plan, evaluation, resize or recovery that was answered: see ops.decisions; NULL: not known';
+    'one row per answered plan, evaluation, resize or recovery: see ops.decisions; NULL: unknown';
 COMMENT ON TABLE decision_records IS 'request and answer of each decision as messages, compressed (zlib), and the digests of its inputs';
 COMMENT ON TABLE decision_inputs IS
-    'columns of the nodes that decisions were computed from, each once (zlib); time: when the last decision used it';
+    'node columns that were inputs of decisions, each once (zlib); time: when the last decision used it';
 COMMENT ON TABLE decision_choices IS 'reservations that name a decision, and which of its options they took; option 0: not said';

@@ -5,23 +5,23 @@ CREATE TABLE recoveries (
     restarted BOOLEAN, restored_from_peer BOOLEAN, lost_gpu_hours DOUBLE, note VARCHAR
 );
 COMMENT ON TABLE recoveries IS
-    'how recoveries went, as schedulers report it, one row an incident; kind: number of RecoveryKind, 0: none of these; NULL times: not reported';
+    'recoveries that schedulers report, one row per incident; kind: number of RecoveryKind, 0: none of these; NULL times: not reported';
 CREATE TABLE calibration (
     time TIMESTAMP, factor VARCHAR, workload VARCHAR, nodes UINTEGER, unit VARCHAR, value DOUBLE, lower DOUBLE,
     upper DOUBLE, source VARCHAR, reports UINTEGER, assumed DOUBLE
 );
 COMMENT ON TABLE calibration IS
-    'factors of the price of placements and recoveries, as plans have them since then; workload and nodes: of a throughput only';
+    'factors of the price of placements and recoveries, as plans use them from then on; workload and nodes: for a throughput only';
 ALTER TABLE outcomes ADD COLUMN decision VARCHAR;
-COMMENT ON COLUMN outcomes.decision IS 'the plan that was followed (decision_id); NULL: of before version 19';
+COMMENT ON COLUMN outcomes.decision IS 'the plan that was followed (decision_id); NULL: from before version 19';
 ALTER TABLE outcomes ADD COLUMN plan_option UTINYINT;
 COMMENT ON COLUMN outcomes.plan_option IS 'which option of the plan, from 1; 0: none';
 ALTER TABLE outcomes ADD COLUMN throughput DOUBLE;
-COMMENT ON COLUMN outcomes.throughput IS 'of the whole gang, in the unit of whoever reports the workload; NULL: not reported';
+COMMENT ON COLUMN outcomes.throughput IS 'throughput of the whole gang, in the reporter''s unit; NULL: not reported';
 ALTER TABLE outcomes ADD COLUMN queue_seconds DOUBLE;
 COMMENT ON COLUMN outcomes.queue_seconds IS 'how long the job waited for its start; NULL: not reported';
 ALTER TABLE outcomes ADD COLUMN domains_spanned MAP(VARCHAR, DOUBLE);
 COMMENT ON COLUMN outcomes.domains_spanned IS
-    'how many domains of each tier its nodes were in when it was reported; a tier is missing where the domain of a node is not known';
+    'number of domains of each tier that its nodes spanned when it was reported; a tier is missing if the domain of a node is unknown';
 ALTER TABLE outcomes ADD COLUMN communication_share DOUBLE;
-COMMENT ON COLUMN outcomes.communication_share IS 'share of a step bound by network and NVLink, by the job''s fingerprint; NULL: not known';
+COMMENT ON COLUMN outcomes.communication_share IS 'share of a step bound by network and NVLink, by the job''s fingerprint; NULL: unknown';

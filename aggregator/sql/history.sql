@@ -10,7 +10,7 @@ CREATE OR REPLACE MACRO history.by_slot(host_name, slot_name) AS TABLE
 SELECT device, kind, first_seen, last_seen, present
 FROM main.parts WHERE host = host_name AND slot = slot_name ORDER BY first_seen, last_seen;
 COMMENT ON MACRO TABLE history.by_slot IS
-    'the parts that sat in a slot of a host: SELECT left(device, 12) AS gpu, last_seen, present FROM history.by_slot(''sim-002'', ''0000:43:00.0'')';
+    'the parts that were in a slot of a host: SELECT left(device, 12) AS gpu, last_seen, present FROM history.by_slot(''sim-002'', ''0000:43:00.0'')';
 
 CREATE OR REPLACE VIEW history.moved AS
 SELECT kind, device, count(*) AS places_count, list(host || ' ' || slot ORDER BY first_seen) AS places
@@ -23,4 +23,4 @@ SELECT o.host, count(DISTINCT o.device) AS parts_count, min(o.first_seen) AS fir
 FROM main.parts AS p JOIN main.parts AS o USING (kind, device, slot)
 WHERE p.host = host_name GROUP BY o.host ORDER BY first_seen;
 COMMENT ON MACRO TABLE history.names_of IS
-    'the names under which the same parts sat in the same slots, as of a renamed host: FROM history.names_of(''sim-000'')';
+    'names of hosts with the same parts in the same slots, such as of a renamed host: FROM history.names_of(''sim-000'')';

@@ -5,13 +5,13 @@
 -- The operators' file has its own with the moment itself in it: a comparison with a constant reads the rows of
 -- those minutes only, one with a query reads all.
 CREATE OR REPLACE MACRO ops.taken() AS (SELECT taken FROM main.snapshot);
-COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken';
+COMMENT ON MACRO ops.taken IS 'time of this snapshot: SELECT ops.taken() AS taken';
 
 CREATE OR REPLACE MACRO ops.is_part(device, part) AS CASE
     WHEN length(part) >= 40 THEN device = part
     ELSE device >= part AND device < part || '~' END;
 COMMENT ON MACRO ops.is_part IS
-    'whether a device is the one of this name, or begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-38df83f5'')';
+    'whether a device has this name, or a name that begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-38df83f5'')';
 
 -- Counter algebra as in contract/counters.py (a test holds them equal): a counter that started over
 -- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.
@@ -23,7 +23,7 @@ CREATE OR REPLACE MACRO ops.counter_value(value, width_bits, sticks) AS CASE
     WHEN sticks AND width_bits < 64 AND value = pow(2, width_bits)::HUGEINT - 1 THEN NULL
     ELSE value END;
 COMMENT ON MACRO ops.counter_value IS
-    'a counter''s value; NULL for a sentinel and at the ceiling of one that sticks: SELECT ops.counter_value(65534, 16, true) AS value';
+    'a counter''s value; NULL for a sentinel, and at the maximum of a counter that saturates: SELECT ops.counter_value(65534, 16, true) AS value';
 
 CREATE OR REPLACE MACRO ops.counter_step(older, newer, width_bits, sticks) AS CASE
     WHEN ops.counter_value(older, width_bits, sticks) IS NULL
@@ -35,7 +35,7 @@ CREATE OR REPLACE MACRO ops.counter_step(older, newer, width_bits, sticks) AS CA
         THEN newer::HUGEINT - older::HUGEINT + pow(2, width_bits)::HUGEINT
     ELSE NULL END;
 COMMENT ON MACRO ops.counter_step IS
-    'what a counter counted between two readings of one boot, NULL when it started over (older, newer, width_bits, sticks): SELECT ops.counter_step(4294967290, 10, 32, false) AS step';
+    'increase of a counter between two readings of one boot, NULL when it restarted (older, newer, width_bits, sticks): SELECT ops.counter_step(4294967290, 10, 32, false) AS step';
 
 CREATE OR REPLACE MACRO ops.counted(value, boottime_ns, device, read, width_bits, sticks) AS CASE
     WHEN boottime_ns > lag(boottime_ns) OVER (PARTITION BY device ORDER BY read) THEN coalesce(ops.counter_step(
@@ -43,11 +43,11 @@ CREATE OR REPLACE MACRO ops.counted(value, boottime_ns, device, read, width_bits
         value, width_bits, sticks), 0)
     ELSE 0 END;
 COMMENT ON MACRO ops.counted IS
-    'what a counter counted since the reading of the device before, 0 where it started over, or its host did: SELECT sum(new) AS times_count FROM (SELECT ops.counted(link_downed_events, boottime_ns, (host, device), time, 8, true) AS new FROM readings.rdma_1s_changes)';
+    'increase of a counter since the previous reading of the device, 0 if the counter or its host restarted: SELECT sum(new) AS times_count FROM (SELECT ops.counted(link_downed_events, boottime_ns, (host, device), time, 8, true) AS new FROM readings.rdma_1s_changes)';
 
 -- As `fleet/tables.py` has it: what counted between two readings may have at any time between them.
 CREATE OR REPLACE MACRO ops.faded(new, read, moment, period_seconds, seconds) AS
     new * (1 - exp(-period_seconds / seconds)) * seconds / period_seconds
         * exp(-floor(greatest(epoch(moment - read), 0) / period_seconds) * period_seconds / seconds);
 COMMENT ON MACRO ops.faded IS
-    'what is left of `new` events at a moment, fading by 1/e in so many seconds, of readings that come each period: SELECT ops.faded(20, TIMESTAMP ''2023-11-14 22:16:00'', TIMESTAMP ''2023-11-14 22:26:00'', 1, 600) AS faded';
+    'weight of `new` events at a later time, decaying by 1/e in the given seconds, for readings of the given period: SELECT ops.faded(20, TIMESTAMP ''2023-11-14 22:16:00'', TIMESTAMP ''2023-11-14 22:26:00'', 1, 600) AS faded';

@@ -9,20 +9,20 @@ JOIN (
         coalesce(arg_max(version, time) FILTER (time <= ops.taken()), arg_max(version, time)) AS version
     FROM main.scores GROUP BY host
 ) AS last USING (host, time, version);
-COMMENT ON VIEW ops.scores_now IS 'the last score of each host, whole: SELECT host, state, score, reason FROM ops.scores_now ORDER BY host';
+COMMENT ON VIEW ops.scores_now IS 'the last score of each host, all columns: SELECT host, state, score, reason FROM ops.scores_now ORDER BY host';
 
 CREATE OR REPLACE VIEW ops.last_readings AS
 SELECT host, max(time) AS last_reading
 FROM (SELECT host, time FROM latest.host_1s UNION ALL SELECT host, time FROM latest.collector_10s)
 WHERE time <= ops.taken() GROUP BY host;
 COMMENT ON VIEW ops.last_readings IS
-    'of when the last reading of each host is: FROM ops.last_readings ORDER BY host';
+    'time of the last reading of each host: FROM ops.last_readings ORDER BY host';
 
 CREATE OR REPLACE VIEW ops.heard AS
 SELECT host, greatest(s.heard, r.last_reading) AS heard, r.last_reading
 FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
 LEFT JOIN ops.last_readings AS r USING (host);
-COMMENT ON VIEW ops.heard IS 'when each host was last heard, by the aggregator''s clock: FROM ops.heard ORDER BY host';
+COMMENT ON VIEW ops.heard IS 'when each host last reported, by the aggregator''s clock: FROM ops.heard ORDER BY host';
 
 CREATE OR REPLACE VIEW ops.hosts AS
 SELECT
@@ -51,7 +51,7 @@ SELECT
 FROM ops.hosts WHERE NOT (simulated AND coalesce(silent_seconds, 0) > 60)
 ORDER BY ops.severity(state), ops.hosts.score NULLS LAST, host LIMIT n;
 COMMENT ON MACRO TABLE ops.worst IS
-    'the n hosts that stand worst, without simulated ones that have ended: FROM ops.worst(n := 3)';
+    'the n worst hosts, without simulated ones that have ended: FROM ops.worst(n := 3)';
 
 CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
 SELECT
@@ -60,7 +60,7 @@ SELECT
 FROM main.evidence AS e JOIN ops.scores_now AS s USING (host, time, version)
 WHERE host = host_name ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
 COMMENT ON MACRO TABLE ops.explain IS
-    'what a host''s score is made of; column sql shows the readings: SELECT words, score_delta, reason FROM ops.explain(''sim-006'')';
+    'evidence of a host''s score; column sql shows the readings: SELECT words, score_delta, reason FROM ops.explain(''sim-006'')';
 
 CREATE OR REPLACE VIEW ops.freshness AS
 SELECT host, heard, silent_seconds, state, simulated
@@ -81,7 +81,7 @@ WHERE state IS DISTINCT FROM state_before
 QUALIFY row_number() OVER (PARTITION BY host ORDER BY time <= ops.taken() DESC, time DESC, version DESC) = 1
 ORDER BY host;
 COMMENT ON VIEW ops.state_since IS
-    'since when each host is in its state; or_longer: as far back as is looked, a day, or as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';
+    'since when each host has been in its state; or_longer: at least that long, because a day is searched, or the scores stored here: FROM ops.state_since WHERE state <> ''HEALTHY''';
 
 CREATE OR REPLACE MACRO ops.awake(moment) AS TABLE
 SELECT DISTINCT host
@@ -91,4 +91,4 @@ FROM (
 )
 WHERE time BETWEEN moment - INTERVAL 15 SECOND AND moment ORDER BY host;
 COMMENT ON MACRO TABLE ops.awake IS
-    'hosts that were heard within 15 s before a time, whose devices are compared: FROM ops.awake(TIMESTAMP ''2023-11-14 22:16:00'')';
+    'hosts that reported within 15 s before a time, whose devices are compared: FROM ops.awake(TIMESTAMP ''2023-11-14 22:16:00'')';

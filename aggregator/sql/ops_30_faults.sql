@@ -2,7 +2,7 @@ CREATE OR REPLACE VIEW ops.findings AS
 SELECT host, name, subject, words, since, cleared, cleared IS NULL AS still_so, clears_when
 FROM main.findings ORDER BY still_so DESC, since DESC, host, name, subject;
 COMMENT ON VIEW ops.findings IS
-    'what is wrong and stands until it is gone: two hosts of one name, a counter stuck, an XID: SELECT host, name, words FROM ops.findings WHERE still_so';
+    'findings: faults that last until cleared, such as two hosts of one name, a counter stuck, an XID: SELECT host, name, words FROM ops.findings WHERE still_so';
 
 CREATE OR REPLACE VIEW ops.faults AS
 SELECT
@@ -35,7 +35,7 @@ QUALIFY row_number() OVER (
     PARTITION BY s.host, e.device, e.signal, e.words ORDER BY a.code NULLS LAST) = 1
 ORDER BY ops.severity(s.state), s.score, s.host, e.score_delta, e.device;
 COMMENT ON VIEW ops.advisories IS
-    'what our policy recommends for what stands against each host (action NULL: it has nothing for that); nobody has decided on it and nothing acts by itself: SELECT host, state, action, words FROM ops.advisories';
+    'what the policy recommends for the active findings of each host (action NULL: no recommendation); these are not decisions, and nothing acts on them: SELECT host, state, action, words FROM ops.advisories';
 
 CREATE OR REPLACE MACRO ops.part(device_name) AS TABLE
 SELECT *
@@ -52,7 +52,7 @@ FROM (
 )
 ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
-    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-3d4c4be0'')';
+    'everything reported about a device, on any host (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-3d4c4be0'')';
 
 -- Findings that overlap, or begin within ten minutes of an incident, are one (`hazard/history.py`; a test holds them equal).
 -- What came later is not told: a stored query returns what was known then. Each incident is added to a copy of the list
@@ -87,4 +87,4 @@ COMMENT ON MACRO TABLE ops.incidents_at IS
 CREATE OR REPLACE VIEW ops.incidents AS
 FROM ops.incidents_at(ops.taken()) ORDER BY began DESC, host;
 COMMENT ON VIEW ops.incidents IS
-    'faults of each host as models of hazard count them, newest first: findings that are faults, those that belong together as one (of a host''s newest 5,000; as of a time: ops.incidents_at): SELECT host, began, ended, names FROM ops.incidents LIMIT 3';
+    'faults of each host as hazard models count them, newest first: findings that are faults, related ones merged (from a host''s newest 5,000; at a past time: ops.incidents_at): SELECT host, began, ended, names FROM ops.incidents LIMIT 3';

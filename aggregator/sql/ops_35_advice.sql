@@ -9,13 +9,13 @@ FROM main.advisories
 QUALIFY row_number() OVER (PARTITION BY advisory ORDER BY revision DESC) = 1
 ORDER BY state NOT IN ('PROPOSED', 'ACCEPTED', 'DEFERRED'), proposed DESC, advisory;
 COMMENT ON VIEW ops.advice IS
-    'every advisory as it is now, open ones first, with its price and how that came about: SELECT advisory, subject, action, state, waiting_gpu_hours, acting_gpu_hours FROM ops.advice';
+    'the current state of every advisory, open ones first, with its price and how that is computed: SELECT advisory, subject, action, state, waiting_gpu_hours, acting_gpu_hours FROM ops.advice';
 
 CREATE OR REPLACE VIEW ops.advice_history AS
 SELECT time, number, kind, advisory, host, words, body, shadow
 FROM main.advice_decisions ORDER BY time DESC, number DESC;
 COMMENT ON VIEW ops.advice_history IS
-    'every decision about advice with its reason, newest first; HeldBack: called for, and not given: SELECT time, kind, advisory, host, words FROM ops.advice_history';
+    'every decision about advice with its reason, newest first; HeldBack: needed, but not advised: SELECT time, kind, advisory, host, words FROM ops.advice_history';
 
 -- Of a month up to the last decision: advisories are kept for longer than what was held back.
 CREATE OR REPLACE VIEW ops.advice_shadow AS
@@ -49,7 +49,7 @@ SELECT
 FROM main.outcomes AS o LEFT JOIN ops.advice AS a USING (advisory)
 ORDER BY o.time DESC, o.outcome;
 COMMENT ON VIEW ops.outcomes IS
-    'what happened after advice: followed or not, what it cost, and regret: how much more than the cheaper of acting and waiting was said to cost: SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes';
+    'what happened after advice: followed or not, its cost, and regret: how much more it cost than the cheaper of acting and waiting was predicted to: SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes';
 
 -- As judging has it (`aggregator/scoring/calibration.py`): a row for each hazard that factors are told of.
 CREATE OR REPLACE VIEW ops.hazard_calibration AS
@@ -58,14 +58,14 @@ SELECT
     expected_counted, time
 FROM main.hazard_calibration ORDER BY hazard_per_hour;
 COMMENT ON VIEW ops.hazard_calibration IS
-    'interruptions that schedulers reported against those that scores had expected, of hosts of about such a hazard, and the same as they count now (older ones less); factor: by how much hazards were too small, and what they are multiplied by: FROM ops.hazard_calibration';
+    'reported interruptions against those that scores had expected, by hazard, and the same weighted by age; factor: by how much hazards were too small, by which they are now multiplied: FROM ops.hazard_calibration';
 
 CREATE OR REPLACE VIEW ops.unavailable AS
 SELECT u.host, u.who, u.why, u.since, u.until, s.state
 FROM main.unavailable AS u LEFT JOIN ops.scores_now AS s USING (host)
 WHERE u.until > ops.taken() ORDER BY u.until, u.host;
 COMMENT ON VIEW ops.unavailable IS
-    'hosts that a scheduler, or somebody, took out by himself, and told us of: limits of advice count them: FROM ops.unavailable';
+    'hosts that a scheduler or a person took out and reported: limits of advice count them: FROM ops.unavailable';
 
 CREATE OR REPLACE VIEW ops.gangs AS
 SELECT
@@ -74,4 +74,4 @@ SELECT
     reporter, time AS told, until, hosts
 FROM main.gangs WHERE until > ops.taken() ORDER BY len(hosts) DESC, workload;
 COMMENT ON VIEW ops.gangs IS
-    'what schedulers say runs where, with how often it writes a checkpoint; what agents see is in ops.jobs: SELECT workload, hosts_count, checkpoint_seconds, until FROM ops.gangs';
+    'running gangs and their checkpoint intervals, as schedulers report them; ops.jobs shows what agents see: SELECT workload, hosts_count, checkpoint_seconds, until FROM ops.gangs';

@@ -3,9 +3,9 @@ CREATE OR REPLACE VIEW ops.calibration AS
 SELECT factor, value, lower, upper, unit, source, reports, assumed, workload, nodes, time
 FROM main.calibration ORDER BY source <> 'reported', factor, workload, nodes;
 COMMENT ON VIEW ops.calibration IS
-    'each factor of the price of placements and recoveries, with its 90 % interval: as reports have it, or assumed; and throughput by size of each workload that was reported: SELECT factor, value, lower, upper, unit, source, reports FROM ops.calibration';
-COMMENT ON COLUMN ops.calibration.source IS 'reported: estimated from reports and the assumption; assumed: nobody has reported of it';
-COMMENT ON COLUMN ops.calibration.reports IS 'how many reports it is made from, of at most 400 days';
+    'each factor of the price of placements and recoveries, with its 90 % interval: as estimated from reports, or assumed; and the reported throughput by size of each workload: SELECT factor, value, lower, upper, unit, source, reports FROM ops.calibration';
+COMMENT ON COLUMN ops.calibration.source IS 'reported: estimated from reports and the assumption; assumed: there are no reports';
+COMMENT ON COLUMN ops.calibration.reports IS 'number of reports it is estimated from, of at most 400 days';
 
 CREATE OR REPLACE VIEW ops.recoveries AS
 SELECT
@@ -17,4 +17,4 @@ SELECT
     restarted, restored_from_peer, workload, decision, reporter, note, fault, resumed
 FROM main.recoveries ORDER BY time DESC, incident;
 COMMENT ON VIEW ops.recoveries IS
-    'how recoveries went, as schedulers reported it: SELECT incident, kind, success, stopped_seconds, lost_gpu_hours FROM ops.recoveries';
+    'recoveries that schedulers reported: SELECT incident, kind, success, stopped_seconds, lost_gpu_hours FROM ops.recoveries';

@@ -22,13 +22,13 @@ known AS (
 )
 FROM known ORDER BY status != 'in use', trained DESC NULLS LAST;
 COMMENT ON VIEW ops.models IS
-    'which model of hazard judges (scores.hazard_model), what it was made from, how good it was out of fold, and why others were refused: SELECT version, status, why, faults, auc, ece FROM ops.models';
+    'which hazard model is in use (scores.hazard_model), its training data, its quality out of fold, and why others were rejected: SELECT version, status, why, faults, auc, ece FROM ops.models';
 COMMENT ON COLUMN ops.models.status IS
-    'in use: the newest that was accepted; where it cannot be read, which is logged at the start, the prior judges (scores.hazard_model tells)';
-COMMENT ON COLUMN ops.models.trained IS 'at the earliest just after the one that was in use then: the clock may have been ahead and been set back';
+    'in use: the newest that was accepted; if it cannot be read, which is logged at the start, the prior is used (see scores.hazard_model)';
+COMMENT ON COLUMN ops.models.trained IS 'training time; never before that of the model then in use, because the clock may have been set back';
 COMMENT ON COLUMN ops.models.hazard_spread IS 'factor up and down of the 90 % interval of one host''s hazard, measured; NULL: 3, assumed';
 
 CREATE OR REPLACE MACRO ops.host_days(host_name) AS TABLE
 SELECT * EXCLUDE (host) FROM main.host_days WHERE host = host_name ORDER BY day DESC;
 COMMENT ON MACRO TABLE ops.host_days IS
-    'what was measured of a host at the beginning of each day, newest first: models are trained on it: SELECT day, corrected_errors, headroom_celsius FROM ops.host_days(''sim-006'')';
+    'measurements of a host at the beginning of each day, newest first: training data of models: SELECT day, corrected_errors, headroom_celsius FROM ops.host_days(''sim-006'')';

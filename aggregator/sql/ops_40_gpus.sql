@@ -24,7 +24,7 @@ FROM main.devices AS d JOIN main.hosts AS h USING (host)
 LEFT JOIN latest.gpu_1s AS g USING (host, device)
 WHERE d.kind = 'gpu' ORDER BY d.host, pci_address, gpu;
 COMMENT ON VIEW ops.gpus IS
-    'every GPU as it was last read, and what it is: SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, power_watts, temperature_celsius FROM ops.gpus LIMIT 3';
+    'every GPU with its last readings and its model: SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, power_watts, temperature_celsius FROM ops.gpus LIMIT 3';
 
 -- Of the last minute, not of the last sample: a driver's flag goes out for a sample now and then. 236 are the bits of
 -- a power cap, a slowdown, heat and the brake. Counters of nanoseconds tell of what a sample missed. Of a GPU that was
@@ -70,7 +70,7 @@ FROM (
 WHERE held_down_ratio >= 0.05 OR thermal_ratio >= 0.05 OR power_ratio >= 0.05
 ORDER BY sm_clock_megahertz, host, gpu;
 COMMENT ON VIEW ops.throttled IS
-    'GPUs that heat, a power cap or a brake held down in the last minute, slowest first, and for which share of its samples (held_down_ratio) and of its time by the driver''s counters (a power cap at full load is normal: look at the clock): SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, held_down_by, held_down_ratio FROM ops.throttled';
+    'GPUs limited by heat, a power cap or a power brake in the last minute, slowest first, with the share of samples (held_down_ratio) and of time by the driver''s counters (a power cap at full load is normal: check the clock): SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, held_down_by, held_down_ratio FROM ops.throttled';
 
 CREATE OR REPLACE VIEW ops.remaps AS
 SELECT
@@ -82,7 +82,7 @@ WHERE remap_pending_state = 1 OR remap_failed_state = 1
     OR remapped_uncorrectable_rows > 0 OR remapped_correctable_rows > 0
 ORDER BY failed DESC, pending DESC, remapped_uncorrectable_rows DESC, host, gpu;
 COMMENT ON VIEW ops.remaps IS
-    'GPUs with replaced memory rows, those that failed or wait for a reset first: FROM ops.remaps';
+    'GPUs with remapped memory rows; failed remaps and those that wait for a reset come first: FROM ops.remaps';
 
 CREATE OR REPLACE MACRO ops.gpu_history(uuid) AS TABLE
 SELECT

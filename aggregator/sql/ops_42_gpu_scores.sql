@@ -75,13 +75,13 @@ SELECT
     says.reason AS reason, says.words AS words, evidence_count, read, judged, simulated
 FROM scored ORDER BY ops.severity(says.state), hazard DESC, host, gpu;
 COMMENT ON MACRO TABLE ops.gpu_scores_at IS
-    'ops.gpu_scores of a time, over so many hours, by scores and evidence of then; which GPUs there are, and which are read, is of now: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
+    'ops.gpu_scores of a time, over the given hours, by the scores and evidence of that time; the list of GPUs, and which have readings, is current: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
 
 CREATE OR REPLACE VIEW ops.gpu_scores AS FROM ops.gpu_scores_at('infinity'::TIMESTAMP);
 COMMENT ON VIEW ops.gpu_scores IS
-    'each GPU with state, score over 8 hours, hazard and strongest evidence, of its host''s last score, worst first: SELECT host, left(gpu, 12) AS gpu, state, score, relative_speed, reason FROM ops.gpu_scores LIMIT 3';
+    'each GPU with state, score over 8 hours, hazard and strongest evidence, from its host''s last score, worst first: SELECT host, left(gpu, 12) AS gpu, state, score, relative_speed, reason FROM ops.gpu_scores LIMIT 3';
 COMMENT ON COLUMN ops.gpu_scores.state IS
-    'NULL: not known; its evidence was stored before version 12, or may have been left out (of a host the 48 strongest pieces are stored)';
-COMMENT ON COLUMN ops.gpu_scores.hazard_per_hour IS 'NULL: its host''s score was stored before version 9, without what it was computed from';
+    'NULL: unknown; its evidence was stored before version 12, or may have been left out (the 48 strongest pieces of a host are stored)';
+COMMENT ON COLUMN ops.gpu_scores.hazard_per_hour IS 'NULL: its host''s score was stored before version 9, without its inputs';
 COMMENT ON COLUMN ops.gpu_scores.relative_speed IS
-    'what its evidence says of it; NULL without: of a GPU that nothing is wrong with it is not stored (ScoreNodes has it), only that of its host''s slowest (ops.hosts)';
+    'by its evidence; NULL without evidence: for a healthy GPU it is not stored (ScoreNodes has it), only that of its host''s slowest GPU (ops.hosts)';

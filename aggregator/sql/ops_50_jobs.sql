@@ -16,7 +16,7 @@ LEFT JOIN main.events AS a ON a.name = 'gpu.told_anew' AND a.host = e.host
         || CASE e.name WHEN 'gpu.process' THEN left(e.device, 48) ELSE 'host' END
 WHERE e.name IN ('gpu.process', 'gpu.allocation');
 COMMENT ON VIEW ops.told_by_boot IS
-    'what hosts told of processes and allocations, with its state as of now; see ops.gpu_processes, ops.gpu_allocations: SELECT host, name, state, count(*) AS told FROM ops.told_by_boot GROUP BY ALL ORDER BY host, name, state LIMIT 5';
+    'processes and allocations that hosts reported, with their current state; see ops.gpu_processes, ops.gpu_allocations: SELECT host, name, state, count(*) AS told FROM ops.told_by_boot GROUP BY ALL ORDER BY host, name, state LIMIT 5';
 
 CREATE OR REPLACE VIEW ops.gpu_processes AS
 SELECT
@@ -43,7 +43,7 @@ SELECT
 FROM ops.told_by_boot AS e WHERE e.name = 'gpu.process'
 ORDER BY e.host, e.device, e.process_id;
 COMMENT ON VIEW ops.gpu_processes IS
-    'each process on each GPU: whose it is, since when; state running, dead (the GPU is held by one that has ended), ended: SELECT host, left(gpu, 12) AS gpu, job, rank, state FROM ops.gpu_processes';
+    'each process on each GPU with its owner and start; state running, dead (a process that has ended still uses the GPU), ended: SELECT host, left(gpu, 12) AS gpu, job, rank, state FROM ops.gpu_processes';
 
 CREATE OR REPLACE VIEW ops.jobs AS
 SELECT
@@ -57,7 +57,7 @@ FROM ops.gpu_processes WHERE state IN ('running', 'dead')
 GROUP BY source, job, CASE WHEN source IN ('slurm', 'kubernetes') THEN '' ELSE host END
 ORDER BY since;
 COMMENT ON VIEW ops.jobs IS
-    'what runs on GPUs now: Slurm jobs, pods, containers, units, with hosts, GPUs, ranks, since when: SELECT job, hosts, gpus_count, ranks FROM ops.jobs';
+    'jobs running on GPUs now: Slurm jobs, pods, containers, units, with hosts, GPUs, ranks and start: SELECT job, hosts, gpus_count, ranks FROM ops.jobs';
 
 CREATE OR REPLACE MACRO ops.job(job_name) AS TABLE
 SELECT
@@ -88,7 +88,7 @@ LEFT JOIN LATERAL (
 WHERE a.name = 'gpu.allocation' AND a.state = 'held'
 ORDER BY a.host, a.device;
 COMMENT ON VIEW ops.gpu_allocations IS
-    'which pod holds which GPU by kubelet''s word, beside the processes there: its own, and those of others: SELECT host, pod, left(gpu, 12) AS gpu, processes_count FROM ops.gpu_allocations';
+    'which pod has which GPU according to kubelet, with the processes there: its own, and those of others: SELECT host, pod, left(gpu, 12) AS gpu, processes_count FROM ops.gpu_allocations';
 
 CREATE OR REPLACE MACRO ops.job_hosts(job_name) AS TABLE
 SELECT
@@ -109,10 +109,10 @@ LEFT JOIN (
 ) AS c USING (host)
 ORDER BY h.relative_speed NULLS LAST, ops.severity(h.state), j.host;
 COMMENT ON MACRO TABLE ops.job_hosts IS
-    'the hosts of a job, slowest first, each with what costs it the most speed, or else its strongest reason: SELECT host, ranks, state, state_since, relative_speed, reason FROM ops.job_hosts(123)';
+    'the hosts of a job, slowest first, each with the evidence that costs it the most speed, or else its main reason: SELECT host, ranks, state, state_since, relative_speed, reason FROM ops.job_hosts(123)';
 
 CREATE OR REPLACE MACRO ops.gpu_users(uuid) AS TABLE
 SELECT since, last_time, state, job, source, process_id, process_name, user_id, rank, host, gpu
 FROM ops.gpu_processes WHERE ops.is_part(gpu, uuid) ORDER BY since, process_id;
 COMMENT ON MACRO TABLE ops.gpu_users IS
-    'who was on a GPU, in order of time, also those that have ended: SELECT since, state, job, process_name FROM ops.gpu_users(''GPU-38df83f5'')';
+    'processes that used a GPU, in order of time, including ended ones: SELECT since, state, job, process_name FROM ops.gpu_users(''GPU-38df83f5'')';

@@ -10,7 +10,7 @@ FROM (SELECT workload, unnest(hosts) AS host, time, until AS gone FROM main.gang
 JOIN (SELECT DISTINCT host, device FROM main.devices WHERE kind = 'gpu') AS d USING (host)
 WHERE NOT EXISTS (FROM ops.gpu_processes AS p WHERE p.host = g.host AND p.job = g.workload);
 COMMENT ON VIEW ops.job_members IS
-    'which GPUs each job has, or had, and from when to when (until NULL: still): SELECT job, host, count(*) AS gpus, min(since) AS since FROM ops.job_members GROUP BY ALL ORDER BY job, host LIMIT 3';
+    'which GPUs each job has or had, with start and end (until NULL: still): SELECT job, host, count(*) AS gpus, min(since) AS since FROM ops.job_members GROUP BY ALL ORDER BY job, host LIMIT 3';
 
 -- The device is JOB/RANK, or JOB/pPID of a rank that is not known.
 CREATE OR REPLACE VIEW ops.job_steps AS
@@ -77,7 +77,7 @@ SELECT
 FROM estimated WHERE is_known OR resident IS NOT NULL AND work IS NOT NULL
 ORDER BY time, host, gpu;
 COMMENT ON VIEW ops.job_phases IS
-    'what each GPU of a job did, in steps of 10 s: shares of compute, wait, host stall, checkpoint, idle; source estimated: from utilization, SM activity and power, of agents that send no phases: SELECT time, host, compute_ratio, wait_ratio, source FROM ops.job_phases WHERE job = ''123'' LIMIT 3';
+    'what each GPU of a job did, in steps of 10 s: shares of compute, wait, host stall, checkpoint, idle; source estimated: from utilization, SM activity and power, for agents that send no phases: SELECT time, host, compute_ratio, wait_ratio, source FROM ops.job_phases WHERE job = ''123'' LIMIT 3';
 
 -- By steps where the period is known for most of the time; else by the work of the GPU in the middle: tensor cores, or
 -- the share of time at work. 1 is the best minute of the job itself. A change: the medians of half a minute before and
@@ -247,4 +247,4 @@ FROM episodes LEFT JOIN lost USING (job, host, signal, reason, is_broken, episod
 WHERE is_stopped OR NOT is_broken
 ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC, job, host;
 COMMENT ON VIEW ops.stragglers IS
-    'who slowed or stopped which job, from when to when (until NULL: still), why, by how much, and the GPU-hours that the whole gang lost while this was its slowest member: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';
+    'which host slowed or stopped which job, with start and end (until NULL: still), reason, slowdown, and the GPU-hours that the whole gang lost while this was its slowest member: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';

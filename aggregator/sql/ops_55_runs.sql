@@ -10,9 +10,9 @@ SELECT
     disk_pressure_ratio, checkpoint_interval_seconds, host_names, simulated
 FROM main.runs ORDER BY begun DESC, job;
 COMMENT ON VIEW ops.runs IS
-    'each run of a job of a minute or longer: what its GPUs did, its class, how many earlier runs of its workload are known and how its pace compares with theirs; newest first: SELECT job, hosts, gpus, workload_class, earlier_runs, steps_per_second, pace_ratio, verdict FROM ops.runs';
-COMMENT ON COLUMN ops.runs.earlier_runs IS 'earlier runs of the same workload, the nearest 32 at most; 0: it was never seen';
+    'each run of a job of a minute or longer: what its GPUs did, its class, the number of earlier runs of its workload and its pace against theirs; newest first: SELECT job, hosts, gpus, workload_class, earlier_runs, steps_per_second, pace_ratio, verdict FROM ops.runs';
+COMMENT ON COLUMN ops.runs.earlier_runs IS 'earlier runs of the same workload, the nearest 32 at most; 0: never seen';
 COMMENT ON COLUMN ops.runs.pace_ratio IS
-    'its pace over the median of earlier runs on as many GPUs of the same model, with a 90 % interval; NULL: its step is not known, or there is no such run';
+    'its pace over the median of earlier runs on as many GPUs of the same model, with a 90 % interval; NULL: its step is unknown, or there is no such run';
 COMMENT ON COLUMN ops.runs.slower_than_before IS
-    'slower by 3 % and more, and by more than runs of a workload differ: of those that are as before one in a hundred is said to be';
+    'slower by 3 % and more, and by more than runs of a workload differ; one in a hundred unchanged runs is wrongly called slower';

@@ -25,7 +25,7 @@ SELECT
     reason, checkpoint_reason, host_stall_reason
 FROM fresh ORDER BY job, horizon_seconds;
 COMMENT ON VIEW ops.job_forecast IS
-    'what each running job is expected to do 10, 30, 60 and 300 s from time, if it goes on: probability of each state, next checkpoint and host stall with a window of 90 %, power and traffic of all its GPUs with an interval of 90 %; NULL and a reason where too little was seen: SELECT job, horizon_seconds, checkpoint_probability, next_checkpoint_at, power_watts FROM ops.job_forecast LIMIT 4';
+    'what each running job is expected to do 10, 30, 60 and 300 s from time, if it continues: probability of each state, next checkpoint and host stall with a window of 90 %, power and traffic of all its GPUs with an interval of 90 %; NULL and a reason if too little was seen: SELECT job, horizon_seconds, checkpoint_probability, next_checkpoint_at, power_watts FROM ops.job_forecast LIMIT 4';
 COMMENT ON COLUMN ops.job_forecast.next_checkpoint_probability IS
     'probability that it begins within a tenth of its interval of next_checkpoint_at';
 COMMENT ON COLUMN ops.job_forecast.checkpoint_within_probability IS

@@ -12,7 +12,7 @@ SELECT
 FROM main.decisions AS d LEFT JOIN chosen AS c USING (decision)
 ORDER BY d.time DESC, d.decision;
 COMMENT ON VIEW ops.decisions IS
-    'each plan, evaluation, resize and recovery that was answered, the newest first: its first option, what stood in the way (blockers), and which option was reserved by whom; gangline explain decision shows one in full: SELECT decision, time, kind, nodes, price_gpu_hours, survival, speed, chosen_option, chosen_by FROM ops.decisions';
+    'each answered plan, evaluation, resize and recovery, newest first: its first option, what prevented a plan (blockers), and which option was reserved by whom; gangline explain decision shows all of one: SELECT decision, time, kind, nodes, price_gpu_hours, survival, speed, chosen_option, chosen_by FROM ops.decisions';
 COMMENT ON COLUMN ops.decisions.hosts IS 'of the first option, in rank order; the first 64';
 COMMENT ON COLUMN ops.decisions.replayable IS
-    'what it was computed from is stored still: gangline explain decision ID --replay computes it again';
+    'its inputs are still stored: gangline explain decision ID --replay computes it again';

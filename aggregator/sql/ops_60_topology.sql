@@ -23,7 +23,7 @@ LEFT JOIN (
 ) AS n ON n.host = g.host AND n.gpu = g.device
 WHERE g.kind = 'gpu' ORDER BY g.host, pci_address, gpu;
 COMMENT ON VIEW ops.topology IS
-    'where each GPU sits: NUMA node, PCIe bridges, the RDMA ports nearest to it (its rails), NVLink peers, NVLink domain, chassis; leaf switches are not known: SELECT host, left(gpu, 12) AS gpu, pci_address, numa_node, rails, links_count FROM ops.topology LIMIT 3';
+    'location of each GPU: NUMA node, PCIe bridges, the RDMA ports nearest to it (its rails), NVLink peers, NVLink domain, chassis; leaf switches are unknown: SELECT host, left(gpu, 12) AS gpu, pci_address, numa_node, rails, links_count FROM ops.topology LIMIT 3';
 
 CREATE OR REPLACE VIEW ops.ports AS
 SELECT
@@ -37,7 +37,7 @@ FROM main.devices AS d LEFT JOIN latest.rdma_1s AS r USING (host, device)
 LEFT JOIN latest.rdma_1s_changes AS c USING (host, device)
 WHERE d.kind = 'rdma' ORDER BY host, port;
 COMMENT ON VIEW ops.ports IS
-    'every RDMA port: whether it is up, its rate, what it counted since it began, firmware, subnet manager: SELECT host, port, active, rate_gigabits_per_second FROM ops.ports LIMIT 3';
+    'every RDMA port: whether it is up, its rate, its counters, firmware, subnet manager: SELECT host, port, active, rate_gigabits_per_second FROM ops.ports LIMIT 3';
 
 -- On change and every minute: what counted within the hour that these tables are kept for.
 CREATE OR REPLACE VIEW ops.flapping AS

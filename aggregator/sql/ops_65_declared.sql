@@ -3,7 +3,7 @@ CREATE OR REPLACE VIEW ops.declared AS
 SELECT number = max(number) OVER () AS in_force, number, taken, files, hash, notes
 FROM main.declared_versions ORDER BY number DESC;
 COMMENT ON VIEW ops.declared IS
-    'versions of what was declared, the one in force first; why a newer one was not taken is a finding of (aggregator): SELECT number, taken, files FROM ops.declared WHERE in_force';
+    'versions of the declarations, the one in force first; why a newer one was rejected is a finding of (aggregator): SELECT number, taken, files FROM ops.declared WHERE in_force';
 
 CREATE OR REPLACE VIEW ops.maintenance AS
 SELECT
@@ -19,7 +19,7 @@ SELECT
     what, hosts, coalesce(rollout, 1) AS rollout, since, until, who, why, said_at
 FROM main.declared_overrides ORDER BY until, what;
 COMMENT ON VIEW ops.overrides IS
-    'what somebody declared to be noise: it stays in the evidence and weighs nothing: SELECT what, hosts, until, why FROM ops.overrides';
+    'declared noise: it stays in the evidence without weight: SELECT what, hosts, until, why FROM ops.overrides';
 
 CREATE OR REPLACE VIEW ops.thresholds AS
 SELECT
@@ -27,19 +27,19 @@ SELECT
     before_value, low, high, unit, tells
 FROM main.declared_thresholds ORDER BY name;
 COMMENT ON VIEW ops.thresholds IS
-    'numbers that rules decide by, and between what they may be declared: SELECT name, value, low, high FROM ops.thresholds';
+    'thresholds of rules, and the range in which they may be declared: SELECT name, value, low, high FROM ops.thresholds';
 
 CREATE OR REPLACE VIEW ops.costs AS
 SELECT hosts, price_per_gpu_hour, preemptions_per_hour > 0 AS is_spot, preemptions_per_hour, said_at
 FROM main.declared_costs ORDER BY said_at, hosts;
 COMMENT ON VIEW ops.costs IS
-    'what a GPU-hour of hosts costs, and which hosts are spot; NULL: this entry says nothing of it: SELECT hosts, price_per_gpu_hour, is_spot, preemptions_per_hour FROM ops.costs';
+    'the cost of a GPU-hour of hosts, and which hosts are spot; NULL: not in this entry: SELECT hosts, price_per_gpu_hour, is_spot, preemptions_per_hour FROM ops.costs';
 
 CREATE OR REPLACE VIEW ops.tenants AS
 SELECT tenant, gpu_hours_per_delay_hour, gpu_hours_per_currency_unit, gpu_hours_per_stranded_gpu_hour
 FROM main.declared_tenants ORDER BY tenant;
 COMMENT ON VIEW ops.tenants IS
-    'exchange rates of tenants: by what plans turn their delay, money and stranded GPUs into GPU-hours; NULL: not declared: FROM ops.tenants';
+    'exchange rates of tenants, by which plans convert their delay, money and stranded GPUs to GPU-hours; NULL: not declared: FROM ops.tenants';
 
 CREATE OR REPLACE VIEW ops.expected AS
 SELECT name, model, hosts, item, value, tells, said_at FROM main.declared_expected ORDER BY said_at, name, item;
@@ -51,7 +51,7 @@ SELECT host, subject[15:] AS item, words, since, clears_when
 FROM main.findings
 WHERE cleared IS NULL AND name = 'hardware.unexpected' ORDER BY host, item;
 COMMENT ON VIEW ops.unexpected IS
-    'hosts that are not made as they should be, and how: FROM ops.unexpected';
+    'hosts that differ from what was declared for them, and how: FROM ops.unexpected';
 
 CREATE OR REPLACE VIEW ops.places AS
 SELECT
@@ -67,14 +67,14 @@ SELECT
     string_split(max(value) FILTER (field = 'rails'), ' ') AS rails
 FROM main.declared_places WHERE counts GROUP BY host ORDER BY host;
 COMMENT ON VIEW ops.places IS
-    'where each host stands, as far as anybody has said: SELECT host, rack, power_domain, leaf, spine FROM ops.places LIMIT 3';
+    'location of each host, as far as known: SELECT host, rack, power_domain, leaf, spine FROM ops.places LIMIT 3';
 
 CREATE OR REPLACE VIEW ops.place_sources AS
 SELECT host, field, value, source, said_at, counts,
     count(DISTINCT value) OVER (PARTITION BY host, field) > 1 AS disputed
 FROM main.declared_places ORDER BY host, field, counts DESC;
 COMMENT ON VIEW ops.place_sources IS
-    'who says where a host stands (a file, Topograph, its labels, its hardware), whose word counts, and where they disagree: FROM ops.place_sources WHERE disputed';
+    'sources of a host''s location (a file, Topograph, its labels, its hardware), which one is used, and where they disagree: FROM ops.place_sources WHERE disputed';
 
 CREATE OR REPLACE VIEW ops.unregistered AS
 SELECT host, list_sort(list(DISTINCT said_at)) AS said_at
@@ -82,11 +82,11 @@ FROM main.declared_places
 WHERE source IN ('file', 'topograph') AND host NOT IN (SELECT host FROM main.hosts)
 GROUP BY host ORDER BY host;
 COMMENT ON VIEW ops.unregistered IS
-    'hosts that a file gives a place and no agent has registered as: mistyped, called otherwise, or without an agent: FROM ops.unregistered';
+    'hosts with a location in a file that no agent has registered as: mistyped, renamed, or without an agent: FROM ops.unregistered';
 
 CREATE OR REPLACE VIEW ops.rollout AS
 SELECT e.host, e.signal, e.device, e.words, e.time
 FROM main.evidence AS e JOIN ops.scores_now USING (host, time, version)
 WHERE contains(e.words, 'not rolled out to this host yet') ORDER BY e.host, e.signal, e.device;
 COMMENT ON VIEW ops.rollout IS
-    'what overrides and thresholds that are rolled out in steps would change on hosts that they do not reach yet: SELECT host, device, words FROM ops.rollout';
+    'what partly rolled-out overrides and thresholds would change on hosts that they do not reach yet: SELECT host, device, words FROM ops.rollout';

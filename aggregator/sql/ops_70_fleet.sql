@@ -30,7 +30,7 @@ LEFT JOIN (
 ) AS g USING (host)
 GROUP BY ALL ORDER BY hosts_count DESC, driver, g.vbios;
 COMMENT ON VIEW ops.versions IS
-    'which driver, VBIOS, kernel and agent run on how many hosts: SELECT driver, agent_version, hosts_count, hosts_such_as FROM ops.versions';
+    'number of hosts by driver, VBIOS, kernel and agent version: SELECT driver, agent_version, hosts_count, hosts_such_as FROM ops.versions';
 
 -- Of the day before that hour only the last state of each host: a year costs no more. The oldest score of a host is no
 -- change where those before it may be gone: each host has one in five minutes, so that of one that is new others are older.
@@ -54,7 +54,7 @@ WHERE state IS DISTINCT FROM state_before AND (
     OR (SELECT min(time) FROM main.scores) > ops.taken() - INTERVAL 1 HOUR)
 ORDER BY time DESC, host;
 COMMENT ON VIEW ops.changed_last_hour IS
-    'hosts whose state changed within the last hour, newest first; all that changed: ops.changes: SELECT time, host, state_before, state FROM ops.changed_last_hour WHERE state_before IS NOT NULL';
+    'hosts whose state changed within the last hour, newest first; all changes: ops.changes: SELECT time, host, state_before, state FROM ops.changed_last_hour WHERE state_before IS NOT NULL';
 
 CREATE OR REPLACE VIEW ops.changes AS
 SELECT c.*
@@ -84,4 +84,4 @@ FROM (
 ) AS c
 WHERE c.time > ops.taken() - INTERVAL 1 HOUR ORDER BY c.time DESC, c.host, c.what, c.device;
 COMMENT ON VIEW ops.changes IS
-    'all that changed within the last hour, newest first: states, findings, events, processes, hosts that came or fell silent: SELECT time, host, what, words FROM ops.changes LIMIT 5';
+    'all changes within the last hour, newest first: states, findings, events, processes, hosts that appeared or fell silent: SELECT time, host, what, words FROM ops.changes LIMIT 5';

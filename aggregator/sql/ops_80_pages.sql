@@ -57,7 +57,7 @@ FROM (
 )
 ORDER BY place, weight, time DESC, what, says;
 COMMENT ON MACRO TABLE ops.host IS
-    'all of one host on one page: state, score, clock, evidence, advice, findings, faults of the last day, jobs, GPUs, ports; what stands against the aggregator itself: ops.host(''(aggregator)''): FROM ops.host(''sim-006'')';
+    'everything about one host on one page: state, score, clock, evidence, advice, findings, faults of the last day, jobs, GPUs, ports; findings about the aggregator itself: ops.host(''(aggregator)''): FROM ops.host(''sim-006'')';
 
 -- The tables that evidence is mostly made of.
 CREATE OR REPLACE MACRO ops.readings_of(host_name, since, until) AS TABLE
@@ -113,7 +113,7 @@ FROM (UNPIVOT (
 ) ON COLUMNS(* EXCLUDE (kind, device, time)) INTO NAME name VALUE value))
 ORDER BY time, device, signal;
 COMMENT ON MACRO TABLE ops.readings_of IS
-    'readings of one host between two times, one row a value, of GPUs, ports, links and the host itself: SELECT signal, count(*) AS readings FROM ops.readings_of(''sim-006'', TIMESTAMP ''2023-11-14 22:15:00'', TIMESTAMP ''2023-11-14 22:15:30'') GROUP BY signal ORDER BY signal LIMIT 5';
+    'readings of one host between two times, one row per value, of GPUs, ports, links and the host itself: SELECT signal, count(*) AS readings FROM ops.readings_of(''sim-006'', TIMESTAMP ''2023-11-14 22:15:00'', TIMESTAMP ''2023-11-14 22:15:30'') GROUP BY signal ORDER BY signal LIMIT 5';
 
 CREATE OR REPLACE MACRO ops.score_at(host_name, moment, around_seconds := 30) AS TABLE
 SELECT
@@ -128,4 +128,4 @@ LEFT JOIN ops.readings_of(
     USING (signal, device)
 ORDER BY e.score_delta, e.signal, e.device, r.time;
 COMMENT ON MACRO TABLE ops.score_at IS
-    'how a host was judged at a time, what the score was made of, and the readings of those signals around that time: SELECT judged, state, signal, reading_time, reading_value FROM ops.score_at(''sim-006'', TIMESTAMP ''2023-11-14 22:16:00'', around_seconds := 2)';
+    'the score of a host at a time, its evidence, and the readings of those signals around that time: SELECT judged, state, signal, reading_time, reading_value FROM ops.score_at(''sim-006'', TIMESTAMP ''2023-11-14 22:16:00'', around_seconds := 2)';

@@ -9,7 +9,7 @@ FROM main.own_health
 WHERE time > least((SELECT max(time) FROM main.own_health), ops.taken()) - INTERVAL 1 HOUR AND time <= ops.taken()
 GROUP BY figure ORDER BY figure;
 COMMENT ON VIEW ops.aggregator IS
-    'what the aggregator tells of itself, newest, and between what it was within the hour before: FROM ops.aggregator';
+    'the aggregator''s latest metrics about itself, and their range within the hour before: FROM ops.aggregator';
 
 CREATE OR REPLACE MACRO ops.aggregator_history(figure_name) AS TABLE
 SELECT
@@ -20,4 +20,4 @@ SELECT
     END AS rise_per_second
 FROM main.own_health WHERE figure = figure_name ORDER BY time;
 COMMENT ON MACRO TABLE ops.aggregator_history IS
-    'a figure of the aggregator over time, and how fast it rises: FROM ops.aggregator_history(''lag_seconds'')';
+    'a metric of the aggregator over time, and how fast it rises: FROM ops.aggregator_history(''lag_seconds'')';

@@ -1,1 +1,1 @@
-"""One DuckDB file and its writer: what is durable, and what operators read."""
+"""The store: one DuckDB file and its writer, and the files that operators read."""

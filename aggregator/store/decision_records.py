@@ -1,4 +1,4 @@
-"""Decisions as they go to the store. Without DuckDB and Arrow: the score process makes them, and opens no store."""
+"""Rows of decisions for the store. Free of DuckDB and Arrow, because the score process builds them."""
 
 from __future__ import annotations
 

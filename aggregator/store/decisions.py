@@ -1,7 +1,7 @@
-"""Decisions about gangs in the store: written by the writer, read one at a time, and dropped by age and by bytes.
+"""Decisions about gangs in the store: written in batches, read one at a time, deleted by age and size.
 
-What a decision was computed from is stored in parts, each once however many decisions used it. The parts that no decision has
-used for longest go first; a decision that lacks one stays, and is marked as not replayable.
+The inputs of a decision are stored in parts, each once for all decisions that used it. The parts unused for longest are deleted
+first; a decision without its parts stays, and is marked as not replayable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def put_decisions(
 ) -> list[str]:
     """Write *commits*, each decision and part once, and drop what is past its bytes.
 
-    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: whoever has them may
+    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: anyone who has them may
     send them again. Raises duckdb.Error.
     """
     parts = {digest: data for one in commits for digest, data in one.inputs.items()}

@@ -1,4 +1,4 @@
-"""Opening the store: the folder's lock, whether the file is ours, and its migrations."""
+"""Opens the store: locks the folder, checks that the file is Gangline's, runs migrations."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class FolderLock:
         self.file.close()
 
     def discard(self) -> None:
-        """Let go of a folder that turned out not to be ours, and leave in it nothing of ours."""
+        """Release a folder that turned out not to be ours, and leave in it nothing of ours."""
         if self.is_new:
             with suppress(OSError):
                 (self.folder / LOCK_FILE).unlink()
@@ -174,9 +174,9 @@ def _folder_remedy(error: OSError, folder: Path) -> str:
     if error.errno == errno.EROFS:
         return "; remount it writable, or name another folder with --data"
     if error.errno == errno.ENOSPC:
-        return "; make room there: nothing was written"
+        return "; free some space there: nothing was written"
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
-        return f"; {LOCK_FILE} must be a file of ours, and all above it folders: move away what is there"
+        return f"; {LOCK_FILE} must be a file of Gangline's in existing folders: move away what is there"
     return ""
 
 
@@ -197,7 +197,7 @@ def _lock(folder: Path, lock: IO[str]) -> None:
 
 
 def _is_at(path: Path, lock: IO[str]) -> bool:
-    """Say whether *lock* is still the file at *path*: who was refused takes its own away again."""
+    """Return whether *lock* is still the file at *path*: who was refused takes its own away again."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except FileNotFoundError:
@@ -318,11 +318,12 @@ def _remedy(reason: str, path: Path) -> str:
             f"({wal.stat().st_size if wal.exists() else 0} bytes of the last readings)"
         )
     if any(sign in reason for sign in ("orrupt", "not a valid", "read enough", "checksum")):
-        return f". It is damaged and left as it is: {damaged_store_advice(path)}"
+        return f". It is damaged and unchanged: {damaged_store_advice(path)}"
     if "version number" in reason:
         return (
             ". It was written by a newer DuckDB, and is unchanged: install that one into this "
-            f"environment (pip install 'duckdb>=2,<3'), or restore a backup from before: {restore_command(path)}"
+            "environment (pip install 'duckdb>=2,<3'), or restore an earlier backup: "
+            f"{restore_command(path)}"
         )
     if "fsync" in reason or "nput/output" in reason:
         return disk_failure_advice(path.parent)
@@ -334,8 +335,9 @@ def _remedy(reason: str, path: Path) -> str:
 def disk_failure_advice(folder: Path) -> str:
     """Return what to do about a disk that fails."""
     return (
-        f". The disk under {folder} fails: see the kernel's log (dmesg). What was receipted before is there; start "
-        f"this one again once the disk is well, or restore a backup to another: gangline admin restore --from "
+        f". The disk under {folder} fails: see the kernel log (dmesg). All acknowledged data is "
+        "there; start the aggregator again once the disk works, or restore a backup to another: "
+        "gangline admin restore --from "
         "BACKUP --data OTHER"
     )
 
@@ -349,12 +351,13 @@ def damaged_store_advice(path: Path) -> str:
     """Return what to do with a damaged store."""
     return (
         f"restore a backup ({restore_command(path)}), see what is readable "
-        f"(gangline admin verify --data {path.parent}), or move it away to begin with an empty store"
+        f"(gangline admin verify --data {path.parent}), or move it away to start with an empty "
+        "store"
     )
 
 
 def check_file(path: Path) -> str:
-    """Return in words that the file is shorter than it says, "" when it is not.
+    """Return as text that the file is shorter than it says, "" when it is not.
 
     DuckDB would open it, and fail with the first reading that stood behind its end. Yet it need not be damaged: blocks
     at the end that were free when the disk failed were never written. Raises StoreError for a file that is not ours.
@@ -378,10 +381,7 @@ def check_file(path: Path) -> str:
     wanted = found.size_bytes if found else HEAD_BYTES
     if size >= wanted:
         return ""
-    message = (
-        f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (a copy that did not "
-        "end, or a disk that lost its last writes)"
-    )
+    message = f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (an incomplete copy, or a disk that lost its last writes)"
     if found is None:
         raise StoreError(f"{message}; it is unchanged: {damaged_store_advice(path)}")
     return message
@@ -493,26 +493,23 @@ class DurabilityMark:
     def loss_message(
         self, found: Header | None, wal_bytes: int, wal_begin: bytes, path: Path
     ) -> str:
-        """Return in words what is gone of a store that is found so, "" when nothing is known to be."""
+        """Return as text what is gone of a store that is found so, "" when nothing is known to be."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.written_ns // 1_000_000_000))
         until = f"when the last receipt was given ({when} UTC)"
         if found is None:
-            return f"{path} is not there, but was {until}: all that was stored before is gone"
+            return f"{path} is not there, but was {until}: all data stored before is gone"
         if found.iteration < self.iteration:
-            return (
-                f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: "
-                "an older copy was put in its place; what was stored since is gone"
-            )
+            return f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
         if found.iteration > self.iteration:
             return ""
         wal = wal_of(path)
         if wal_bytes < self.wal_bytes:
             return (
                 f"{wal} has {wal_bytes} bytes, and had {self.wal_bytes} {until}: its end was cut off, "
-                "and the readings, scores and events that stood there are gone"
+                "and the readings, scores and events there are lost"
             )
         if self.wal_bytes and wal_begin != self.wal_begin:
-            return f"{wal} is not the one that was there {until}: what that one held is gone"
+            return f"{wal} is not the one that was there {until}: the data of that one is lost"
         return ""
 
 
@@ -541,7 +538,7 @@ class MarkWriter:
         self._begin: tuple[int, bytes] = (-1, b"")
 
     def close(self) -> None:
-        """Let go of the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
+        """Release the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._begin = -1, (-1, b"")
@@ -570,7 +567,7 @@ def wal_beginning(wal: Path) -> bytes:
 
 
 def loss_message(path: Path) -> str:
-    """Return in words what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
+    """Return as text what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
     try:
         mark = parse_mark(path.with_name(MARK_FILE).read_bytes())
     except FileNotFoundError:
@@ -611,7 +608,7 @@ def size_of(path: Path) -> int:
 # To run them takes more than all else at a start. The comment of a view `scripts_run`, made after
 # them in the same transaction, is a digest of the scripts, of DuckDB's version, of what lies
 # beneath and of what then stood: another version of ours, a view that somebody replaced by hand, or
-# a table with other columns is found by it, and all is made anew.
+# a table with other columns is found by it, and all is recreated.
 
 DIGEST_VIEW = "scripts_run"
 #: Of `readings` the comments alone: they say which columns (`live_tables.py`). What is in Parquet comes and goes.
@@ -672,7 +669,7 @@ def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
 CELLS_WAITING_MAX = 2_000_000
 #: What the names of a row take beside its cells, in cells.
 NAMES_CELLS = 8
-#: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it goes on:
+#: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it continues:
 #: with DuckDB's own size those of the widest tables alone are 80 MB. Full ones go to disk one by one.
 _NEW_FILE_CONFIG = CONNECTION_CONFIG | {"memory_limit": "96MB", "write_buffer_row_group_count": 1}
 ROW_GROUP_ROWS = 16_384

@@ -1,13 +1,11 @@
-"""The event journal: on disk before an event is receipted, until the store has it.
+"""The event journal: keeps each event on disk, before it is acknowledged, until the store has it.
 
-A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), when it was received
-and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian.
-A record that is cut off at the end was never receipted, for a receipt follows the fsync. One that is
-damaged, or of another version, is skipped, and the next good one is looked for.
+A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), arrival time and event time (u64 ns each,
+aggregator's clock), the HealthEvent as protobuf. Little endian. A record cut off at the end was never acknowledged, because
+the receipt follows the fsync. A damaged record, or one of another version, is skipped up to the next good one.
 
-The file loses what the store has: it is emptied once nothing waits, and written anew with what waits
-once that is the smaller part of it. It is replaced by rename, so that a crash leaves the file before or
-the file after; both have all that waits.
+Records that the store has are removed: the file is emptied once none is pending, and rewritten once the pending ones are the
+smaller part. It is replaced by rename, so a crash leaves either the old or the new file; both have all pending records.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: When so much waits for the store, nothing more is taken until it has caught up.
 JOURNAL_BYTES_MAX = 64 << 20
-#: The file is written anew when so much of it, and at least half, is in the store.
+#: The file is rewritten when so much of it, and at least half, is in the store.
 COMPACT_BYTES_MIN = 1 << 20
 #: No longer record is written. One that is there and whole is read: earlier versions wrote them.
 RECORD_BYTES_MAX = 1 << 20
@@ -82,7 +80,7 @@ class EventJournal:
         self._acknowledged_descriptor = os.open(
             path.with_name(path.name + ACKNOWLEDGED_SUFFIX), _FLAGS, 0o640
         )
-        #: What of receipted events was damaged, in words; "" when nothing was.
+        #: What of receipted events was damaged, as text; "" when nothing was.
         self.loss_message = ""
         if later := list(_salvage_records(data, whole)):
             self.loss_message = self._set_aside(path, data, whole, [size for _, size in later])
@@ -96,7 +94,7 @@ class EventJournal:
         #: Bytes at the end that were no record: a write that was cut off.
         self.torn_bytes = len(data) - self._size
         if self._size < (acknowledged := self._acknowledged_position()) and not self.loss_message:
-            self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were receipted: the events in between are gone"
+            self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were acknowledged: the events in between are lost"
         os.ftruncate(self._descriptor, self._size)
         self._write_acknowledged(self._size)
 
@@ -124,7 +122,7 @@ class EventJournal:
             os.fsync(file.fileno())
         return (
             f"{path} is damaged at byte {at}; {len(later)} events after that were read, {len(data) - at - sum(later)} "
-            f"bytes that are no events were skipped; it is kept as {aside}"
+            f"bytes that are not events were skipped; it is kept as {aside}"
         )
 
     def append(self, events: Sequence[StoredEvent]) -> int:

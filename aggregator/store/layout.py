@@ -1,4 +1,4 @@
-"""What a catalogue table looks like in DuckDB: columns, types, and where each signal id goes."""
+"""Schema of catalogue tables in DuckDB: columns, types, and the column of each signal id."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Readings still in the live file: a table per catalogue table and five minutes of receipt, and the views.
+"""Recent readings in the live file: one table per catalogue table and five minutes of arrival, and their views.
 
-The minutes are those in which readings were committed, so that closed ones stay closed however late
-a reading comes. What is closed leaves for Parquet (`aggregator/history`) and its table is dropped; a
-DELETE would not give the file's space back.
+The five minutes are those of the commit, so a closed table stays closed however late a reading comes. A closed table is exported
+to Parquet (`parquet/export.py`) and dropped; a DELETE would not free the file's space.
 
-`live.X` is what is in this file, `past.X` what is in Parquet, `readings.X` both: only the first two are
-made anew when something comes or goes, so that a commit never touches a Parquet file. Each has a digest of what it was
-made of as its comment, so that a start makes only those that are not right: to replace a view takes its comment away,
-whoever does it.
+`live.X` is in this file, `past.X` in Parquet, and `readings.X` is both. Only the first two are recreated when tables or files
+change, so a commit never touches a Parquet file. Each view has a digest of its definition as its comment, so that a start
+recreates only outdated ones. Replacing a view removes its comment.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class LiveTables:
         )  # view -> digest of what it was made of
 
     def reload(self) -> None:
-        """Read what there is, and make anew the views of what has changed."""
+        """Read what there is, and make again the views of what has changed."""
         self._current_part, self._ready = "", set()
         self._read_parts()
         self._read_segments()
@@ -196,10 +194,7 @@ def _latest(table: str) -> str:
 Action = tuple[str, str, int | None, str, str, str, str, str]
 
 _COLUMNS = "name, signal, code, action, scope, severity, clears, source"
-_COMMENT = (
-    "what our policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; "
-    "code is NULL where any will do: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
-)
+_COMMENT = "what the policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; code is NULL if any code matches: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
 
 
 def actions() -> Iterator[Action]:

@@ -1,4 +1,4 @@
-"""What waits for the store's next commit: bounded, whoever submits it and however long the disk takes."""
+"""The queue of the store's next commit, bounded in bytes however slow the disk is."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Queue:
         #: Decisions not stored because too many waited, here or in the process that made them.
         self.dropped_decisions = 0
         self._decision_bytes = 0
-        #: Digests of parts of decisions' inputs that the store lacks; whoever has them may send them again.
+        #: Digests of parts of decisions' inputs that the store lacks; anyone who has them may send them again.
         self.missing_inputs = deque[str](maxlen=MISSING_INPUTS_MAX)
 
     def submit_frame(

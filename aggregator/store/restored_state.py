@@ -1,4 +1,4 @@
-"""What the store knew when it was opened, so that a restart forgets nothing: read once, before its threads start."""
+"""State that the store restores at start: read once, before its threads start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .snapshot_file import REPEATED_EVENTS
 from .writer import OPEN_FINDING_EVENTS
 
 #: Why a finding was cleared that nobody looked at again.
-NOT_REEVALUATED = "the aggregator started again; what is still so is found anew"
+NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"
 #: Events of the last day are read again, so that a restart forgets no fault: so many of each kind (`_RECENT_EVENTS`).
 EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
 #: The scores of hosts are read again that were heard within this before the last score of all.
@@ -238,7 +238,7 @@ _EVENT_FIELDS = (
 )  # fmt: skip
 
 
-#: The newest of what is told again and again, of all else, and of what an open finding is about: none of the three leaves
+#: The newest of what is reported again and again, of all else, and of what an open finding is about: none of the three leaves
 #: another without room. Parameters: microseconds since 1970, and how many of each.
 _RECENT_EVENTS = f"""
 WITH chosen AS (

@@ -1,4 +1,4 @@
-"""Frames to Arrow: one table per catalogue table, column by column, without touching single cells."""
+"""Converts frames to Arrow: one table per catalogue table, column by column."""
 
 from __future__ import annotations
 
@@ -384,8 +384,8 @@ OwnHealthReading = tuple[int, str, float, str]
 
 
 def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[SnapshotScore]:
-    """Return *chosen* with what is stored of their snapshot, and no more: while a disk is full they wait, and
-    each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
+    """Return *chosen* with only the stored parts of their snapshot. They wait while a disk is full, and would
+    otherwise keep each second's judgement of the whole fleet in memory (6 MB for 10,000 hosts)."""
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
     return [(head, one) for one in chosen]
 

@@ -1,9 +1,8 @@
-"""The operators' file: the latest of everything and the last minutes, in a small DuckDB file of its own.
+"""The snapshot file for operators: latest readings and the last minutes, in its own small DuckDB file.
 
-Written under a temporary name and renamed into place, so that whoever opens it finds it
-whole; a reader that has the one before open keeps it. It holds the same names as the live file.
-What there is no room for is left out oldest first, and `snapshot.left_out` says so. What hardly changes
-stands in a base beside it, which is copied as bytes: to write it again would cost more than all else.
+It is written under a temporary name and renamed, so readers find it complete; a reader of the previous file keeps that one. It
+has the same names as the live file. If space runs out the oldest rows are left out and listed in `snapshot.left_out`. Data that
+rarely changes is in a base file, which is copied as bytes, because rewriting it would cost more than everything else.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class TableCopy:
         return f"({since if self.seconds else 'true'}) AND {self.condition}"
 
 
-#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
+#: Who runs is reported again and again by every host: it must not leave a fleet's faults without room.
 REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
 #: A view and a table of the live file that the base holds, too.
 CLEARED_FINDINGS = TableCopy("cleared_findings", 100_000, "cleared")
@@ -274,7 +273,7 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Leave of each host the devices heard of last; return of which hosts, in words."""
+        """Leave of each host the devices heard of last; return of which hosts, as text."""
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"
@@ -288,7 +287,10 @@ class LatestTables:
         )
         hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
         return [
-            f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices heard of last"
+            (
+                f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices that "
+                "were reported last"
+            )
         ]
 
     def _rows_since(self, table: str, condition: str) -> Any:
@@ -321,10 +323,10 @@ BASE_FILE = "operators-base.duckdb"
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: The last reading of a signal that only some agent knows is looked for this far back.
 BY_NAME_SECONDS = 600
-#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken anew at most
+#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken again at most
 #: this often, and `left_out` says how old it is.
 DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
-#: Rollups go into the base, which is made anew for them this often; of each at most so many cells.
+#: Rollups go into the base, which is recreated for them this often; of each at most this many cells.
 ROLLUPS_SECONDS, ROLLUPS_CELLS_MAX = 600, 4_000_000
 #: Rollup -> how many seconds back.
 ROLLUPS: dict[str, int] = {
@@ -381,7 +383,7 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
+        """Write the file again as of *now_ns*, when readings have waited so long for a commit.
 
         Raises duckdb.Error or OSError; the file before stays.
         """
@@ -410,7 +412,7 @@ class OpsFile:
             _remove(self.folder / BASE_FILE)
 
     def _refresh_base(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
-        """Make the base anew where that is due; return what it has no room for or does not have yet."""
+        """Make the base again where that is due; return what it has no room for or does not have yet."""
         ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
         age_seconds = abs(now_ns - self._base_ns) / 1e9
         same = (count, last) == self._hosts
@@ -590,7 +592,7 @@ _COMMENT = (
     "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
     "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
 )
-_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as there is room for"
+_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
 #: The rollups there are, and how many columns each has.
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
@@ -605,10 +607,10 @@ _STORED_TABLES = (
 
 
 _TAKEN_COMMENT = (
-    "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
+    "COMMENT ON MACRO ops.taken IS 'time of this snapshot: SELECT ops.taken() AS taken'"
 )
 _SNAPSHOT_COMMENT = (
-    "as of when everything here is, since when there are readings, and what had no room"
+    "the time of this snapshot, its first readings, and what was left out for lack of space"
 )
 
 
@@ -617,7 +619,7 @@ def _empty_tables() -> str:
     """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
     sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
-        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
+        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"
         for schema, comment in (
             ("latest", "the last reading of each device"),
             ("readings", minutes),

@@ -1,7 +1,7 @@
-"""When the operators' file is written: when somebody asks for one that is newer, and now and then without.
+"""When the snapshot file is written: on request of a newer one, and at a low rate otherwise.
 
-A question names the moment that its file must cover. A process beside the aggregator, which has the data folder and no
-connection, asks through a file in that folder (`RequestFile`, `request`). How often a file is made is limited by what one costs.
+A query names the time that its file must cover. A process that has the data folder but no connection requests a file through a
+file in that folder (`RequestFile`, `request`). The cost of a file limits how often one is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHEAP_SECONDS = 6.0
 IDLE_PERIODS = 8
 #: After a cheap file so many times its CPU pass before the next that somebody asks for: a third of a processor at most.
 PAUSE_FACTOR = 2
-#: A question waits for a file for so long at most.
+#: A question waits for a file for this long at most.
 WAIT_SECONDS_MAX = 8.0
 #: How often requests of other processes are looked for.
 POLL_SECONDS = 0.5
@@ -124,7 +124,7 @@ class Refresh:
         self._end(now, taken_ns)
 
     def failed(self, now: float) -> None:
-        """Take note that no file could be made; who waits goes on with the one before."""
+        """Take note that no file could be made; who waits continues with the one before."""
         self._failed = True
         self._end(now, None)
 
@@ -154,7 +154,7 @@ class RequestFile:
         with suppress(OSError):
             self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - held while we run
             with suppress(OSError):
-                self._path.chmod(0o666)  # whoever may enter the folder may ask
+                self._path.chmod(0o666)  # anyone who may enter the folder may ask
 
     def poll(self) -> bool:
         """Return whether somebody has asked since the last call."""

@@ -1,8 +1,8 @@
-"""The store: a bounded queue before one writer thread that owns one DuckDB file.
+"""The store: a bounded queue and one writer thread that owns one DuckDB file.
 
-What is submitted is durable once its callback has been called, never before. A commit that fails
-is tried again for as long as it takes; meanwhile nothing is receipted and, once the queue is full,
-`submit_frame` says no, so that a full disk costs neither readings nor memory.
+Submitted data is durable once its callback is called, never before. A failed commit is retried until it succeeds. Meanwhile
+nothing is acknowledged and, once the queue is full, `submit_frame` rejects frames. So a full disk loses no readings and uses no
+more memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
 # ----------------------------------------------------------------------
-# Whether the store can store: what stands in the way, since when, in words for log and screen.
+# Whether the store can store: what stands in the way, since when, as text for log and screen.
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ TRANSIENT_ERRORS = (
 def with_remedy(message: str, folder: Path) -> str:
     """Return *message* on a store that opened and then could not be used, with what to do."""
     if "no space left" in message:
-        return f"{message}; make room there: what was receipted is safe"
+        return f"{message}; free some space there: acknowledged data is safe"
     if any(sign in message for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
         return f"{message}{disk_failure_advice(folder)}"
-    return f"{message}. It is left as it is: {damaged_store_advice(folder / STORE_FILE)}"
+    return f"{message}. It is unchanged: {damaged_store_advice(folder / STORE_FILE)}"
 
 
 class DiskStatus:
@@ -120,7 +120,7 @@ T = TypeVar("T")
 
 #: A failed commit is tried again after this long.
 RETRY_SECONDS = 1.0
-#: At the end a disk that does not answer is waited for so much longer; then the process ends without it.
+#: At the end a disk that does not respond is waited for so much longer; then the process ends without it.
 HANGING_SECONDS_MAX = 20.0
 #: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
 COMMIT_SECONDS_BOUNDS = tuple(
@@ -217,9 +217,10 @@ class Store(Queue):
     def _replay(self) -> None:
         if self._journal.torn_bytes:
             log.warning(
-                "event journal: %d bytes at its end were no record", self._journal.torn_bytes
+                "event journal: %d bytes at its end are not a complete record",
+                self._journal.torn_bytes,
             )
-        #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
+        #: What was receipted and is gone, as text: the file lost it while nobody ran. "" when nothing is known.
         self.loss_message = "; ".join(
             filter(None, (self._writer.loss_message, self._journal.loss_message))
         )
@@ -243,7 +244,7 @@ class Store(Queue):
         self._journal.replayed.clear()
 
     def release_restored_state(self) -> None:
-        """Let go of what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
+        """Release what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
         self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
         self.recent_events = []
@@ -371,7 +372,7 @@ class Store(Queue):
         return True
 
     def _commit(self, pending: Pending) -> bool:
-        """Commit, and say so to all who wait. False: not now, for want of disk or memory."""
+        """Commit, and say so to all who wait. False: not now, for lack of disk or memory."""
         begin = time.monotonic()
         try:
             self._writer.commit(pending, self._wall_ns())
@@ -432,7 +433,7 @@ class Store(Queue):
                 self._config.ops_seconds, end - begin, time.thread_time() - cpu_begin
             )
             self.refresh.written(now_ns, cost, end)
-        except Exception as error:  # noqa: BLE001 - the store goes on without it
+        except Exception as error:  # noqa: BLE001 - the store continues without it
             self.refresh.failed(time.monotonic())
             reason = cause(error, self._folder)
             if reason != self._ops_failure:
@@ -446,7 +447,7 @@ class Store(Queue):
     def close(self, seconds_max: float = 5.0) -> str:
         """Commit what waits, write the operators' file, and close, within about *seconds_max*.
 
-        A disk that does not answer is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
+        A disk that does not respond is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
         ends, which it should at once. Returns words on what could not be stored or closed, "" when all was.
         """
         done: Future[None] = Future()
@@ -458,17 +459,14 @@ class Store(Queue):
             except BaseException as error:  # noqa: BLE001 - told to the one who waits
                 done.set_exception(error)
 
-        # Whoever waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
+        # Anyone who waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
         threading.Thread(target=run, name=THREAD_NAME_PREFIX + "close", daemon=True).start()
         hangs = not wait([done], seconds_max + HANGING_SECONDS_MAX).done
         if not hangs:
             done.result()
         message = self._disk_status.unstored_summary((self._committing, self._pending))
         if hangs:
-            message = (
-                f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is left as it is: what "
-                f"was receipted is safe; look at the disk (dmesg, iostat -x 1){'; ' * bool(message)}{message}"
-            )
+            message = f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is unchanged: acknowledged data is safe; check the disk (dmesg, iostat -x 1){'; ' * bool(message)}{message}"
             log.error("not closed: %s", message)
         return message
 

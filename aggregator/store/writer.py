@@ -1,4 +1,4 @@
-"""One commit: everything that waits, in one transaction, each frame exactly once."""
+"""One commit: writes everything queued in one transaction, each frame exactly once."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Ledger:
         self._hosts_to_trim.clear()
 
     def contains(self, host: str, run_id: bytes, sequence: int) -> bool:
-        """Say whether the frame is durable; its run must be in memory."""
+        """Return whether the frame is durable; its run must be in memory."""
         run = self._runs.get(host, {}).get(run_id)
         return run is not None and sequence in run
 
@@ -186,7 +186,7 @@ def range_set(sequences: Iterable[int]) -> RangeSet:
 # let go.
 
 DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
-#: Rows are kept, and looked for among scores, for so long.
+#: Rows are kept, and looked for among scores, for this long.
 HOST_DAYS_RETAINED = 400
 #: Fingerprints of runs: a year, and some.
 RUNS_RETAINED_DAYS = 400
@@ -322,7 +322,7 @@ T = TypeVar("T")
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
 RECEIVED_GROWN_MAX = 100_000
 
-#: A checkpoint compresses anew what it finds of each table, so that one after each commit costs twice what the
+#: A checkpoint compresses again what it finds of each table, so that one after each commit costs twice what the
 #: commits do. With a longer WAL they are fewer; to read it again at a start takes about a second of CPU.
 CHECKPOINT_WAL = "128MB"
 #: Of a small fleet, whose commits have fewer rows than this: what waits for a checkpoint is the largest part of its memory.
@@ -360,7 +360,7 @@ class Writer:
         self._cursor_lock = threading.Lock()
         self._needs_reopen = False
         self._saved_threshold = ""
-        #: What the file has lost since the last receipt, in words; "" when nothing is known to be gone.
+        #: What the file has lost since the last receipt, as text; "" when nothing is known to be gone.
         self.loss_message = _loss_message(path)
         self._mark_writer = MarkWriter(path)
         remove_leftovers(path.parent)
@@ -417,7 +417,7 @@ class Writer:
     def hold_checkpoints(self) -> PinnedFile:
         """Let no checkpoint change the file until `resume_checkpoints`; return where it and its WAL stand."""
         if self._saved_threshold:
-            message = "a backup holds the store already; end that one, or wait for it"
+            message = "another backup is running; cancel it, or wait for it"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         ((threshold,),) = self._connection.execute(
             "SELECT current_setting('checkpoint_threshold')"
@@ -444,7 +444,7 @@ class Writer:
             self._connection.close()
             self._mark_writer.close()
             if size_of(wal_of(self._path)):
-                raise StoreError(f"{wal_of(self._path)} was not folded in; nothing was exchanged")
+                raise StoreError(f"{wal_of(self._path)} was not merged; the file was not replaced")
             remove_mark(self._path.parent)
             before.unlink(missing_ok=True)
             os.link(self._path, before)
@@ -462,7 +462,7 @@ class Writer:
     def commit(self, pending: Pending, now_ns: int) -> None:
         """Make all of *pending* durable, or nothing of it.
 
-        Raises duckdb.Error, OSError or StoreError; the next call then begins by reading the file anew.
+        Raises duckdb.Error, OSError or StoreError; the next call then begins by reading the file again.
         """
         if self._needs_reopen:
             self._reopen()
@@ -656,7 +656,7 @@ class Writer:
             raise
 
     def _reopen(self) -> None:
-        """Open anew and read what is durable: only then is known whether a failed COMMIT was."""
+        """Open again and read what is durable: only then is known whether a failed COMMIT was."""
         with self._cursor_lock:
             with suppress(duckdb.Error):
                 self._connection.close()

@@ -1,4 +1,4 @@
-"""`make load`: a fleet of simulated hosts against an aggregator of its own on this machine, and what it sustained.
+"""`make load`: a fleet of simulated hosts against a local aggregator, and the load that it sustained.
 
     python -m bench.load --hosts 400 --seconds 60 --seed 1        one load
     python -m bench.load --steps 200,400,800,1600 --seconds 60    rising, to find the largest

@@ -1,4 +1,4 @@
-"""A real aggregator as a child process, what it costs by the kernel's accounting, and its own /metrics."""
+"""A real aggregator as a child process, with its CPU as the kernel accounts it and its /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..measure import cpu_seconds, family, pss_bytes
 
 #: The first start compiles nothing, but a loaded machine is slow.
 START_SECONDS_MAX = 60.0
-#: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
+#: Anyone who makes a load connects its hosts one after another, and does not come again when told to wait.
 RECONNECTS = 100_000
 #: Its data folder, in the one that it is given.
 STORE = "store"

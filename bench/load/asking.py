@@ -1,4 +1,4 @@
-"""An operator who asks: opens the operators' file read-only, as `duckdb -readonly` does, and asks PER_SECOND questions.
+"""An operator who queries: opens the snapshot file read-only, as `duckdb -readonly` does, and runs PER_SECOND queries.
 
     python -m bench.load.asking FOLDER
 

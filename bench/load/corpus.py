@@ -1,4 +1,4 @@
-"""Operators who mean harm: the hostile corpus through the gRPC Query door, all places taken all the time.
+"""Hostile operators: the hostile query corpus through the gRPC Query call, with all slots taken all the time.
 
     python -m bench.load.corpus 127.0.0.1:7600 SEED
 

@@ -1,8 +1,8 @@
-"""What the hosts of a load say: frames of a simulated world, each many hosts' with their own names.
+"""Frames that the hosts of a load send: those of a simulated world, each reused by many hosts under their own names.
 
 The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
 keyframes of different templates come at different seconds). Every host of the load is one of them with GPUs,
-run and boot of its own: names are as long as those they stand in place of, and the checksum is made anew.
+run and boot of its own: names are as long as those they stand in place of, and the checksum is recreated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gangline.simulator.world import World
 
 TEMPLATES = 60
 GPUS = 8
-#: Stands in a template's bytes where a host's own name is to be.
+#: Stands in a template's bytes where a host's own name must be.
 _MARK = b"zq!HOST!"
 _NAME = "load-" + _MARK.decode()
 _RUN, _BOOT = b"zq!run-of-host!!", b"zq!boot-of-host!"
 _STAMP = struct.Struct("<16s16sQQQ")
 _STAMP_AT, _CRC_FROM, _PAYLOAD_AT = 16, 8, 72
 SECOND_NS = 1_000_000_000
-#: Hosts have been up for so long when the load begins.
+#: Hosts have been up for this long when the load begins.
 UPTIME_NS = 3600 * SECOND_NS
 
 

@@ -1,4 +1,4 @@
-"""One run: an aggregator, a generator, a prober, each a process; what they said by the second, and in sum."""
+"""One run: an aggregator, a generator and a prober, one process each; their results by second and in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a load, all in this process: each with its connection, its credit and its receipts.
+"""The hosts of a load in one process: each with its connection, credit and receipts.
 
     python -m bench.load.generator --address 127.0.0.1:7600 --plan 1000x20,2000x20 --seed 1
 

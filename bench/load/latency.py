@@ -1,4 +1,4 @@
-"""Latencies counted in milliseconds, so that millions of them take no memory."""
+"""Histogram of latencies in milliseconds, with constant memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One host's connection to the aggregator: HTTP/2 and gRPC made by hand, so that a message costs one write.
+"""One host's connection to the aggregator: hand-written HTTP/2 and gRPC, so that a message costs one write.
 
 No more of RFC 9113 than a well-behaved server asks for: its windows are kept, settings and pings answered.
 """
@@ -71,7 +71,7 @@ class LoadLink:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._authority = f"{address[0]}:{address[1]}"
-        self._out: deque[bytes] = deque()  # of the stream, not sent for want of window
+        self._out: deque[bytes] = deque()  # of the stream, not sent for lack of window
         self._unsent = b""  # made frames that the socket did not take
         self._received = b""
         self._blocks: list[bytes] = []  # header blocks, decoded only when a call has failed

@@ -1,4 +1,4 @@
-"""Runs a module at the lowest priority there is: it stands for somebody on another machine.
+"""Runs a module at the lowest CPU priority, so that it does not compete as if on the same machine.
 
     python -m bench.load.lowest MODULE ARGUMENT...
     python -m bench.load.lowest burn SECONDS         turns in a loop, and says nothing to anybody

@@ -1,4 +1,4 @@
-"""Freshness: a few hosts that speak seldom, and how long what each says takes to be seen in the API.
+"""Freshness: a few hosts that rarely send, and the delay until the API shows what each sent.
 
     python -m bench.load.prober --address 127.0.0.1:7600 --seconds 30
 

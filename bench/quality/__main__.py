@@ -1,4 +1,4 @@
-"""`make evaluate`: how good judging is, on real data, injected faults and a simulated fleet, apart; into docs/quality.md."""
+"""`make evaluate`: quality of judging on real data, injected faults and a simulated fleet, separately; writes docs/quality.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gangline.simulator.scenario import ScenarioError
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 CACHE_FOLDER = ROOT / "build" / "quality"
-#: Of what is published; each look at it is told in looks.md, and nothing is tuned on it.
+#: Of what is published; each check at it is reported in looks.md, and nothing is tuned on it.
 PUBLISHED_SEED = 24
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000

@@ -1,4 +1,4 @@
-"""One host of which there is a recording, under the real judge: readings by real frames, events as the agent tells them.
+"""One recorded host under the real judge: readings by real frames, events as the agent sends them.
 
 Time is handed in. What is found is gathered over the whole recording, not at its end alone.
 """

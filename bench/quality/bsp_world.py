@@ -1,4 +1,4 @@
-"""A second world, which shares nothing with the simulator: a bulk-synchronous gang, step by step, on its own timeline.
+"""A second world, independent of the simulator: a bulk-synchronous gang, step by step, on its own timeline.
 
 Every rank has its own work in every step; the barrier, the slowest port and the host's gaps decide when the step ends. The
 timeline of each rank (stall, compute, wait, exchange, checkpoint) is integrated exactly, cut into tenths of a second, and read

@@ -1,4 +1,4 @@
-"""Recordings that others made of real hosts, through the real parsers and the real judge: what is found, and is it true?"""
+"""Public recordings of real hosts, through the real parsers and the real judge: what is found, and whether it is true."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Capture:
     worst: HealthState = HealthState.HEALTHY  # it is truly in no other but this and HEALTHY
 
     def covers(self, key: tuple[str, str], found: tuple[str, str]) -> bool:
-        """Say whether *found* is what is declared true under *key*."""
+        """Return whether *found* is what is declared true under *key*."""
         return key[0] == found[0] and fnmatchcase(found[1], key[1])
 
 

@@ -1,8 +1,8 @@
-"""A real gang on this machine's cores: four processes that step together, one of them slowed; is it named, and who else?
+"""A real gang on this machine's cores: four processes that step together, one slowed; is it named, and is any other?
 
-What is not real is the GPU: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, by what the
-kernel says of the process at that moment and by its count of work done. Real are the work, the barrier, who takes the
-core, the agents, their sockets, the aggregator and its judge. The truth is the processes' own log of steps.
+Only the GPU is not real: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, from the kernel's
+state of the process and its count of work done. The work, the barrier, the contention for cores, the agents, their
+sockets, the aggregator and its judge are real. The truth is the processes' own log of steps.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.processes import Process, free_port, listening, until
 RANKS = 4
 #: Of a core, in each step; and the rest of a step, in which a rank waits. Ranks on one core compute apart.
 COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
-#: What is on the machine beside the gang is to be felt as little as may be; where that is refused the gang is as any other.
+#: What is on the machine beside the gang must be felt as little as may be; where that is refused the gang is as any other.
 NICE_GANG, NICE_OTHERS = -10, 5
 #: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
-#: Well for so long before it is slowed: the judge takes about 100 s of past. And watched for so long then.
+#: Well for this long before it is slowed: the judge takes about 100 s of past. And watched for this long then.
 HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 140.0
 #: A rank that became slower by less than this was not slowed: the machine had other things to do.
 SLOWDOWN_MIN = 0.08
@@ -118,12 +118,12 @@ class CpuGangResult:
 
     @property
     def is_valid(self) -> bool:
-        """Say whether the rank that was slowed was slow."""
+        """Return whether the rank that was slowed was slow."""
         return self.slowdown >= SLOWDOWN_MIN
 
     @property
     def is_control_valid(self) -> bool:
-        """Say whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
+        """Return whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
         return self.drift < SLOWDOWN_MIN
 
     def named(self, kind: str) -> Blame | None:
@@ -306,7 +306,7 @@ class CpuGangRun:
             true = slowdowns(gang.compute_seconds(middle, end), gang.compute_seconds(began, middle))
             drift = max(map(abs, drifts if is_slowed else [*drifts, *true]))
             self.aggregator.stop()
-            # What was blamed before, and is so still, is not blamed anew.
+            # What was blamed before, and is so still, is not blamed again.
             after = {host: one for host, one in after.items() if host not in before}
             self._check_jobs(kinds)
             return CpuGangResult(

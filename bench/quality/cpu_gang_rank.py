@@ -1,4 +1,4 @@
-"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Ends with its parent.
+"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Exits with its parent.
 
 A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over sockets, which rank 0
 keeps. The log has a line a step: when it began to compute (monotonic), how long that took, and how much of a core.

@@ -1,4 +1,4 @@
-"""Why hosts are ranked as they are by default: each simple ranking on each public record of faults, and the choice of one.
+"""Choice of the default ranking of hosts: each simple ranking on each public record of faults.
 
     python -m bench.quality.default_ranking [EVENTS.json ...]
 

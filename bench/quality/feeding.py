@@ -1,4 +1,4 @@
-"""From a recording to the judge: each kind of file by the parser that a host would use."""
+"""Feeds recordings to the judge: each kind of file through the parser that a host would use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline.agent.kernel_log.reader import CheckpointFile, LogReader, Timestam
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
 
-#: A recorded host that stands still is judged for so long: longer than any rule's window of a minute.
+#: A recorded host that stands still is judged for this long: longer than any rule's window of a minute.
 STILL_SECONDS = 90
 #: What asks a driver or the kernel of this machine, and not a file of the recorded one.
 NOT_FILES = ("gpu", "filesystem_60s", "clock_10s", "nvme_60s", "kernel_log")

@@ -1,4 +1,4 @@
-"""Runs whose next minutes are known: what the aggregator sees of a gang each second, and what is true in that second.
+"""Runs whose future is known: what the aggregator sees of a gang each second, and the truth of that second.
 
 - *Gangs* are played by the bulk-synchronous world (`bsp_world`), read at 10 Hz as a driver would, and classified by the
   tracker that runs on hosts.

@@ -1,4 +1,4 @@
-"""What the page begins with: how it was made, of what, and what is left out; and what stands in place of the latter."""
+"""Head of the page: how it was made, from which data, what is left out, and what replaces that."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tree:
         self.later = ""
 
     def is_same(self) -> bool:
-        """Look, and say whether it is what it was at each look so far. Never raises."""
+        """Look, and say whether it is what it was at each check so far. Never raises."""
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later

@@ -1,4 +1,4 @@
-"""The section "Injected": real agents and a real aggregator, faults at the boundary of hardware and machine.
+"""The section "Injected": real agents and a real aggregator, with faults at the hardware boundary.
 
 python -m bench.quality.injected --seed 1 [--rounds 5] [--only XID]
 """

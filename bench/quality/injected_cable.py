@@ -1,4 +1,4 @@
-"""A wire between two real sockets that can be cut: from then on nothing comes through, and nobody is told."""
+"""A wire between two real sockets that can be cut: afterwards nothing passes and neither end is notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is injected, at which boundary, and what must come of it; and what looks alike and must not be named.
+"""The injected faults, where each is injected, and the expected result; and look-alikes that must not be named.
 
 To add one: a function that is given a host before its start, and returns what happens to it; a row of KINDS.
 """
@@ -16,7 +16,7 @@ from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
 #: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
-#: to let pass before it goes on.
+#: to let pass before it continues.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 

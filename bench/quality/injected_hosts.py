@@ -1,4 +1,4 @@
-"""A host for the injected table: the real agent on a folder that shows an H100 host which is well and at work.
+"""A host for the injected table: the real agent on a folder that shows a healthy, working H100 host.
 
 What is not real is the hardware: /sys, /proc and /dev are files, NVML is the stand-in of `tests/fake_nvml`, and the
 wire may be a relay that goes silent. All that reads it, sends it and judges it is.
@@ -85,7 +85,7 @@ class KernelLogFile:
         os.write(self._descriptor, self._records[-1])
 
     def again(self) -> None:
-        """Show who opens the log anew all that is in it, as the kernel does."""
+        """Show who opens the log again all that is in it, as the kernel does."""
         for record in self._records:
             os.write(self._descriptor, record)
 

@@ -1,4 +1,4 @@
-"""A fleet with a fault or a look-alike on each host, side by side, under one real aggregator; and what its API says, when."""
+"""A fleet with one fault or look-alike per host under one real aggregator, and what its API reports when."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class InjectedHost:
             self.changed.append(message)
 
     def is_about(self, device: str) -> bool:
-        """Say whether *device* is the one that was made sick; of a host as a whole any is."""
+        """Return whether *device* is the one that was made sick; of a host as a whole any is."""
         names = self.kind.about(self.host)
         return not names or device in names
 
@@ -139,7 +139,7 @@ class Stage:
         self._watched_until = 0.0  # monotonic
         #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
         self.requests = self.unanswered = 0
-        self._left = ExitStack()  # what is to be ended
+        self._left = ExitStack()  # what must be ended
 
     def _subject(
         self, place: Path, kind: InjectedKind, number: int, source: random.Random
@@ -166,7 +166,7 @@ class Stage:
         self._left.close()
 
     def listing(self) -> list[NodeScore]:
-        """Return what the API says of all hosts now. Raises CommandError where it does not answer."""
+        """Return what the API says of all hosts now. Raises CommandError where it does not respond."""
         return self._client.hosts(full=True).scores
 
     def settle(self, sources: Iterable[str] = READ_FIRST) -> None:
@@ -201,7 +201,7 @@ class Stage:
         done: Callable[[], bool] = lambda: False,
         apart_seconds: float = APART_SECONDS,
     ) -> None:
-        """Do what is done to the hosts, and look at the API, for so long, or until *done*. Once."""
+        """Do what is done to the hosts, and look at the API, for this long, or until *done*. Once."""
         began = time.monotonic()
         end = self._watched_until = began + seconds
         for subject in self.subjects:
@@ -253,7 +253,7 @@ class Stage:
                     at[node].advised.append(advisory_pb2.Action.Name(advisory.action))
 
     def restart(self, seconds: float) -> None:
-        """Kill the aggregator and start it again; note of each host whether it stands as before, for so long."""
+        """Kill the aggregator and start it again; note of each host whether it stands as before, for this long."""
         before = {each.host.name: each.is_lasting for each in self.subjects}
         for each in self.subjects:
             each.played = each.state

@@ -1,4 +1,4 @@
-"""Intervals of 90 % for what was counted: shares, rates of weighted counts, medians."""
+"""Intervals of 90 % for counts: shares, rates of weighted counts, medians."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make evaluate`, second page: how well jobs are read, into docs/quality_jobs.md: stragglers in two worlds, periods, states, a real gang.
+"""`make evaluate`, second page: how well jobs are recognized, into docs/quality_jobs.md: stragglers in two worlds, periods, states, a real gang.
 
 `--only SECTION --write` makes one section and puts it in its place on the page, with a line that says from which commit it is.
 """

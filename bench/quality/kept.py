@@ -1,4 +1,4 @@
-"""What was made before: a page of hours need not begin anew when its run was cut off."""
+"""Cache of finished sections, so that an interrupted run of hours resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of one section by number, in a folder of their own; of one run and those that go on with it."""
+    """Pieces of one section by number, in a folder of their own; of one run and those that continue with it."""
 
     folder: Path
     #: Where it says no, nothing more is kept.
@@ -42,7 +42,7 @@ class Pieces:
         new.replace(self._path(number))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""Fleets that were made up, of many kinds: what decides who fails next differs, as it may from cluster to cluster."""
+"""Synthetic fleets of many kinds: what determines the next failure differs, as it may between clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that read well both rendered and as they are."""
+"""Markdown tables that are readable both rendered and as text."""
 
 from __future__ import annotations
 

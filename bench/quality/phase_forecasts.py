@@ -1,4 +1,4 @@
-"""States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and of the third world.
+"""States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and third worlds.
 
 *Checkpoint state* is judged by seconds: a second is positive if half of it or more is checkpoint.
 
@@ -50,7 +50,7 @@ HORIZON = 30.0
 PERIOD_SECONDS, PERIOD_SAMPLES = 30, 1200
 #: Segments are read so often: the tracker holds 128 of each GPU.
 SEGMENT_SECONDS = 10
-#: So many checkpoints must have been before one can be known.
+#: This many checkpoints must have been before one can be known.
 KNOWN_AFTER = 3
 PER_WORLD = 8
 

@@ -39,7 +39,7 @@ ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
 #: A fault that costs the gang less than this of its pace hides: in bubbles, behind slower parts, in the spread of the healthy.
 COST_MIN = 0.02
-#: Seconds that a healed run goes on for, and when its fault ends.
+#: Seconds that a healed run continues for, and when its fault ends.
 HEALS, HEALED_SECONDS = 330.0, 660
 
 

@@ -1,4 +1,4 @@
-"""What drivers, kernels and agents make of the third world (`pipeline_world`): readings at 10 Hz, then the frames of a second.
+"""Readings of the third world (`pipeline_world`) as drivers, kernels and agents give them: at 10 Hz, then frames by second.
 
 Power: the sensor sees 25 ms of each 100 ms, with a gain error of each part (Yang et al. 2024, Part-time power measurements),
 smoothed and late; without GPM the mean of a second, as an A100's driver reports. GPM gives cycles over cycles (nvml.h): a part
@@ -191,7 +191,7 @@ class HostAgent:
         self.late_seconds = int(random.integers(3)) if is_skewed else 0
         self.tracker = PhaseTracker(GPUS)
         self._samples = [readings.samples(host * GPUS + gpu) for gpu in range(GPUS)]
-        #: Whoever lowers a limit lowers it to what the GPUs draw from then on.
+        #: Anyone who lowers a limit lowers it to what the GPUs draw from then on.
         at = slice(int(max((one.onset for one in self._faults), default=0)) * RATE, None)
         high = np.quantile(readings.power[at, self._rows], 0.98) if self._faults else 0.0
         self._capped_watts = float(np.round(high / 5) * 5)

@@ -1,4 +1,4 @@
-"""One run of the third world, as data: what is wrong with which host, what the workload does, who runs where.
+"""One run of the third world as data: which host has which fault, what the workload does, which job runs where.
 
 `pipeline_steps` plays the steps, `pipeline_world` what they make of the GPUs.
 """

@@ -1,4 +1,4 @@
-"""The steps of a gang of the third world: its workload, its GPUs with what is wrong with them, and the events of each step.
+"""Steps of a gang of the third world: its workload, its GPUs and their faults, and the events of each step.
 
 See `pipeline_world` for where the assumptions are from.
 """

@@ -1,4 +1,4 @@
-"""A third world, that the judge never saw: gangs of pipeline, tensor and data parallel roles, as events on a timeline of 20 ms.
+"""A third world, unknown to the judge: gangs with pipeline, tensor and data parallel roles, as events on a timeline of 20 ms.
 
 Each micro-batch of each stage is an event (schedule 1F1B: Narayanan et al. 2021, Megatron-LM): it begins when its predecessor's
 activations are there, and ends when the slowest GPU of its tensor parallel group does. Without stages the whole gang meets at

@@ -1,4 +1,4 @@
-"""Placement on real data: gangs that `planner` chooses by what was known, judged by what came; into docs/quality_placement.md.
+"""Placement on real data: gangs that `planner` chose from what was known, scored by what happened; into docs/quality_placement.md.
 
     python -m bench.quality.placement --seed 1
 
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each look at this one is in looks.md.
+#: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check at this one is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
@@ -360,7 +360,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
-        # A clean clone has no recordings: `make evaluate` goes on, and the page stays as it is.
+        # A clean clone has no recordings: `make evaluate` continues, and the page stays as it is.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
     text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))

@@ -1,4 +1,4 @@
-"""Packing of pods on a real cluster: how many of its GPUs are allocated when no more fit, by way to choose a node.
+"""Packing of pods on a real cluster: share of its GPUs allocated when no more fit, by method of choosing a node.
 
     python -m bench.quality.placement_packing --seed 1
 
@@ -41,7 +41,7 @@ PUBLISHED = FOLDER / "published_allocation_percent.csv"
 LISTS = ("openb_pod_list_default", "openb_pod_list_gpushare40")
 #: Demand at which allocation is read, as shares of all GPUs; the last one counts.
 DEMANDS = (1.0, 1.1, 1.2, 1.3)
-#: Kinds of pods that the demand names at most, and pods after which it is counted anew.
+#: Kinds of pods that the demand names at most, and pods after which it is counted again.
 KINDS_MAX, COUNT_EVERY = 24, 200
 WANTED = 0.94
 #: Seeds of the order that are published together.
@@ -309,7 +309,7 @@ def packing_section(seed: int) -> str:
 
 
 def is_here() -> bool:
-    """Say whether the recordings are."""
+    """Return whether the recordings are."""
     return NODES.exists() and PUBLISHED.exists()
 
 

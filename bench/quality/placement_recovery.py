@@ -1,8 +1,8 @@
-"""Recovery in made-up incidents: the regret of the way that is chosen, and whether its price is calibrated.
+"""Recovery in synthetic incidents: regret of the chosen way, and calibration of its price.
 
     python -m bench.quality.placement_recovery --seed 1
 
-A gang loses nodes. `plan_recovery` prices the ways to go on; then the world draws what each really costs. The world is written
+A gang loses nodes. `plan_recovery` prices the ways to continue; then the world draws what each really costs. The world is written
 apart from the planner and shares none of its constants: other families of distributions, other medians, sites that differ from
 each other, a share of incidents in which a job hangs until a time-out, repairs as LANL's outages lasted (where that recording is
 there), and failures by a rate of its own. Its numbers were written down before the first run; after it the places of core and
@@ -54,7 +54,7 @@ class Site:
     hang_share: float
     decide_hours: float
     start_hours: float  # until a program runs on a node that has none of it
-    wake_hours: float  # until one that stands by goes on
+    wake_hours: float  # until one that stands by continues
     load_hours: float  # of a checkpoint from storage
     peer_hours: float  # from a peer's memory
     shared_per_hour: float  # interruptions that no node causes
@@ -244,7 +244,7 @@ def _act_hours(case: Case, option: RecoveryOption, luck: Luck) -> Floats:
 
 
 def _in_memory(case: Case, option: RecoveryOption) -> bool:
-    """Whether each failed rank's state is in the memory of a node that goes on."""
+    """Whether each failed rank's state is in the memory of a node that continues."""
     incident = case.incident
     replicas = incident.checkpoint.replicas
     if not replicas.size or option.kind == RecoveryKind.RESTART_ELSEWHERE:
@@ -289,7 +289,7 @@ def _poisson(mean: float, uniform: Floats) -> Floats:
 
 
 def outcome_of(case: Case, repairs: Floats | None, source: np.random.Generator, draws: int = DRAWS) -> Outcome | None:  # fmt: skip
-    """Return what came of one incident; None where there was no way to go on but one."""
+    """Return what came of one incident; None where there was no way to continue but one."""
     plan = plan_recovery(case.table, case.candidates, case.needs, case.incident)
     if len(plan.options) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Sizes of gangs on real data: throughput of a size that was left out, and the regret of the size chosen by it.
+"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the size chosen by it.
 
     python -m bench.quality.placement_scaling
 

@@ -1,4 +1,4 @@
-"""Placement in simulated fleets: what a plan gains over topology packing that is blind to health, against an oracle.
+"""Placement in simulated fleets: gain of a plan over topology packing without health, and the distance to an oracle.
 
     python -m bench.quality.placement_simulated --seed 1
 
@@ -41,7 +41,7 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: The aggregator hears the fleet for so long before gangs are placed, and for so long at some hours before as well.
+#: The aggregator hears the fleet for this long before gangs are placed, and for this long at some hours before as well.
 WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
 #: Hosts that are free, over those of the gang.

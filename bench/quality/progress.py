@@ -1,4 +1,4 @@
-"""How far a section is, for who waits for it."""
+"""Progress of a section, shown while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the model of hazard ranks worse than something simpler, over fleets of many kinds that were made up.
+"""How often the hazard model ranks worse than something simpler, over synthetic fleets of many kinds.
 
     python -m bench.quality.rankings [--first-seed N] [--seeds N] [--unseen] [--seconds S]
     python -m bench.quality.rankings --recording EVENTS.json --until DAY SPLIT...
@@ -83,7 +83,7 @@ def earlier(faults: FaultTable, until: int, splits: Sequence[int]) -> Iterator[C
 def runs(
     kinds: Mapping[str, SyntheticKind], first_seed: int, seeds: int, seconds: float
 ) -> Iterator[Compared]:
-    """Yield what comes of all kinds and sizes, seed by seed, for so long."""
+    """Yield what comes of all kinds and sizes, seed by seed, for this long."""
     progress, began = ProgressBar(), time.monotonic()
     jobs = [
         (kind, *size, seed)

@@ -1,4 +1,4 @@
-"""Simulated: the judge and its advice over a world of 2,000 hosts and 90 days, in process.
+"""Simulated: judging and advice over a world of 2,000 hosts and 90 days, in process.
 
 Drawing the world takes some 20 s; then hours of the whole fleet, and episodes around causes (their hosts and minutes
 alone), are each fed to an aggregator of its own and scored, in as many processes as there are cores. The tables are a
@@ -65,7 +65,7 @@ def section(
 
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
-    """Yield what is to be judged."""
+    """Yield what must be judged."""
     sorts = {each.name: each.sort for each in world.schedule.classes}
     for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])

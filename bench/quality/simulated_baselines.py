@@ -1,4 +1,4 @@
-"""What is simpler than the judge, over the same readings: so that a reader sees what judging adds.
+"""Baselines simpler than the judge, over the same readings, to show what judging adds.
 
 Each names hosts at one moment, from the same fleet, without memory of its own beyond the counters'.
 """

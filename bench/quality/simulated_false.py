@@ -1,4 +1,4 @@
-"""The simulated section: what was advised about hosts on which no fault stood; look-alikes; faults of the telling."""
+"""The simulated section: advice about hosts without a fault; look-alikes; faults of telemetry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline.simulator.world import STEP_SECONDS
 
 #: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
 BUDGET = 1.0
-#: So many false drains of one hour may have one cause, fixed before the published seed was looked at: two had, at the second look
+#: This many false drains of one hour may have one cause, fixed before the published seed was looked at: two had, at the second look
 #: at seed 21 (looks.md), which is the most on record. Where more of one hour are seen, it is so many.
 TOGETHER_MAX = 2
 #: Kinds of false drains that are listed.
@@ -90,7 +90,7 @@ class Rate:
 
 
 def is_drain(one: Wrong) -> bool:
-    """Say whether advice takes a host from its work."""
+    """Return whether advice takes a host from its work."""
     return one.what == "drain"
 
 
@@ -134,7 +134,7 @@ def drains_text(run: SimulatedRun) -> str:
 
 
 def verdict(run: SimulatedRun) -> str:
-    """Say whether the budget is shown to be met, and what would show it."""
+    """Return whether the budget is shown to be met, and what would show it."""
     rate = rate_of(run, is_drain)
     if rate.low > BUDGET:
         return "**Not met.**"

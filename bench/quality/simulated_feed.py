@@ -1,4 +1,4 @@
-"""The aggregator over one episode, in process: frames go in; what was named and advised comes out.
+"""The aggregator over one episode, in process: frames in; named hosts and advice out.
 
 It sees of the world what an aggregator could: inventories, places, frames and events (`Outside`). What is so it is
 never told; `simulated_truth.py` alone knows that.
@@ -44,7 +44,7 @@ LIMITS = replace(AdvisoryLimits(), shared_seconds=AdvisoryLimits().shared_second
 UNLIMITED = replace(
     LIMITS, rack_hosts_max=HOSTS_MAX, job_hosts_max=HOSTS_MAX, cluster_share_max=1.0, open_max=10 * HOSTS_MAX
 )  # fmt: skip
-#: Hosts beyond the episode have been there for so long.
+#: Hosts beyond the episode have been there for this long.
 LONG_NS = 3600 * 1_000_000_000
 
 
@@ -154,7 +154,7 @@ class SimulatedAggregator:
         return self._judged
 
     def reconnect(self) -> None:
-        """Take what comes next as new streams of the same hosts: another call of `frames` begins anew."""
+        """Take what comes next as new streams of the same hosts: another call of `frames` starts over."""
         self._starts.clear()
 
     def _hear_others(self, now_ns: int) -> None:
@@ -192,7 +192,7 @@ class SimulatedAggregator:
             fleet.observe_event(name, event, now_ns)
 
     def _note(self, by: str, cries: Iterable[Cry], seconds: float) -> None:
-        """Keep what is said now: it goes on, or begins."""
+        """Keep what is said now: it continues, or begins."""
         now: dict[tuple[str, Cry], NamedState] = {}
         for cry in cries:
             key = by, cry

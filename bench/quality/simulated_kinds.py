@@ -1,4 +1,4 @@
-"""What scoring yields, and the tables by which a class is rightly named."""
+"""Types of scoring results, and the tables of which names are right for a class."""
 
 from __future__ import annotations
 

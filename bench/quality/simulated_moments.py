@@ -1,4 +1,4 @@
-"""Look-alikes that no row of the schedule tells: checkpoints, jobs that begin and end, hosts that idle."""
+"""Look-alikes that are not in the schedule: checkpoints, jobs that begin and end, idle hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated section, put together: what a reader in a hurry is to know, method, tables."""
+"""Assembles the simulated section: summary, method, tables."""
 
 from __future__ import annotations
 

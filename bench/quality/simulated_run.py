@@ -1,4 +1,4 @@
-"""All that was scored, as the tables ask for it."""
+"""All scores of a run, in the form that the tables need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.quality.simulated_kinds import CaseFinding, Score
 from gangline.simulator.scenario import FaultClass
 
-#: Below this share of its causes a class is not detected, in words.
+#: Below this share of its causes a class is not detected, as text.
 DETECTED_RATIO = 0.5
 
 
@@ -47,5 +47,5 @@ class SimulatedRun:
 
 
 def is_missed(found: Sequence[CaseFinding]) -> bool:
-    """Say whether a class is not detected."""
+    """Return whether a class is not detected."""
     return bool(found) and sum(bool(one.rule) for one in found) < DETECTED_RATIO * len(found)

@@ -1,4 +1,4 @@
-"""What was said of an episode, held against what is so."""
+"""Scores an episode: what was reported against the truth."""
 
 from __future__ import annotations
 

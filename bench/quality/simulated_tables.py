@@ -1,4 +1,4 @@
-"""The simulated section: what was named, how soon, by what; what simpler means would have named; shared causes."""
+"""The simulated section: what was named, how soon, by which rule; what the baselines would have named; shared causes."""
 
 from __future__ import annotations
 

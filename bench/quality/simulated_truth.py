@@ -1,4 +1,4 @@
-"""What is so: who was struck by what, when, and who waited for it. Only scoring reads it."""
+"""The truth: which host had which fault when, and which hosts waited for it. Only scoring reads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline.simulator.machine import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
 from gangline.simulator.scenario import FaultClass
 from gangline.simulator.world import STEP_SECONDS, World
 
-#: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still stands.
+#: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still holds.
 GRACE_SECONDS = 600.0
 #: A host that is back from a repair or a restart is well, and to drain it is wrong: but for two steps, in which what was
 #: said before may still be taken back.
@@ -42,7 +42,7 @@ class TrueFault:
     is_shared: bool  # the cause struck other hosts as well
 
     def is_active(self, seconds: float) -> bool:
-        """Say whether it stood at *seconds*, or so lately that it may still be told."""
+        """Return whether it stood at *seconds*, or so lately that it may still be told."""
         return self.begin <= seconds <= self.reportable_until
 
     @property
@@ -52,7 +52,7 @@ class TrueFault:
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
     def is_about(self, device: str) -> bool:
-        """Say whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
+        """Return whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
         return device.partition("/link")[0] in self.parts
 
 
@@ -74,7 +74,7 @@ class GroundTruth:
             self.by_host.setdefault(one.host, []).append(one)
 
     def has(self, host: str) -> bool:
-        """Say whether *host* is one of these hosts."""
+        """Return whether *host* is one of these hosts."""
         return host in self._observed_hosts
 
     def of_cause(self, cause: int) -> tuple[TrueFault, ...]:
@@ -87,11 +87,11 @@ class GroundTruth:
         return [one for one in found if one.each.sort == sort and one.is_active(seconds)]
 
     def is_ill(self, host: str, seconds: float) -> bool:
-        """Say whether a fault stood on *host*, or did lately."""
+        """Return whether a fault stood on *host*, or did lately."""
         return bool(self.active_faults(host, seconds, "faults"))
 
     def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
-        """Say whether one fault struck two of *hosts*, and stood then or did lately."""
+        """Return whether one fault struck two of *hosts*, and stood then or did lately."""
         causes = [{it.cause for it in self.active_faults(one, seconds, "faults")} for one in hosts]
         return any(one & other for one, other in combinations(causes, 2))
 

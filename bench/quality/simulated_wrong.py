@@ -1,4 +1,4 @@
-"""What was said of hosts on which no fault stood."""
+"""False reports: what was reported about hosts without a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of others as the telemetry of a gang: two training jobs' operation timers, and two hosts' power.
+"""Public recordings as telemetry of a gang: operation timers of two training jobs, and power of two hosts.
 
 *AR* has 64 ranks (4 data parallel, 4 stages, 4 tensor parallel). One worker of four GPUs is slow on purpose from the first
 step on, and its host must be named. *SE* is the same kind of job with sequences of uneven length: no host is to blame. The

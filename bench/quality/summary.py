@@ -1,4 +1,4 @@
-"""The page's first section, for users: what the figures below say, taken from the text of the sections themselves."""
+"""First section of the page, for users: its main figures, taken from the text of the other sections."""
 
 from __future__ import annotations
 

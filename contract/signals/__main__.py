@@ -1,4 +1,4 @@
-"""`python -m gangline.contract.signals`: the catalogue as the page docs/signals.md."""
+"""`python -m gangline.contract.signals`: writes the catalogue as the page docs/signals.md."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ GPU_SIGNALS = (
     Signal(1070, "gpu.performance_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetPerformanceState", "0 is the fastest"),
     Signal(1071, "gpu.recovery_action_state", Kind.STATE, Pace.SECOND, "field 230 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, where the driver has it", "action that the driver requests: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 reset the PCIe bus, 7 reboot the system"),
     Signal(1080, "gpu.processes_count", Kind.GAUGE, Pace.SECOND, "nvmlDeviceGetComputeRunningProcesses", "compute processes on the GPU"),
-    Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that answered with an error other than not-supported"),
+    Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that returned an error other than not-supported"),
     Signal(1092, "gpu.slow_calls_failed_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "the same, of the calls made every 10 s", on_change=True),
     Signal(1091, "gpu.lost_state", Kind.STATE, Pace.SECOND, "NVML_ERROR_GPU_IS_LOST", "1: fell off the bus"),
     Signal(1095, "gpu.xid", Kind.EVENT, Pace.EVENT, "kernel log, NVML events", "the driver reported an XID; code in `code`"),
@@ -197,7 +197,7 @@ GPU_FABRIC_TEXT = """Each GPU's place in its NVLink fabric. Device: the GPU's UU
 rack do not reach the kernel log of a compute tray. Only their effects on the GPUs are visible here."""
 
 GPU_FABRIC_SIGNALS = (
-    Signal(1480, "gpu_fabric.registration_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.state", "1 not started, 2 in progress, 3 completed: only then can the GPU reach others", on_change=True),
+    Signal(1480, "gpu_fabric.registration_state", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.state", "1 not started, 2 in progress, 3 completed: only then can the GPU reach other GPUs", on_change=True),
     Signal(1481, "gpu_fabric.registration_status_code", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.status, in state 3", "nvmlReturn_t of the registration: 0 is good", on_change=True),
     Signal(1482, "gpu_fabric.clique_number", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.cliqueId, in state 3", "clique number; GPUs with the same cluster and clique reach each other", on_change=True),
     Signal(1483, "gpu_fabric.health_flags", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.healthMask", "the raw mask; the fields below are parts of it", on_change=True),
@@ -235,7 +235,7 @@ GPU_FAST_SIGNALS = (
     Signal(1321, "gpu_fast.sm_active_min_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the least busy fifth of the second"),
     Signal(1322, "gpu_fast.sm_active_max_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the busiest fifth of the second"),
     Signal(1323, "gpu_fast.sm_occupancy_ratio", Kind.GAUGE, Pace.SECOND, "GPM 3 NVML_GPM_METRIC_SM_OCCUPANCY; Hopper and later", "mean share of the warps that were active"),
-    Signal(1324, "gpu_fast.tensor_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 5 NVML_GPM_METRIC_ANY_TENSOR_UTIL; Hopper and later", "mean share of time the tensor cores worked: computing, not waiting"),
+    Signal(1324, "gpu_fast.tensor_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 5 NVML_GPM_METRIC_ANY_TENSOR_UTIL; Hopper and later", "mean share of time the tensor cores were active: computing, not waiting"),
     Signal(1325, "gpu_fast.memory_bandwidth_ratio", Kind.GAUGE, Pace.SECOND, "GPM 10 NVML_GPM_METRIC_DRAM_BW_UTIL; Hopper and later", "mean share of the memory's bandwidth in use"),
     Signal(1326, "gpu_fast.pcie_transmitted_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 20 NVML_GPM_METRIC_PCIE_TX_PER_SEC; Hopper and later", "mean PCIe traffic from the GPU"),
     Signal(1327, "gpu_fast.pcie_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 21 NVML_GPM_METRIC_PCIE_RX_PER_SEC; Hopper and later", "mean PCIe traffic to the GPU"),
@@ -443,7 +443,7 @@ VGPU_TEXT = """vGPUs of a hypervisor, from DCGM's host engine. Device: the vGPU'
 
 VGPU_SIGNALS = (
     _switch(2840, "vgpu.memory_used_bytes", Kind.GAUGE, "DCGM field 525, MiB", "memory of the GPU in use by the virtual machine"),
-    _switch(2841, "vgpu.license_state", Kind.STATE, "DCGM field 526", "1: licensed; 0: not, and the driver slows it down"),
-    _switch(2842, "vgpu.frame_rate_limit_hertz", Kind.GAUGE, "DCGM field 527", "frames a second that it may draw"),
+    _switch(2841, "vgpu.license_state", Kind.STATE, "DCGM field 526", "1: licensed; 0: not licensed, and the driver slows it down"),
+    _switch(2842, "vgpu.frame_rate_limit_hertz", Kind.GAUGE, "DCGM field 527", "maximum frames per second"),
     _switch(2843, "vgpu.type_number", Kind.STATE, "DCGM field 522", "vGPU type, by NVML's number"),
 )

@@ -85,11 +85,11 @@ SETTINGS_SIGNALS = (
     Signal(1951, "settings.cpu_energy_preference_other_ratio", Kind.GAUGE, Pace.MINUTE, "cpufreq/policyN/energy_performance_preference", "share of the frequency domains that are not set to prefer performance over energy"),
     Signal(1952, "settings.smt_state", Kind.STATE, Pace.MINUTE, "cpu/smt/control", "0 off, 1 on, 2 off for good, 3 the processor has none, 4 the kernel cannot"),
     Signal(1953, "settings.turbo_state", Kind.STATE, Pace.MINUTE, "cpu/intel_pstate/no_turbo (turned round), else cpufreq/boost", "1: cores may run above their base frequency"),
-    Signal(1954, "settings.idle_latency_max_microseconds", Kind.GAUGE, Pace.MINUTE, "cpuN/cpuidle/stateN/latency of states that are not disabled, first core of each package", "the longest that a core may take to wake from an idle state (C-state)"),
+    Signal(1954, "settings.idle_latency_max_microseconds", Kind.GAUGE, Pace.MINUTE, "cpuN/cpuidle/stateN/latency of states that are not disabled, first core of each package", "longest wake-up latency of an allowed idle state (C-state)"),
     Signal(1955, "settings.transparent_hugepages_state", Kind.STATE, Pace.MINUTE, "kernel/mm/transparent_hugepage/enabled", "0 never, 1 madvise, 2 always"),
     Signal(1956, "settings.transparent_hugepages_defrag_state", Kind.STATE, Pace.MINUTE, "kernel/mm/transparent_hugepage/defrag", "0 never, 1 madvise, 2 defer, 3 defer+madvise, 4 always (allocations may stall)"),
     Signal(1957, "settings.numa_balancing_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/kernel/numa_balancing", "0 off, 1 pages follow their tasks, 2 between memory tiers; costs page faults"),
-    Signal(1958, "settings.zone_reclaim_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/vm/zone_reclaim_mode", "not 0: a full node reclaims its own pages before it asks the others"),
+    Signal(1958, "settings.zone_reclaim_flags", Kind.STATE, Pace.MINUTE, "/proc/sys/vm/zone_reclaim_mode", "not 0: a full node reclaims its own pages before it uses other nodes"),
     Signal(1959, "settings.swappiness_number", Kind.GAUGE, Pace.MINUTE, "/proc/sys/vm/swappiness", "how readily the kernel swaps, 0 to 200"),
     Signal(1960, "settings.pcie_aspm_policy_state", Kind.STATE, Pace.MINUTE, "module/pcie_aspm/parameters/policy", "0 default (the firmware's), 1 performance, 2 powersave, 3 powersupersave"),
     Signal(1961, "settings.clocksource_state", Kind.STATE, Pace.MINUTE, "clocksource/clocksource0/current_clocksource", "0 another, 1 tsc, 2 arch_sys_counter, 3 kvm-clock, 4 Hyper-V, 10 hpet, 11 acpi_pm, 12 jiffies; from 10 on each read of the clock is slow: the kernel found the TSC unstable"),
@@ -128,11 +128,10 @@ HUGEPAGES_SIGNALS = (
     Signal(1910, "hugepages.page_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "node/nodeN/hugepages/hugepages-SIZE", "size of one page"),
     Signal(1911, "hugepages.total_pages", Kind.GAUGE, Pace.TEN_SECONDS, "nr_hugepages", "pages reserved on the node"),
     Signal(1912, "hugepages.free_pages", Kind.GAUGE, Pace.TEN_SECONDS, "free_hugepages", "reserved pages not in use"),
-    Signal(1913, "hugepages.surplus_pages", Kind.GAUGE, Pace.TEN_SECONDS, "surplus_hugepages", "pages above the reserve, taken from common memory"),
+    Signal(1913, "hugepages.surplus_pages", Kind.GAUGE, Pace.TEN_SECONDS, "surplus_hugepages", "pages above the reserve, taken from normal memory"),
 )
 
-EDAC_TEXT = """Errors of host memory, as the EDAC drivers count them. Device: `mc0/dimm3` (`mc0/csrow2` and `mc0/csrow2/ch0` with
-kernels that know no DIMMs), and the controller `mc0` with the sum of its own.
+EDAC_TEXT = """Errors of host memory, as the EDAC drivers count them. Device: `mc0/dimm3` (`mc0/csrow2` and `mc0/csrow2/ch0` with kernels that do not list DIMMs), and the controller `mc0` with the sum of its own.
 
 The counters belong to the kernel's driver. They restart when it is loaded, and can be reset by hand.
 """
@@ -193,7 +192,7 @@ SERVICE_SIGNALS = (
     Signal(2142, "service.running_seconds", Kind.GAUGE, Pace.MINUTE, "/proc/PID/stat starttime of its oldest process", "time since its start; a decrease means a restart"),
 )
 
-KERNEL_LOG_TEXT = """The kernel log: what its reader counts, and the events that its lines become. Device of `kernel_log.*`: `host`."""
+KERNEL_LOG_TEXT = """The kernel log: counts of its reader, and the events made from its lines. Device of `kernel_log.*`: `host`."""
 
 KERNEL_LOG_SIGNALS = (
     Signal(2200, "kernel_log.read_count", Kind.COUNTER, Pace.TEN_SECONDS, "/dev/kmsg", "records read since the agent started, of the kernel's and of others"),

@@ -1,1 +1,1 @@
-"""Messages of `gangline.v1`: the .proto files and what protoc makes of them."""
+"""Messages of `gangline.v1`: the .proto files and the code that protoc generates from them."""

@@ -1,4 +1,4 @@
-"""Has what protoc generated stand on `messages` rather than on protobuf's own builder: `make proto` runs it."""
+"""Rewrites protoc's output to use `messages` instead of protobuf's builder; run by `make proto`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lighter(generated: str) -> str:
     head, _, rest = generated.partition("from google.protobuf import descriptor as _descriptor\n")
     file = _FILE.search(rest)
     if file is None:
-        raise ValueError("protoc generates other code than it did")
+        raise ValueError("protoc's output has changed")
     others = "".join(f"{line}\n" for line in rest[: file.start()].splitlines() if "_pb2" in line)
     return (
         f"{head}from gangline.contract.wire import messages as _messages\n{others}\n"

@@ -1,6 +1,6 @@
-"""What the generated code stands on: message classes made by protobuf's C library, without its Python one.
+"""Base of the generated code: builds message classes with protobuf's C library, without its Python one.
 
-protobuf's own `builder` imports all of the latter, 2 MB that an agent would hold for nothing.
+protobuf's own `builder` imports the whole Python library, 2 MB that an agent would hold for nothing.
 """
 
 from __future__ import annotations

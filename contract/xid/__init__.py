@@ -1,1 +1,1 @@
-"""XID and SXid codes of NVIDIA's driver: their meaning, decoding and incidents."""
+"""XID and SXid codes of NVIDIA's driver: meaning, decoding and incidents."""

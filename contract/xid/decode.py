@@ -1,4 +1,4 @@
-"""What a line of NVIDIA's driver says beyond its code. Pure, never raises, whatever the line holds.
+"""Decodes the details in an NVIDIA driver's log line. Pure; never raises, for any input.
 
 Forms of the lines: NVIDIA, "XID Errors" and "GPU Memory Error Management"; open-gpu-kernel-modules
 (gpu_rc, row remapper, error containment); the kernel logs that leptonai/gpud tests with.
@@ -144,7 +144,7 @@ def _cost(
     }
     if not units:
         reading.verified = False
-        reading.details.append("its bits are none that the catalogue lists")
+        reading.details.append("the catalogue does not list its bits")
         return ""
     major = driver_major(driver_version)
     stated = None if major is None else major >= NEWER_MAJOR
@@ -162,7 +162,7 @@ def _cost(
 
 
 def _matches_unit(unit: NvLinkUnit, name: str, intrinfo: int, *, newer: bool) -> bool:
-    """Say whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
+    """Return whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
     width = NEWER_BITS if newer else OLDER_BITS
     if intrinfo & ((1 << width) - 1) != (unit.newer if newer else unit.older):
         return False
@@ -177,7 +177,7 @@ def _reason_bits(intrinfo: int) -> int:
 
 
 def _link_down_reason(intrinfo: int) -> tuple[str, bool]:
-    """Return why a link went down, in words, and whether that costs a reset."""
+    """Return why a link went down, as text, and whether that costs a reset."""
     return nvlink_facts().link_down.get(
         _reason_bits(intrinfo), ("for a reason that the catalogue lacks", True)
     )
@@ -211,7 +211,7 @@ def _set_severity(cost: str, reading: LineReading, *, fatal: bool) -> None:
         reading.action = "restart the application, unless XID 154 beside it asks for more"
     else:
         reading.severity = XidSeverity.IGNORE
-        reading.action = "none; the link's counters say whether it goes on"
+        reading.action = "none; the link's counters show whether it continues"
 
 
 def decode_xid74(text: str, reading: LineReading) -> None:
@@ -236,7 +236,7 @@ def decode_xid74(text: str, reading: LineReading) -> None:
     reading.attributes["weight"] = " ".join(sorted(weights)) or "none"
     if weights == {"ignore"}:
         reading.severity = XidSeverity.IGNORE
-        reading.action = "none; the link's counters say whether it goes on"
+        reading.action = "none; the link's counters show whether it continues"
 
 
 #: A process's name as the driver prints it (NV_PROC_NAME_MAX_LENGTH); the rest is cut.
@@ -263,7 +263,7 @@ class DecodedLine:
     `process_id` 0 and `process_name` "": the line names none; who is named met the fault and need
     not be its cause. `attributes`: what was decoded, by name, at most 32 (`xid.refined` reads
     `severity`, `action` and `recovery` of them). `cancels`: codes of the same device that this line
-    takes back. `continuation`: a further line about the same code, no event of its own. `verified`
+    takes back. `continuation`: a further line about the same code, not a separate event. `verified`
     False: decoded without knowing the driver's version, or against what it should write.
     """
 
@@ -480,7 +480,7 @@ def _recovery(text: str, reading: LineReading) -> None:
         action = number if number in RECOVERY_ACTIONS else None
     if action is None:
         reading.details.append(
-            f"the driver asks for {driver_text!r} (0x{number:x}), which we do not know"
+            f"the driver requests {driver_text!r} (0x{number:x}), which Gangline does not know"
         )
         reading.severity = XidSeverity.HAZARD
         reading.attributes |= {"recovery": "unknown", "recovery_number": str(number)}

@@ -1,6 +1,6 @@
-"""What an XID or SXID means beside the codes that came near it: the same on its host and at the aggregator.
+"""Interprets an XID or SXID by the codes close to it in time, equally on the host and at the aggregator.
 
-Pure: who keeps records, for how long, and what ends one, is each side's own.
+Pure: each side decides how long it keeps records, and what ends one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def note_neighbours(
 
 
 def _explains(one: Xid, other: Xid) -> bool:
-    """Say whether *one* is a companion that *other* waits for."""
+    """Return whether *one* is a companion that *other* waits for."""
     return any(companion.code == one.code for companion in other.companions)
 
 

@@ -1,7 +1,7 @@
-"""The policy of XIDs and SXIDs: what each code of NVIDIA's drivers means to us.
+"""The policy of XIDs and SXIDs: severity and action for each code of NVIDIA's drivers.
 
-The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
-What a line says beyond its code is `decode.py`'s to read; `refine` lays it over the row.
+The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is loaded on first use. `decode.py` parses details of a log
+line, and `refine` applies them to the row.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def parse(text: str, table: str = "xid") -> list[Xid]:
     codes: set[int] = set()
     for row in rows:
         if row.code in codes:
-            raise ValueError(f"{table} {row.code}: stands in the table twice")
+            raise ValueError(f"{table} {row.code}: is in the table twice")
         codes.add(row.code)
     return rows
 

@@ -1,4 +1,4 @@
-"""Packs what is in a deb again: the xz that nFPM is compiled with makes a quarter more bytes than liblzma."""
+"""Repacks a deb: nFPM's built-in xz makes files a quarter larger than liblzma's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Man pages and completion for bash, zsh and fish, made from the parsers of the commands themselves.
+"""Generates man pages and completion for bash, zsh and fish from the commands' parsers.
 
     python3.13 packaging/build/manuals.py FOLDER      # with gangline, argparse-manpage and shtab importable
 

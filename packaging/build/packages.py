@@ -1,4 +1,4 @@
-"""`make packages`: gangline-runtime, gangline-agent and gangline-aggregator as deb and rpm.
+"""`make packages`: builds gangline-runtime, gangline-agent and gangline-aggregator as deb and rpm.
 
     python3 packaging/build/packages.py [--runtime FILE --runtime-sha256 HEX] [--sources FOLDER] [--work FOLDER] [--to FOLDER]
 

@@ -1,4 +1,4 @@
-"""A signed repository for apt and dnf, and signed checksums, from built packages and a key that is handed in.
+"""Builds a signed repository for apt and dnf, and signed checksums, from built packages and a given key.
 
     python3 packaging/build/repository.py --packages dist --to FOLDER --key SECRET.asc [--minisign-key FILE] [--passphrase-file FILE]
 

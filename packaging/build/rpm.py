@@ -1,4 +1,4 @@
-"""Packs what is in an rpm again, as deb.py does a deb: the xz that nFPM is compiled with makes a quarter more bytes than liblzma.
+"""Repacks an rpm, as deb.py repacks a deb: nFPM's built-in xz makes files a quarter larger than liblzma's.
 
 The header stays as it is but for the digest of the payload; the signature header gets the sizes and digests of the new bytes (rpm's
 docs/manual/format_v4.md: lead, signature header, header, payload).

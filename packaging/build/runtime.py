@@ -1,9 +1,9 @@
-"""Builds the runtime: CPython with OpenSSL, libffi, zlib and SQLite inside, for every Linux from a chosen glibc on.
+"""Builds the runtime: CPython with OpenSSL, libffi, zlib and SQLite, for every Linux from a chosen glibc on.
 
     python3 packaging/build/runtime.py --work FOLDER [--sources FOLDER]
 
-It writes FOLDER/gangline-python-VERSION-ARCH.tar.xz, which `make packages RUNTIME=` takes on any machine, and prints its SHA-256.
-Nothing of the machine goes in: the compiler and its glibc are PyPI's `ziglang`, the sources those of pins.toml.
+It writes FOLDER/gangline-python-VERSION-ARCH.tar.xz, which `make packages RUNTIME=` uses on any machine, and prints its SHA-256.
+Nothing of the build machine is included: the compiler and its glibc are PyPI's `ziglang`, the sources those of pins.toml.
 """
 
 from __future__ import annotations

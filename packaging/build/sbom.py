@@ -1,7 +1,7 @@
-"""What is in a package, and under which licence: a CycloneDX document for each, and a build that fails for a licence that is not on the list.
+"""Lists the contents of each package with their licenses in a CycloneDX document; a license that is not allowed fails the build.
 
-Python components are read from the metadata of the wheels as they were unpacked; the libraries inside them from their own SBOMs or from
-bundled.toml, those inside the interpreter from pins.toml.
+Python components are read from the metadata of the unpacked wheels. The libraries inside them come from their own SBOMs or from
+bundled.toml, and those inside the interpreter from pins.toml.
 """
 
 from __future__ import annotations

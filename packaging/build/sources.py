@@ -1,4 +1,4 @@
-"""The source archives that pins.toml names: fetched by apt from Debian's source packages, checked, unpacked, patched.
+"""Fetches the source archives named in pins.toml from Debian's source packages by apt, checks, unpacks and patches them.
 
 python3 packaging/build/sources.py --update     # pin what Debian's suites have now
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PINS = Path(__file__).with_name("pins.toml")
-#: An archive larger than this is none of ours.
+#: An archive larger than this is not Gangline's.
 ARCHIVE_BYTES_MAX = 128 << 20
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 

@@ -1,6 +1,7 @@
-"""From a runtime, the pinned wheels and this checkout: what each package installs, in one folder per package.
+"""Assembles what each package installs, in one folder per package, from a runtime, the pinned wheels and this checkout.
 
-Runtime: CPython, the agent's wheels, and what agent and aggregator share of Gangline. Agent and aggregator add the rest; no file is in two of them.
+Runtime: CPython, the agent's wheels, and the code of Gangline that agent and aggregator share. The agent and aggregator packages
+add the rest; no file is in two packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wheels that the packages hold: fetched from PyPI for the runtime, each with the SHA-256 that wheels.txt has.
+"""Fetches the packages' wheels from PyPI for the runtime, each checked against its SHA-256 in wheels.txt.
 
 python3 packaging/build/wheels.py --update     # pin the wheels of the versions in packaging/constraints.txt and pins.toml, of both architectures
 """

@@ -1,4 +1,4 @@
-"""`make image`: the images of agent and aggregator as OCI layouts, from Debian's packages and ours, without a registry.
+"""`make image`: builds agent and aggregator images as OCI layouts, from Debian's packages and Gangline's, without a registry.
 
 mmdebstrap makes the root file system and installs our debs in it; `oci.py` writes the layout. buildah would do the second half
 with sixty packages, a storage driver and a lock of its own, for one layer and two JSON files.

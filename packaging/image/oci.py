@@ -1,4 +1,4 @@
-"""An OCI image of one layer, written as a layout: from a tar of a root file system, the same bytes each time.
+"""Writes a single-layer OCI image as a layout, from a tar of a root file system, reproducibly.
 
 Format: OCI image-spec 1.1 (image-layout.md, manifest.md, config.md, layer.md).
 """

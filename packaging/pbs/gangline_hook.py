@@ -1,7 +1,7 @@
-"""Hook of PBS for the event exechost_periodic: what Gangline knows of this host, as the resource gangline_bucket of its vnodes (docs/batch_schedulers.md).
+"""PBS hook for the event exechost_periodic: sets the resource gangline_bucket of this host's vnodes (docs/batch_schedulers.md).
 
-0 is the best, 3 the worst; of a host of which nothing is known it is 0, as for all hosts without Gangline. An error of ours is logged and
-changes nothing.
+0 is the best, 3 the worst; an unknown host has 0, like all hosts without Gangline. An error of the hook is logged and changes
+nothing.
 """
 
 import os

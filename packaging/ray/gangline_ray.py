@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `gangline executor ray` runs in Ray's own Python, whose version must be the cluster's (docs/batch_schedulers.md).
+"""Helper of `gangline executor ray`, run in Ray's own Python, whose version must match the cluster's (docs/batch_schedulers.md).
 
 gangline_ray.py state ADDRESS                                       nodes and placement groups, as one line of JSON
 gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      asks Ray to drain a node: it cannot be taken back

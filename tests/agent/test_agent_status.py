@@ -196,8 +196,8 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
     ("agent", "age", "words"),
     [
         ({}, 60, "the agent is down, or hangs"),
-        (None, 0, "of a version that does not say how it stands"),
-        ({"lost_frames": "many"}, 0, "of a version that does not say how it stands"),
+        (None, 0, "version is too old to report its state"),
+        ({"lost_frames": "many"}, 0, "version is too old to report its state"),
     ],
 )
 def test_where_no_agent_runs(
@@ -256,11 +256,11 @@ BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     ),
     (
         said_by("WATCH", age=300),
-        ["the aggregator says nothing of this host, for 5 min: `gangline agent status`"],
+        ["the aggregator reports no state of this host, because 5 min: `gangline agent status`"],
     ),
     (
         {**said_by("WATCH"), "connected": False, "last_error": "refused"},
-        ["the aggregator is away, for 2 h (refused): what it finds is not known here"],
+        ["the aggregator is not reachable: 2 h (refused): its findings are unknown here"],
     ),
     (
         {**said_by("HEALTHY"), "sources_unread": [BLIND, {**BLIND, "outcome": "no_data"}]},

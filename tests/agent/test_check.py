@@ -69,7 +69,7 @@ NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "report-only": ({"enforcing": []}, {}, "report-only"),
     "another name": ({"enforcing": ["xid95", "gpu_lost"]}, {}, "report-only"),
     "no permit": ({"permit": None}, {}, "gives no permit"),
-    "expired": ({"permit": {"until_ns": NOW, "reason": "r"}}, {}, "has run out"),
+    "expired": ({"permit": {"until_ns": NOW, "reason": "r"}}, {}, "has expired"),
     "endless permit": (
         {"permit": {"until_ns": NOW + 61 * SECOND, "reason": "r"}},
         {},
@@ -77,7 +77,7 @@ NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "not confirmed": ({}, {"confirmed_ns": NOW - 30 * SECOND}, "last confirmed 30 s ago"),
     "of the future": ({}, {"confirmed_ns": NOW + 3 * SECOND}, "its time is ahead"),
-    "a program's fault": ({}, {"problem": "user"}, "a program's own fault"),
+    "a program's fault": ({}, {"problem": "user"}, "caused by a program"),
     "not fatal": ({}, {"severity": "hazard"}, "never enforced"),
     "not enforceable": ({}, {"enforceable": False}, "never enforced"),
     "stale file": ({"boottime_ns": NOW - 31 * SECOND}, {}, "31 s old"),

@@ -123,7 +123,7 @@ def test_skipped_tests_prove_nothing() -> None:
         (b"", "nothing in it"),
         (b"+-----\n| Diagnostic", "expected JSON, as dcgmi diag -j prints it"),
         (b"[1]", "expected JSON"),
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (b'{"fruit": 1}', "but fruit"),
         (b'{"DCGM Diagnostic": 3}', "no 'DCGM GPU Diagnostic' or 'DCGM Diagnostic'"),
         (b'{"DCGM Diagnostic": {"test_categories": []}}', "no result of a GPU"),

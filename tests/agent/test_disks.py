@@ -346,7 +346,7 @@ def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
     """A drive that refuses the log page (NVMe status) or says half of it: the other's is there."""
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "class/nvme/nvme1/state").write_text("live\n")
-    for broken in (b"short", OSError("the controller refuses log page 02h, NVMe status 0x4002")):
+    for broken in (b"short", OSError("the controller rejects log page 02h, NVMe status 0x4002")):
 
         def read(device: Path, broken: bytes | OSError = broken) -> bytes:
             if device.name == "nvme1":

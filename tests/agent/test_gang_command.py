@@ -110,7 +110,7 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
     assert finish(cluster, job) not in ("0:0", "1:0") or "restarts are used up" in cluster.output(
         job
     )
-    assert "0 restarts are used up" in cluster.output(job) and not ranks(cluster, job, 1)
+    assert "no restarts are left of 0" in cluster.output(job) and not ranks(cluster, job, 1)
 
 
 @pytest.mark.parametrize(

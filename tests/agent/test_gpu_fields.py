@@ -65,7 +65,7 @@ def test_it_is_published_once_it_has_proved_itself() -> None:
 
 
 CONTRADICTIONS = {
-    "fell": ([5, 4], [0, 0]),
+    "decreased": ([5, 4], [0, 0]),
     "faster": ([0, 3 * SECOND], [FLAG, FLAG]),
     "reason": (
         [n * SECOND for n in range(2 + REASONLESS_STEPS_MAX)],
@@ -264,7 +264,7 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
         assert turn.outcome is CollectOutcome.OK
     said = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
     field = "gpu.violation_hw_thermal_nanoseconds is not published"
-    assert said == [f"GPU {devices[0].uuid}: {field}: it fell, and nothing was reset"]
+    assert said == [f"GPU {devices[0].uuid}: {field}: it decreased without a reset"]
     rows = host.read(lane)
     assert rows[devices[0].uuid]["violation_hw_thermal_field_state"] == FieldState.UNSUPPORTED
     assert rows[devices[0].uuid]["violation_sw_thermal_field_state"] == FieldState.VERIFIED

@@ -166,7 +166,7 @@ def _is_retired(machine: Machine) -> None:
 def _has_a_damaged_list(machine: Machine) -> None:
     machine.list.write_bytes(b'{"gpus": 7}')
     machine.boot()
-    assert "holds no list of GPUs" in machine.answers.gpu_list.last_error
+    assert "does not contain a list of GPUs" in machine.answers.gpu_list.last_error
     machine.finds(without(3))
 
 

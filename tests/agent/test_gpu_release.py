@@ -220,7 +220,7 @@ def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
     assert [each.address for each in host.way.released()] == [A]
     host.later(2)
     assert host.way.released() == []
-    assert host.words()[-1] == (A, 1, f"resumed: {A} (its time is over)")
+    assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
     assert len(host.told) == 2
     assert len(host.inventories) == 1, "it may be another GPU by now"
 
@@ -278,7 +278,7 @@ def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -
     host.later(594)
     assert host.samplers.released().keys() == {A}
     host.later(2)
-    assert host.words()[-1] == (A, 1, f"resumed: {A} (its time is over)")
+    assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
     assert host.begin().released() == [], "what was taken back is"
 
 

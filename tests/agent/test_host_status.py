@@ -243,7 +243,7 @@ def test_a_torn_file_of_what_was_kept_is_replaced(
     host = Host()
     made = answers(host, tmp_path)
     second(host, made)
-    assert "findings.json: holds no findings" in caplog.text
+    assert "findings.json: does not contain findings" in caplog.text
     assert made.document is not None and made.document["notes"] == []
     assert json.loads(kept.read_text())["boot_id"] == BOOT.hex()
 

@@ -183,7 +183,7 @@ def test_what_was_printed_before_the_hang_is_kept() -> None:
 def test_a_child_that_says_too_much_is_ended() -> None:
     """Limits come from this side: a broken library must not fill the daemon's memory."""
     found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert found.reason == f"the inventory said more than {inventory.OUTPUT_BYTES_MAX} bytes"
+    assert found.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
 
 
 def test_a_child_that_dies_is_quoted() -> None:
@@ -350,7 +350,7 @@ def test_gpus_by_nvidias_own_binding(
     assert first["name"] == "NVIDIA H100 80GB HBM3"
     assert first["pci_address"] == devices[0].address
     assert first["memory_bytes"] == "85520809984"
-    assert told[devices[2].address]["problem"] == "NVML does not answer for this GPU"
+    assert told[devices[2].address]["problem"] == "NVML does not respond for this GPU"
 
 
 @pytest.mark.slow
@@ -428,7 +428,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
         thread.join(GUARD_SECONDS)
         os.close(held)
         (found,) = done
-    assert found.reason == "ended for GPUs that are let go of or left alone"
+    assert found.reason == "stopped, because GPUs are released or skipped"
     assert inventory._running is None
 
 

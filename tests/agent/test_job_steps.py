@@ -272,7 +272,7 @@ def test_more_slots_than_are_read_are_left_out_and_said(
     for rank in ranks:
         rank.write(5, 1.0)
     assert len(host.collect().devices) == 1
-    assert "1 slots in /dev/shm/gangline are left out" in host.collector.access_error
+    assert "1 slots in /dev/shm/gangline are ignored" in host.collector.access_error
     assert len(os.listdir(host.folder)) == 2  # alive: not removed
 
 

@@ -164,7 +164,7 @@ def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 0
     assert re.fullmatch(r"released: all GPUs until \S+ \(asked by process \d+\)\n", out)
     code, _, err = run(agent, capsys, "resume", A)
-    assert code == 1 and "resume without names takes them back" in err
+    assert code == 1 and "resume without names reopens them" in err
     assert run(agent, capsys, "resume") == (0, "resumed: all GPUs\n", "")
 
 
@@ -214,10 +214,10 @@ def test_a_sampler_that_cannot_let_go_is_named(
     code, out, _ = run(agent, capsys, "release", "--status")
     assert code == 0
     assert re.search(
-        rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, tried again in \d+ s\n",
+        rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, retried in \d+ s\n",
         out,
     )
-    assert "samplers left behind in a driver since the start: 1\n" in out
+    assert "samplers abandoned in a driver since the start: 1\n" in out
 
 
 def test_who_else_holds_it_is_named(

@@ -77,7 +77,7 @@ def test_a_folder_that_is_gone_costs_the_note_only(
     assert file.read(NOW) == []
     assert not caplog.text, "no file is the usual case"
     file.write([ReleasedGpu(A, NOW + 1, "")])
-    assert "after a restart the GPUs would be taken back" in caplog.text
+    assert "after a restart the agent would reopen the GPUs" in caplog.text
 
 
 def test_words_of_a_file_are_no_lines_of_a_log(tmp_path: Path) -> None:

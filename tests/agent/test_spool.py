@@ -281,7 +281,7 @@ def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folde
     assert spool.run_id == run_id
     assert spool.next_sequence() == 3
     assert (everything(spool), spool.dropped_frames) == ({2: bytes(240)}, 1)
-    assert "1 damaged frames left out" in spool.notice
+    assert "1 damaged frames skipped" in spool.notice
     spool.close()
 
 

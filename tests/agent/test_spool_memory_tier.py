@@ -302,7 +302,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     head.chmod(0o777)
     spool = open_spool(tmp_path)
     append(spool, b"one")
-    assert "ours alone" in spool.notice and disk_bytes(tmp_path) > 0
+    assert "only this user can access" in spool.notice and disk_bytes(tmp_path) > 0
     spool.close()
     head.rmdir()
     head.symlink_to(tmp_path)
@@ -346,7 +346,7 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
     head.chmod(0o777)  # somebody else was faster
     append(spool, b"five")
     assert everything(spool) == {5: b"five"} and disk_bytes(tmp_path) > 0
-    assert spool.dropped_frames == 2 and "ours alone" in spool.last_error
+    assert spool.dropped_frames == 2 and "only this user can access" in spool.last_error
     assert (tmp_path / "spool" / UNBROKEN_NAME).exists()
     spool.close()
 

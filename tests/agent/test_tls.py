@@ -196,7 +196,7 @@ def test_no_certificate_of_ours(told: Told, secured: Secured, agent: SecureAgent
     """The aggregator wants one, hangs up after the handshake, and says nothing."""
     agent.credentials = credentials(secured)
     with serving(told, secured) as aggregator:
-        assert "a certificate of ours is wanted, and none is set" in failure(
+        assert "requires a client certificate, and none is set" in failure(
             told, agent, aggregator.port
         )
 
@@ -208,7 +208,7 @@ def test_a_certificate_of_ours_from_another_ca(
     other = credentials(Secured(tmp_path / "other", tmp_path / "data"), "agent", "a")
     agent.credentials = Credentials(str(secured.ca), other.tls_certificate_file, other.tls_key_file)
     with serving(told, secured) as aggregator:
-        assert "not take our certificate" in failure(told, agent, aggregator.port)
+        assert "rejects the client certificate" in failure(told, agent, aggregator.port)
 
 
 def test_an_aggregator_of_another_ca(

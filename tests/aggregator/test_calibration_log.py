@@ -285,7 +285,7 @@ def everyone_domains(snapshot: Any) -> dict[str, list[int]]:
 
 
 BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
-    "no name": ({"incident": ""}, "incident: empty, expected your name of it, of 1 to 128"),
+    "no name": ({"incident": ""}, "incident: empty, expected your name for it, of 1 to 128"),
     "a long name": ({"incident": "x" * 129}, "incident: 129 characters, at most 128"),
     "a decision": ({"decision_id": "x" * 129}, "decision_id: 129 characters"),
     "a workload": ({"workload": "a\nb"}, "workload: one line of printable"),

@@ -118,7 +118,7 @@ def test_each_node_falls_out_by_one_thing() -> None:
     why = {step.name: dict(step.why) for step in steps}
     assert why["size"] == {"2 GPUs of 4": 1} and why["reservations"] == {"r1": 1}
     assert why["state"] == {"DRAIN: gangline:v1;act=drain": 1, "DOWN": 1}
-    assert verdict(job(), steps) == "from 'health' on too few are left: 1 of the 2 that it needs (Slurm: Resources)"  # fmt: skip
+    assert verdict(job(), steps) == "from 'health' on too few nodes are left: 1 of the 2 that it needs (Slurm: Resources)"  # fmt: skip
 
 
 def test_its_own_reservation_is_open_to_it() -> None:
@@ -138,7 +138,7 @@ def test_its_own_reservation_is_open_to_it() -> None:
             {"reason": "Priority", "nodes": 1},
             "jobs before it in the queue come first; 1 nodes are left for the 1",
         ),
-        ({"nodes": 9}, "from 'all nodes' on too few are left: 1 of the 9"),
+        ({"nodes": 9}, "from 'all nodes' on too few nodes are left: 1 of the 9"),
     ],
 )
 def test_what_no_node_can_cure_is_said(changes: dict[str, Any], words: str) -> None:

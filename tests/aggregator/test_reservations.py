@@ -110,10 +110,10 @@ def test_who_may_renew_and_release(tmp_path: Path) -> None:
     assert current.of_request("slurm", "r") == one and current.of_request("other", "r") is None
     with pytest.raises(PermissionDenied, match="is of 'slurm'"):
         current.renew(one.name, "other", one.token, TTL_NS)
-    with pytest.raises(EtagMismatch, match="send the token that Reserve gave"):
+    with pytest.raises(EtagMismatch, match="send the token that Reserve returned"):
         current.release(one.name, "slurm", one.token + 1)
     clocks.run(61)
-    with pytest.raises(NotFound, match="reserve again"):
+    with pytest.raises(NotFound, match="Reserve again"):
         current.renew(one.name, "slurm", one.token, TTL_NS)
     assert not current.release(one.name, "slurm", one.token) and not current.active()
 
@@ -157,7 +157,7 @@ def test_reservations_are_bounded(tmp_path: Path) -> None:
     current = Clocks().load(tmp_path)
     for at in range(RESERVATIONS_MAX):
         current.reserve("a", [f"h{at}"], TTL_NS)
-    with pytest.raises(ResourceExhausted, match="release some"):
+    with pytest.raises(ResourceExhausted, match="Release some"):
         current.reserve("a", ["one more"], TTL_NS)
 
 

@@ -77,7 +77,7 @@ def test_a_row_is_read() -> None:
         (('words = "is lost"\n', ""), "expected severity, words, action and clears"),
         (('words = "is lost"', 'words = "a\\u001b[31m"'), "words: expected one line of text"),
         (('words = "is lost"', f'words = "{"x" * 201}"'), "words: expected one line of text"),
-        (('source = "assumed"', ""), "source: say where the limit is from"),
+        (('source = "assumed"', ""), "source: state the source of the limit"),
         (("source", "scope = 'rack'\nsource"), "scope: expected one of process, gpu"),
         (("source", "for_seconds = -1\nsource"), "for_seconds: expected 0 to 2592000 seconds"),
         (("source", "for_seconds = true\nsource"), "for_seconds: expected 0 to 2592000 seconds"),
@@ -134,7 +134,7 @@ def test_limits_of_the_file() -> None:
         parse('version = "1"\nrollout_share = 1\n' + "[[row]]\n" * 300)
     with pytest.raises(PolicyError, match="not TOML"):
         parse("x = " + "[" * 10_000)
-    with pytest.raises(PolicyError, match="stands in the table twice"):
+    with pytest.raises(PolicyError, match="is in the table twice"):
         parse(ROW + ROW[ROW.index("[[row]]") :])
 
 

@@ -63,7 +63,7 @@ def test_every_truncation_is_refused() -> None:
     """A full disk cuts a file anywhere."""
     data = encode_recording(made(1, 3))
     for size in range(len(data)):
-        with pytest.raises(RecordingError, match=r"truncated|no recording"):
+        with pytest.raises(RecordingError, match=r"truncated|not a recording"):
             decode_recording(data[:size])
     with pytest.raises(RecordingError, match="longer"):
         decode_recording(data + b"x")
@@ -98,16 +98,16 @@ HEADER = (
     [
         (forged(b"{}", b"", version=2), "version 2, this program reads version 1"),
         (forged(b"{}", b""), "header is wrong"),
-        (forged(b"[]", b""), "no table"),
-        (forged(b"{", b""), "no JSON"),
-        (forged(b"[" * 60_000, b""), "no JSON"),
+        (forged(b"[]", b""), "not a table"),
+        (forged(b"{", b""), "not JSON"),
+        (forged(b"[" * 60_000, b""), "not JSON"),
         (forged(HEADER % b"7000", b""), "7000 samples, expected 0 to 6000"),
         (forged(HEADER % b'"x"', b""), "samples"),
         (forged(HEADER % b"1", b"none"), "cannot be decompressed"),
         (forged(HEADER % b"1", zlib.compress(bytes(11))), "not the 12 bytes"),
         (forged(HEADER % b"1", zlib.compress(bytes(1 << 24))), "not the 12 bytes"),
         (forged(HEADER % b"2", zlib.compress(b"\1" + bytes(23))), "do not ascend"),
-        (b"PAR1" + bytes(40), "it is no recording"),
+        (b"PAR1" + bytes(40), "it is not a recording"),
         (format_.MAGIC + b"\1\0" + b"\xff" * 12, "more than it may have"),
     ],
 )

@@ -300,7 +300,7 @@ FATAL = 'severity = "fatal"\nclears = "reset"\n'
         (ROW + 'severity = "fatal"\nclears = "time"', "clear_seconds goes with"),
         (ROW + 'severity = "hazard"\nclears = "reset"', "hazard_factor above 1 goes with"),
         (ROW + FATAL + 'colour = "red"', "unknown key 'colour'"),
-        (2 * (ROW + FATAL), "stands in the table twice"),
+        (2 * (ROW + FATAL), "is in the table twice"),
         (ROW + FATAL + "wait_seconds = 5", "wait_seconds goes with companions"),
         (ROW.replace('"gpu"', '"rack"') + FATAL, "scope 'rack': expected one of process, gpu"),
         (ROW + FATAL + "wait_seconds = 5\n[[xid.companions]]\nwords = 'x'", "xid 1: .*'code'"),

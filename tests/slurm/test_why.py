@@ -109,7 +109,7 @@ def test_nodes_are_counted_and_changes_priced(
     arguments = ["why", job, "--aggregator", address, "--score-min", "0.95", "--within", "leaf"]
     assert cli.main(arguments) == cli.OK
     said = capsys.readouterr().out
-    assert "from 'in use' on too few are left: 3 of the 4 that it needs" in said
+    assert "from 'in use' on too few nodes are left: 3 of the 4 that it needs" in said
     for words in (
         "5     state", "gpu1", "1 DRAIN: burn-in for a day", "4     reservations", "1 window", "3     in use", "1 GPUs in use",
         "2     health", "UNHEALTHY: score 0.900", "it does not fit", "node_score_min 0.95 -> 0.90", "12.5 GPU-hours",

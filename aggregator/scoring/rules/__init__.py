@@ -1,4 +1,4 @@
-"""What finds symptoms: functions, one file per kind of fault, and the rules that are a row alone (`rule_catalogue/`)."""
+"""Rules that find symptoms: functions, one file per kind of fault; simple rules are only a row of `rule_catalogue/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we do not see: silent hosts, collectors that hang or fail, counters stuck, frames lost."""
+"""Missing data: silent hosts, collectors that hang or fail, stuck counters, lost frames."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ GPU_GROUP = "gpu"
 DIED_SECONDS_MAX = 0.1
 #: What to do, as the host's own policy says it (`contract/host_policy.toml`).
 ACTIONS = {
-    "driver": "drain the host, look at its kernel log, reboot it",
-    "gpu": "drain the host, look at its kernel log, reset the GPU; reboot the host if that hangs as well",
-    "other": "look at the host's kernel log; reboot the host after the job if it stays",
+    "driver": "drain the host, check its kernel log, reboot it",
+    "gpu": "drain the host, check its kernel log, reset the GPU; reboot the host if that hangs as well",
+    "other": "check the host's kernel log; reboot the host after the job if it stays",
 }
 
 Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gpu`, `host mlx5_0/1`
@@ -68,7 +68,7 @@ def hung_devices(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_driver_row(view: FleetView, row: Row) -> bool:
-    """Say whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
+    """Return whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
     host, name = row
     device = name.partition(" ")[2]
     return not device or device == view.fleet.hangs.of(host, name).collector
@@ -117,7 +117,7 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
     elif seconds < DIED_SECONDS_MAX:
         died = hang.message.partition(" in ")[0] or "died"
         lasts = f" {since}" if hang.since_ns else ""  # the seconds are of the call alone
-        message = f"{subject} is left alone{lasts}, as the agent's process {died}{_call_text(hang)}: {action}"
+        message = f"{subject} is skipped{lasts}, as the agent's process {died}{_call_text(hang)}: {action}"
     else:
         message = f"{subject} has not answered {since}{_call_text(hang)}: {action}"
     return _symptom(
@@ -186,7 +186,7 @@ RECEIVED_SECONDS_MIN = 5.0
 #: Findings that stand against a host: beginning of the name -> reason, what ends it.
 FINDINGS = {
     "identity": (Reason.IDENTITY, "one host alone reports under this name"),
-    "clock": (Reason.CLOCK, "the host's clock is within 2 s of ours"),
+    "clock": (Reason.CLOCK, "the host's clock is within 2 s of the aggregator's"),
 }
 
 
@@ -197,7 +197,9 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
     for host in np.flatnonzero(last_received - first < RECEIVED_SECONDS_MIN * 1e9).tolist():
         seconds = (last_received[host] - first[host]) / 1e9 if last_received[host] else 0.0
         known = (
-            f"heard for {seconds:.0f} s only" if last_received[host] else "registered, never heard"
+            f"reporting for {seconds:.0f} s only"
+            if last_received[host]
+            else "registered, has never reported"
         )
         yield Symptom(
             rule=rules.NEW,
@@ -223,7 +225,7 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
         message = f"silent for {silent[host]:.0f} s"
         backlog = view.fleet.backlog_age_seconds(host, view.now_ns)
         if backlog < 15.0:
-            message += ", but it is sending what it kept meanwhile"
+            message += ", but it is sending the data kept meanwhile"
         yield Symptom(
             rule=rules.SILENT,
             host=host,
@@ -233,11 +235,15 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
             unit="seconds",
             normal="a frame every second",
             message=message
-            + (", as many others: more likely our fault than theirs" if is_frozen else ""),
+            + (
+                ", as are many others: more likely a fault of the aggregator than of the hosts"
+                if is_frozen
+                else ""
+            ),
             sql=last_received(view.fleet.names[host], view.now_ns),
             state=HealthState.HEALTHY if is_frozen else None,
             hazard_factor=1.0 if is_frozen else 0.0,
-            clears="it is heard again",
+            clears="it reports again",
         )
 
 
@@ -306,8 +312,7 @@ def _stuck(view: FleetView, name: str, row: int, column: str) -> Symptom:
         signal=f"{kind}.{column}",
         value=value,
         normal=f"below {value:.0f}",
-        message=f"{what} {device}: {column} stands at its ceiling of {value:.0f} and counts no more: "
-        f"what comes now is not seen; clear it with: {clear_command(device, layer)}",
+        message=f"{what} {device}: {column} is at its maximum of {value:.0f} and no longer counts: further events are missed; clear it with: {clear_command(device, layer)}",
         sql=view.sql(name, row, column, 120),
     )
 
@@ -362,8 +367,7 @@ def lost_frames(view: FleetView) -> Iterator[Symptom]:
             signal="agent.spool_dropped_frames",
             value=total,
             normal="0",
-            message=f"the agent lost {max(1.0, frames):.0f} frames lately "
-            f"({total:.0f} in all): its spool was full or its disk failed",
+            message=f"the agent lost {max(1.0, frames):.0f} frames recently ({total:.0f} in all): its spool was full or its disk failed",
             sql=view.sql("agent_10s", row, "spool_dropped_frames, spool_bytes", 600),
         )
 

@@ -1,9 +1,9 @@
-"""GPUs that compute slower than their peers, and why: heat, power, settings, or no reason given.
+"""GPUs slower than their peers, and why: heat, power, settings, or unexplained.
 
-Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits
-for a slow peer is its victim. All that share a cooling loop or a power supply are slow together, and may be most of
-each other's peers: where somebody has declared what a host shares, one that heat or a brake holds is compared with its
-own past too, and what they share is found as one cause (`advisories/shared_causes.py`).
+Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits for a slow peer is its
+victim. All GPUs that share a cooling loop or a power supply slow down together, and may be most of each other's peers. So if
+shared infrastructure is declared, a GPU limited by heat or power brake is also compared with its own past, and the shared part
+is found as one cause (`advisories/shared_causes.py`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     for row in np.flatnonzero(slow | together | (mild & named)).tolist():
         is_named = bool(named[row])
         if hot[row]:
-            message = f"held down by heat ({_heat_text(view, row)})"
+            message = f"limited by heat ({_heat_text(view, row)})"
             yield _symptom(view, rules.THERMAL, row, message, is_throttled=is_named)
         elif power[row]:
             message = _power_text(
@@ -91,9 +91,9 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
             rule = EXTERNAL_CAP if capped_elsewhere[row] and not brake[row] else rules.POWER
             yield _symptom(view, rule, row, message, is_throttled=is_named)
         elif setting[row]:
-            yield _symptom(view, rules.SETTING, row, "held down by a clock setting of its own")
+            yield _symptom(view, rules.SETTING, row, "limited by its own clock setting")
         elif relative[row] < view.threshold("gpu.unexplained_below_ratio"):
-            yield _symptom(view, rules.STRAGGLER, row, "and its driver names no cause")
+            yield _symptom(view, rules.STRAGGLER, row, "and its driver reports no cause")
 
 
 def _throttled_limits(view: FleetView) -> tuple[float, float]:
@@ -204,16 +204,13 @@ def _heat_text(view: FleetView, row: int) -> str:
 
 def _power_text(view: FleetView, row: int, flags: int, *, capped_elsewhere: bool) -> str:
     if flags & (REASON_POWER_BRAKE | REASON_HARDWARE):
-        return "held down by the hardware's power brake"
+        return "limited by the hardware power brake"
     power = view.gauge("gpu_1s", "power_watts")[row]
     limit = view.gauge("gpu_10s", "power_limit_watts")[row]
     if capped_elsewhere:
-        return (
-            f"held down by a power cap that is not its own limit ({power:.0f} W of {limit:.0f} W): "
-            "look at those of its module, board and rack"
-        )
+        return f"limited by a power cap that is not its own limit ({power:.0f} W of {limit:.0f} W): check the caps of its module, board and rack"
     known = f" ({power:.0f} W of {limit:.0f} W)" if np.isfinite(power - limit) else ""
-    return f"held down by its power limit{known}"
+    return f"limited by its power limit{known}"
 
 
 class _Measure(NamedTuple):
@@ -300,7 +297,7 @@ def _measure(view: FleetView, row: int) -> _Measure:
     relative, limit = float(speeds.relative[row]), view.threshold(SLOW_BELOW)
     if not relative < limit and before < limit:
         baseline = float(view.fleet.activity.baseline_clock[row])
-        normal = "its own mean in this job while nothing held it"
+        normal = "its own mean in this job while not limited"
         return _Measure(before, baseline, "what it was", normal, "what it was", is_of_peers=False)
     peers, alike = f"{speeds.peers[row]} peers", describe_peers(view.fleet, speeds, row)
     median = float(speeds.median_hertz[row])

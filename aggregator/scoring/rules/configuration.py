@@ -1,6 +1,6 @@
-"""Hosts that are not made as they should be: fewer GPUs, another driver, a narrower slot than was declared.
+"""Hosts that differ from their declaration: fewer GPUs, another driver, a narrower slot.
 
-What a host did not say is no difference: missing is not zero.
+A value that a host did not report is no difference: missing is not zero.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
         normal=one.normal,
         message=f"{one.message} ({expected.name}, {expected.where})",
         sql=one.sql,
-        clears=f"{one.item} is {one.normal}, or {expected.where} says otherwise",
+        clears=f"{one.item} is {one.normal}, or {expected.where} is changed",
     )
 
 
@@ -123,7 +123,7 @@ def _slots(view: FleetView) -> FoundDifferences:
 
 
 def _is_expected(view: FleetView, *items: str) -> bool:
-    """Say whether any of *items* is declared of any host: their tables are large."""
+    """Return whether any of *items* is declared of any host: their tables are large."""
     return any(np.isfinite(view.fleet.expectations.expected_values(item)).any() for item in items)
 
 
@@ -170,7 +170,11 @@ def returned_hosts(
             continue
         days = max(view.now_ns - one.since_ns, 0) / DAY_NS
         factor = 1.0 if is_trained else factor_after(days)
-        often = "" if is_trained else f"; so soon hosts fail {factor:,.3g} times as often as others"
+        often = (
+            ""
+            if is_trained
+            else f"; this soon after a return hosts fail {factor:,.3g} times as often as others"
+        )
         yield Symptom(
             rule=rules.HOST_RETURNED,
             host=host,
@@ -178,7 +182,7 @@ def returned_hosts(
             signal=rules.HOST_RETURNED.name,
             value=days,
             unit="days",
-            normal="not taken out by advice lately",
+            normal="not recently taken out by advice",
             message=f"back in service since {format_time(one.since_ns)}, and watched{often}",
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
             f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(one.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",

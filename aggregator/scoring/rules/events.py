@@ -1,4 +1,4 @@
-"""XIDs and SXIDs that still stand, under the policy of `contract/xid/xid.toml` and `sxid.toml`."""
+"""Active XIDs and SXIDs, under the policy of `contract/xid/xid.toml` and `sxid.toml`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..rule import Symptom, detects
 from ..view import FleetView
 
 # ----------------------------------------------------------------------
-# What the kernel reported and that still stands: PCIe, memory, processors, disks, lockups, killed
+# What the kernel reported and that still holds: PCIe, memory, processors, disks, lockups, killed
 # programs.
 
 #: A crash of before this boot makes a host likelier to fail by no more than this.
@@ -48,7 +48,7 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
 
 
 def _kind_of(record: EventRecord) -> EventKind | None:
-    """Return what is to be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
+    """Return what must be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
     if record.folded:
         is_code = record.name in (rules.XID.name, rules.SXID.name)
         rule = FOLDED_CODES if is_code else rules.FOLDED.rule
@@ -106,7 +106,7 @@ def _weightless_reason(reason: Reason) -> Reason:
 
 
 def _was_in_use(view: FleetView, record: EventRecord) -> bool:
-    """Say whether a removed interface had a carrier: containers take theirs away all day."""
+    """Return whether a removed interface had a carrier: containers take theirs away all day."""
     ever_up = view.fleet.ever_up
     row = view.fleet.devices["net"].find(record.host, record.device)
     had_carrier = row >= 0 and bool(np.asarray(ever_up.carriers)[row])
@@ -114,7 +114,7 @@ def _was_in_use(view: FleetView, record: EventRecord) -> bool:
 
 
 # ----------------------------------------------------------------------
-# An XID 74 whose link came back: one that recovered is no fault, one whose counters go on rising
+# An XID 74 whose link came back: one that recovered is no fault, one whose counters continue rising
 # is.
 
 #: NVLINK_ERROR.
@@ -124,13 +124,13 @@ COUNTERS = (
     "crc_errors", "replay_errors", "recovery_errors", "link_recovery_events",
     "link_recovery_failed_events",
 )  # fmt: skip
-#: A counter's memory of ten minutes is below this when nothing counted for so long.
+#: A counter's memory of ten minutes is below this when nothing counted for this long.
 ONE_EVENT = 0.35
-#: So long after its last line the link's counters have to stand still, and so long it is watched then (assumed).
+#: This long after its last line the link's counters have to stand still, and so long it is watched then (assumed).
 QUIET_SECONDS, WATCH_SECONDS = 600.0, 86_400.0
 #: Its factor meanwhile, as that of a link that had to be trained again.
 WATCH_FACTOR = 5.0
-#: What travels on change is told anew within this time of an agent's first frame.
+#: What travels on change is reported again within this time of an agent's first frame.
 REPORT_SECONDS = 120.0
 CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, or the host boots"
 
@@ -147,7 +147,7 @@ def without_recovered_link(view: FleetView, record: EventRecord, policy: Xid) ->
 
 
 def _is_link_healthy(view: FleetView, record: EventRecord) -> bool:
-    """Say whether the link that *record* names, or where it names none each of its GPU's, is up and counts nothing."""
+    """Return whether the link that *record* names, or where it names none each of its GPU's, is up and counts nothing."""
     rows = _links(view, record)
     received_seconds = (view.now_ns - int(view.fleet.first_received_ns[record.host])) / 1e9
     if not rows.size or not view.fresh_at(TABLE, rows).all():
@@ -213,7 +213,7 @@ def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
 
 
 def _needs_no_recovery(view: FleetView, record: EventRecord) -> bool:
-    """Say whether the GPU's own reading, later than the event, knows of no recovery to be made."""
+    """Return whether the GPU's own reading, later than the event, knows of no recovery to be made."""
     row = view.fleet.devices["gpu"].find(record.host, record.device)
     if row < 0 or view.now_ns - record.last_time_ns < RECHECK_SECONDS * 1e9:
         return False
@@ -247,7 +247,7 @@ def _xid_symptom(
     action = [policy.action] if is_decisive and policy.action != "none" else []
     parts = [name, *action, *record.details, *meaning.details]
     if meaning.waiting:
-        parts.append("waiting for the code that says how far it went")
+        parts.append("waiting for the code that shows its extent")
     variant = f".{record.variant}" if record.variant else ""
     return reported.event_symptom(
         view,
@@ -262,8 +262,8 @@ def _xid_symptom(
 
 
 def _precedence(record: EventRecord, policy: Xid, meaning: XidAssessment) -> tuple[float, ...]:
-    """Return which of several fatal codes is told first: the one whose remedy touches most, then one that no other
-    explains, then the one that came last. By its first line: what is written again and again is no news.
+    """Return which of several fatal codes is reported first: the one with the widest remedy, then one that no other
+    explains, then the latest. By its first line: what is written again and again is no news.
     """
     touches = -1 if policy.scope == "unknown" else SCOPES.index(policy.scope)
     deciding = [one.words for one in policy.companions if one.severity is not None]

@@ -1,4 +1,4 @@
-"""RDMA ports, PCIe links and NVLinks: retransmissions, links that went down, transactions that were lost."""
+"""RDMA ports, PCIe links and NVLinks: retransmissions, link-downs, lost transactions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Hosts that hold their gang up, told by who waits for whom (`fleet/gangs.py`): the host's own doing, or none of its doing.
+"""Hosts that slow down their gang, from who waits for whom (`fleet/gangs.py`), and whether the host causes it.
 
-A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds) and more
-often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's.
-Longer at more work is the workload's (a pipeline stage, long sequences), and gaps on all hosts alike are a shared
-service's; no host is to blame for either.
+A verdict on a host needs two minutes of windows in which it was the slow host: seven of ten windows (thresholds), more often
+than random stalls would choose it, and few other hosts of its gang equally slow. Otherwise the cause is the gang's. Longer
+time at more work is caused by the workload (a pipeline stage, long sequences), and gaps on all hosts alike by a shared
+service; no host is blamed for either.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _BEYOND_CHANCE = np.array(
     ]
 )
 
-#: So many windows on end are beyond chance in any gang, even where it chooses between two.
+#: This many windows on end are beyond chance in any gang, even where it chooses between two.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 
@@ -105,15 +105,13 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
             f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
         )
         if work > WORK_SHARE_MAX * excess:
-            message = f"{statement}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host"
+            message = f"{statement}, and does {100 * work:.0f} % more work: caused by the workload, not by this host"
             yield _slow_symptom(view, comparison, rules.WORKLOAD, host, message)
         elif np.isfinite(work):
-            message = f"{statement}, at a normal clock and the same work: the host is slow, and nothing names a cause"
+            message = f"{statement}, at a normal clock and the same work: the host is slow, and the cause is unknown"
             yield _slow_symptom(view, comparison, rules.SLOW, host, message)
         else:
-            message = (
-                f"{statement}; whether it has more to do is not known: nothing measures the work"
-            )
+            message = f"{statement}; whether it has more work is unknown: nothing measures it"
             yield _slow_symptom(view, comparison, rules.UNKNOWN, host, message)
 
 
@@ -129,7 +127,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Say whether *host* has the GPUs that most hosts of its gang have: another model is slower by design."""
+    """Return whether *host* has the GPUs that most hosts of its gang have: another model is slower by design."""
     gpus = view.fleet.devices["gpu"]
     in_gang = _rows(comparison.of_gpus(gpus.host) == comparison.gang[host])
     groups = view.fleet.peer_groups
@@ -159,17 +157,20 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
     if work > WORK_SHARE_MAX * excess:
         rule, message = (
             rules.WORKLOAD,
-            f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host",
+            (
+                f"{message}, and does {100 * work:.0f} % more work: caused by the workload, not by "
+                "this host"
+            ),
         )
     elif np.isfinite(work):
-        message = f"{message}, at a normal clock and the same work: the host is slow, and nothing names a cause"
+        message = f"{message}, at a normal clock and the same work: the host is slow, and the cause is unknown"
     elif change.from_birth[host] or sizes(comparison)[host] < POWER_HOSTS_MIN:
         rule = rules.UNKNOWN
-        message = f"{message}; whether it has more to do is not known: nothing measures the work"
+        message = f"{message}; whether it has more work is unknown: nothing measures it"
     elif not _clock_is_usual(view, comparison, host):
         rule, message = rules.UNKNOWN, f"{message}; its clock is lower than before"
     else:
-        message = f"{message}, as its power shows, at a normal clock: the host is slow, and nothing names a cause"
+        message = f"{message}, as its power shows, at a normal clock: the host is slow, and the cause is unknown"
     symptom = _slow_symptom(view, comparison, rule, host, message)
     return replace(
         symptom,
@@ -186,7 +187,7 @@ def _change_min(comparison: GangComparison, host: int) -> float:
 
 
 def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Say whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
+    """Return whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
     gpus = view.fleet.devices["gpu"]
     ratios = view.clock_over_baseline[(gpus.host == host) & (comparison.of_gpus(gpus.host) >= 0)]
     known = ratios[np.isfinite(ratios)]
@@ -246,17 +247,20 @@ def _gpu_symptom(
     if work > WORK_SHARE_MAX * excess:
         rule, message = (
             rules.WORKLOAD,
-            f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the GPU",
+            (
+                f"{message}, and does {100 * work:.0f} % more work: caused by the workload, not by "
+                "this GPU"
+            ),
         )
     elif by_power and (
         change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
     ):
         rule, message = (
             rules.UNKNOWN,
-            f"{message}; whether it has more to do is not known: nothing measures the work",
+            f"{message}; whether it has more work is unknown: nothing measures it",
         )
     else:
-        message = f"{message}, at a normal clock: the GPU is slow, and nothing names a cause"
+        message = f"{message}, at a normal clock: the GPU is slow, and the cause is unknown"
     least = (POWER_CHANGE_MIN if by_power else BUSY_CHANGE_MIN) * (
         BIRTH_FACTOR if change.from_birth[row] else 1.0
     )
@@ -268,7 +272,7 @@ def _gpu_symptom(
         device=devices.names[row],
         signal=rule.name,
         value=round(1.0 + excess, 3),
-        unit="times the median of its gang's others",
+        unit="times the median of the others of its gang",
         normal=f"below {1.0 + least:.2f}, in {change.streak[row]} windows of {change.window_seconds[row]:.0f} s on end",
         message=message,
         sql=(
@@ -370,15 +374,15 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
         statement = f"nothing runs on its GPUs {100 * gap:.0f} % of the time, while the others of its job wait"
         cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
         if cores >= pressure and not io > cores:
-            message = f"{statement}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
+            message = f"{statement}: its cores are contended ({_more(cpu)} waiting, {_more(steal)} stolen)"
             yield _gap_symptom(view, comparison, rules.CONTENDED, host, message, gap)
         elif io >= pressure:
             message = (
-                f"{statement}: it waits for data as they do not ({_more(io)} of the time in I/O)"
+                f"{statement}: it waits for data, and they do not ({_more(io)} of the time in I/O)"
             )
             yield _gap_symptom(view, comparison, rules.STALLED, host, message, gap)
         else:
-            message = f"{statement}; neither its cores nor its disks say why"
+            message = f"{statement}; neither its cores nor its disks explain it"
             yield _gap_symptom(view, comparison, rules.UNKNOWN, host, message, gap)
     yield from _shared_stall(
         view,
@@ -393,10 +397,7 @@ def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> 
     for host in _rows(found):
         gang = int(comparison.gang[host])
         if gang not in by_gang:
-            message = (
-                f"its job waits for data on all hosts alike, {100 * comparison.gap_median[host]:.0f} % of the time: "
-                "a service they share, no host is to blame"
-            )
+            message = f"its job waits for data on all hosts alike, {100 * comparison.gap_median[host]:.0f} % of the time: a service they share is the cause, not a host"
             by_gang[gang] = _gap_symptom(
                 view, comparison, rules.SHARED, host, message, float(comparison.gap_median[host])
             )
@@ -458,7 +459,7 @@ def _slow_symptom(
         device="host",
         signal=rule.name,
         value=round(1.0 + excess, 3),
-        unit="times the median of its gang's others",
+        unit="times the median of the others of its gang",
         normal=f"below {1.0 + view.threshold('gang.slow_ratio'):.2f}, "
         f"by {comparison.windows[host]} windows of {WINDOW_NS // 10**9} s",
         message=message,
@@ -478,7 +479,9 @@ def _gap_symptom(
         device="host",
         signal=rule.name,
         value=round(gap, 3),
-        unit="of the time" if rule is rules.SHARED else "of the time more than its gang's others",
+        unit="of the time"
+        if rule is rules.SHARED
+        else "more of the time than the others of its gang",
         normal=f"below {view.threshold('gang.gap_ratio'):g}",
         message=message,
         sql=_gang_means_sql(view, comparison, host, "gpu_1s", "utilization_ratio"),
@@ -571,11 +574,11 @@ def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
         cpu, io = float(comparison.cpu_more[host]), float(comparison.io_more[host])
         if io >= pressure and not cpu > io:
             waits = f"it waits for I/O {100 * io:.0f} % more of the time"
-            message = "whether its own disks and mounts are slow or a storage that others use too, a job of one host does not tell"
+            message = "a job on one host does not show whether its own disks and mounts or a shared storage are slow"
             yield _symptom(view, comparison, rules.DATA, host, f"{waits}: {message}")
         elif cpu >= pressure:
             waits = f"tasks wait for its cores {100 * cpu:.0f} % more of the time"
-            message = "whether the job asks for more or somebody takes them, a job of one host does not tell"
+            message = "a job on one host does not show whether the job needs more cores or others use them"
             yield _symptom(view, comparison, rules.CORES, host, f"{waits}: {message}")
 
 
@@ -589,7 +592,7 @@ def _symptom(
         device="host",
         signal=rule.name,
         value=round(gap, 3),
-        unit="of the time more than before",
+        unit="more of the time than before",
         normal=f"below {view.threshold('gang.gap_ratio'):g}",
         message=f"nothing runs on its GPUs {100 * gap:.0f} % more of the time than before in this job, and {message}",
         sql=gap_sql(view, host),

@@ -112,11 +112,10 @@ def _pace_sql(view: FleetView, hosts: list[int]) -> str:
 
 
 # ----------------------------------------------------------------------
-# A network that holds a job up: all its hosts move less than before, while their ports wait more. No host is to
-# blame.
+# A congested network: all hosts of a job move less data while their ports wait more. No host is blamed.
 #
-# Who waits for a slow host sends less too, but its ports have nothing to send and wait for nothing. A bad link makes
-# others wait as well, and is named by its own rules: then nothing is said here.
+# Hosts that wait for a slow host also send less, but their ports have nothing to send and do not wait. A bad link makes
+# others wait too, but its own rules name it; then this rule reports nothing.
 
 #: So large a share of a job's hosts shows it, or it is not the network between them.
 HOSTS_SHARE_MIN = 0.7
@@ -204,7 +203,7 @@ def _job_symptoms(
         all_of = "all" if affected.size == members.size else f"{affected.size} of"
         statement = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
         statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
-        message = f"{statement}: {shared} is congested; no host is to blame"
+        message = f"{statement}: {shared} is congested; no host is at fault"
     one = Symptom(
         rule=network_rules.CONGESTED,
         host=-1,
@@ -230,7 +229,7 @@ def _job_symptoms(
 def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
     """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
     if members.size == 1:
-        return "the network, or its way into it; a job of one host does not tell which"
+        return "the network, or its way into it; a job on one host does not show which"
     rail = _rail(ports, members)
     of_rail = f"rail {rail} of " if rail else ""
     places = [view.fleet.declared.place(view.fleet.names[host]) for host in members.tolist()]

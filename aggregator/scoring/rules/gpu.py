@@ -1,4 +1,4 @@
-"""GPUs that are gone, that ask for help, or that nothing is heard of."""
+"""GPUs that are missing, request a repair, or send no readings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .agent import GPU_GROUP, RELEASED, gpu_at
 
 #: An agent that begins has not read them all at once.
 NEVER_READ = replace(rules.UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
-#: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
+#: This long a GPU may be out for a repair before somebody is to look whether it was forgotten.
 OUT_SECONDS_MAX = 3600.0
 
-#: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
+#: `gpu.recovery_action_state` as text (nvml.h, nvmlDeviceGpuRecoveryAction).
 ACTIONS = {
     1: "a reset",
     2: "a reboot",
@@ -37,7 +37,7 @@ PARTIAL = (3, 5)
 
 @detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
-    """The driver says what it needs to go on; nobody knows better."""
+    """The driver says what it needs to continue; nobody knows better."""
     action = view.state("gpu_1s", "recovery_action_state")
     for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
         host, device = view.name("gpu_1s", row)
@@ -49,7 +49,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
             signal="gpu.recovery_action_state",
             value=float(action[row]),
             normal="0",
-            message=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
+            message=f"{short(device)}: its driver requests {ACTIONS[int(action[row])]}",
             sql=view.sql("gpu_1s", row, "recovery_action_state", 120),
             state=HealthState.SUSPECT if partial else None,
             reason=Reason.NVLINK_ERRORS if partial else None,
@@ -61,8 +61,8 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
 def unseen_gpus(view: FleetView) -> Iterator[Symptom]:
     """The host speaks, but not of a GPU that it has: vanished fields come before faults.
 
-    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing: for as long as
-    its hanging is a finding, and else for an hour, as a repair that nobody ends is one.
+    A GPU that its agent reports as hung or released, now or until a moment ago, is not missing. This holds while its
+    hang is a finding, else for an hour, because a repair that nobody ends is a fault.
     """
     out_of_service = OutOfServiceGpus(view)
     yield from _vanished(view, out_of_service)
@@ -104,10 +104,7 @@ class OutOfServiceGpus:
         """Return what to do about a GPU that is missing because it was released."""
         if self._released.isdisjoint(((host, device), (host, ""))):
             return ""
-        return (
-            ": its agent has let go of it; on the host `gangline release --status` says why, and "
-            "`gangline resume` takes it back"
-        )
+        return ": its agent has released it; on the host `gangline release --status` shows why, and `gangline resume` reopens it"
 
 
 def _released(view: FleetView) -> Iterator[tuple[int, str]]:
@@ -132,7 +129,7 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
             value=float(round(age_seconds[row])),
             unit="seconds",
             normal="a reading every second",
-            message=f"no reading of {short(device)} for {age_seconds[row]:.0f} s while its host goes on"
+            message=f"no reading of {short(device)} for {age_seconds[row]:.0f} s while its host keeps reporting"
             + out_of_service.message(host, device),
             sql=view.sql("gpu_1s", row, f"{view.age()}, sm_clock_hertz", age_seconds[row] + 60),
             fault_source="GPUs" if not reporting[host] or _is_gone(view, host, device) else "",
@@ -141,7 +138,7 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
 
 
 def _is_gone(view: FleetView, host: int, device: str) -> bool:
-    """Say whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
+    """Return whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
     return device in view.fleet.known_gpus.of(view.fleet.names[host]).missing_gpus
 
 
@@ -205,7 +202,7 @@ def _readings_of_each(view: FleetView, host: int) -> str:
 #: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
 #: has none in its life; the tail is heavy, so that only a change of the rate counts.
 BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
-#: The rate of 10 s over that of 10 minutes which is a change. One that goes on becomes what is usual within minutes: a
+#: The rate of 10 s over that of 10 minutes which is a change. One that continues becomes what is usual within minutes: a
 #: storm needs no change.
 CHANGE_RATIO = 5.0
 PER_TEN_SECONDS = "errors in 10 s"
@@ -233,7 +230,7 @@ def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
             signal="gpu.ecc_corrected_volatile_errors",
             value=round(float(recent[row]), 1),
             unit=PER_TEN_SECONDS,
-            normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
+            normal=f"below {BURST_ERRORS:.0f}; most GPUs never have any",
             message=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
             sql=view.sql_counter("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
             state=HealthState.SUSPECT if storm else None,

@@ -1,4 +1,4 @@
-"""The host itself: cores that are fought over, memory, disks and file systems. Never worse than WATCH."""
+"""The host itself: contended cores, memory, disks and file systems. Never worse than WATCH."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def file_systems(view: FleetView) -> Iterator[Symptom]:
     size = view.gauge(table, "size_bytes")
     available = view.gauge(table, "available_bytes")
     for row in np.flatnonzero(read_only & view.fleet.ever_up.writable).tolist():
-        message = "turned read-only: the kernel gave up writing to it"
+        message = "became read-only: the kernel stopped writing to it"
         yield _file_system(view, rules.READ_ONLY, row, "read_only_state", 1.0, "0", message)
     share = view.threshold("filesystem.available_ratio")
     least = np.minimum(share * size, view.threshold("filesystem.available_bytes"))
@@ -115,7 +115,7 @@ def pauses(view: FleetView) -> Iterator[Symptom]:
             value=round(one.rate, 1),
             unit=unit,
             normal=f"below {one.limit:,.0f}",
-            message=f"{device} holds its switch back {one.rate:,.0f} times a second in priority {rules.PAUSE_COUNTERS[one.column]} "
+            message=f"{device} pauses its switch {one.rate:,.0f} times a second in priority {rules.PAUSE_COUNTERS[one.column]} "
             f"(its peers {one.peer_median:,.0f})",
             sql=view.sql_with_peers(rules.NIC, one.row, one.column, unit),
         )

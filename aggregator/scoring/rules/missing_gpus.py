@@ -1,7 +1,7 @@
-"""GPUs that a host had, or was declared to have, and does not have now; and GPU hosts of which no GPU is read.
+"""GPUs that a host had, or was declared to have, and lacks now; and GPU hosts whose GPUs are all unread.
 
-Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no sounder than with eight, and one
-that boots with none is no host without GPUs.
+Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no healthier than with eight, and one that
+boots with none is still a GPU host.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def missing_gpus(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_trusted(view: FleetView, host: int) -> bool:
-    """Say whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
+    """Return whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
     failed = (BLIND, ERROR, HUNG)
     return not any(
         status.name == "inventory" and status.outcome in failed and "GPUs:" in status.message
@@ -148,7 +148,7 @@ def unread_hosts(view: FleetView) -> Iterator[Symptom]:
             value=0.0,
             unit="GPUs",
             normal=f"{count} GPUs read",
-            message=f"none of its {count} GPUs is read{_reason_text(view, host, known)}",
+            message=f"none of its {count} GPUs has readings{_reason_text(view, host, known)}",
             sql=f"SELECT device, attributes FROM devices WHERE host = {quoted(view.fleet.names[host])} "
             "AND (kind = 'gpu' OR attributes['vendor'] = '0x10de') ORDER BY device",
             fault_source="GPUs",

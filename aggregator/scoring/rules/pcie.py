@@ -1,7 +1,7 @@
-"""PCIe links that run narrower or slower than both their ends could: judged while they carry traffic only.
+"""PCIe links that run narrower or slower than both ends support: judged only under traffic.
 
-An idle link shrinks by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: what
-a link can do is the less of what its two ends can.
+An idle link narrows by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: a link's capability is
+the smaller of its two ends'.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
 
 
 def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
-    """Say whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
+    """Return whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
     if kind != "gpu" or not np.isfinite(view.gauge("gpu_10s", "pcie_width_lanes")[user]):
         return False
     host, name = view.name("gpu_10s", user)

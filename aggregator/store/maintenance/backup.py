@@ -1,7 +1,7 @@
-"""A copy of a store that is whole, as of one moment, made beside ingest.
+"""Makes a consistent copy of a store as of one moment, while ingest continues.
 
-A backup is a folder named after its moment, which has everything: the file with its WAL folded in, the
-event journal, the permit, and the Parquet files; those that the backup before has already are linked from it.
+A backup is a folder named after its time with everything in it: the file with its WAL merged, the event journal, the permit, and
+the Parquet files. Files that the previous backup already has are hard-linked from it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FileChangedError(CopyError):
 class ConsistentView:
     """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and the journal.
 
-    `held`: by an aggregator that runs. `paused_microseconds`: for so long nothing was stored. `check` raises FileChangedError or CopyError when
+    `held`: by an aggregator that runs. `paused_microseconds`: for this long nothing was stored. `check` raises FileChangedError or CopyError when
     what was copied until now is not whole.
     """
 
@@ -194,7 +194,7 @@ def why_no_migration(data: Path) -> str:
 
 
 def in_use(data: Path) -> bool:
-    """Say whether an aggregator (or another of these commands) has the folder now."""
+    """Return whether an aggregator (or another of these commands) has the folder now."""
     try:
         lock_folder(data).discard()
     except StoreError:
@@ -206,7 +206,7 @@ def in_use(data: Path) -> bool:
 SMALL_FILES = ("permit.json",)
 #: Certificates and hashed tokens: only when asked for.
 ACCESS_FOLDER = "access"
-#: How often a copy is begun anew because a checkpoint came in between.
+#: How often a copy is started over because a checkpoint came in between.
 TRIES = 3
 
 
@@ -331,10 +331,10 @@ class Backup:
             except duckdb.Error as error:
                 raise CopyError(
                     f"the copy of the store is damaged, and so is the store: {cause(error, part)}; "
-                    "gangline admin verify says what is readable, a backup from before may be whole"
+                    "gangline admin verify shows what is readable; an earlier backup may be intact"
                 ) from error
         if size_of(wal_of(file)):
-            raise CopyError(f"{wal_of(file)} could not be folded into the copy")
+            raise CopyError(f"{wal_of(file)} could not be merged into the copy")
         self._progress.begin("reading it back", size_of(file))
         self._add(STORE_FILE, file_checksum(file, self._progress.advance))
         return rows, schema, recorded
@@ -404,8 +404,8 @@ def _files_of(previous: Path | None) -> dict[str, BackupFile]:
 
 
 def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
-    """Say whether the backup before has *path*. Files never change, but a name may be given again: once the
-    one before was removed, and the clock was set back or an older store was restored."""
+    """Return whether the backup before has *path*. Files never change, but a name may be reused: after the earlier
+    file was removed, and the clock was set back or an older store was restored."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -418,4 +418,4 @@ def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
 
 def _reason(error: OSError, to: Path) -> str:
     reason = cause(error, to) if error.errno == errno.ENOSPC else os_error_message(error)
-    return f"{reason}; nothing of this backup stays, those before are as they were"
+    return f"{reason}; this backup is removed, earlier backups are unchanged"

@@ -1,4 +1,4 @@
-"""What a backup consists of: `manifest.json`, written last, so that a folder without one is no backup."""
+"""Files of a backup: `manifest.json` is written last, so a folder without it is no backup."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def as_of(self) -> str:
-        """The moment in words."""
+        """The moment as text."""
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.as_of_ns // 1_000_000_000))
 
     def write(self, folder: Path) -> None:
@@ -77,9 +77,7 @@ def read(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
-            raise CopyError(
-                f"{path} is longer than {MANIFEST_BYTES_MAX} bytes: that is no manifest"
-            )
+            raise CopyError(f"{path} is longer than {MANIFEST_BYTES_MAX} bytes: not a manifest")
         data = path.read_bytes()
     except FileNotFoundError:
         raise CopyError(_no_backup_message(folder)) from None
@@ -88,7 +86,7 @@ def read(folder: Path) -> Manifest:
     try:
         return parse(data)
     except NoManifestError as error:
-        raise CopyError(f"{path} is no manifest of a backup: {error}") from error
+        raise CopyError(f"{path} is not the manifest of a backup: {error}") from error
 
 
 def parse(data: bytes) -> Manifest:
@@ -96,7 +94,7 @@ def parse(data: bytes) -> Manifest:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NoManifestError(f"no JSON: {str(error)[:150]!r}") from error
+        raise NoManifestError(f"not JSON: {str(error)[:150]!r}") from error
     if not isinstance(found, dict):
         raise NoManifestError("not an object")
     fields = cast("dict[str, Any]", found)
@@ -158,7 +156,7 @@ def _name(name: str) -> str:
     path = PurePosixPath(name)
     inside = not path.is_absolute() and ".." not in path.parts and str(path) == name
     if not inside or not name.isprintable() or not path.name:
-        raise NoManifestError(f"{name[:80]!r} is no name of a file within a backup")
+        raise NoManifestError(f"{name[:80]!r} is not the name of a file of a backup")
     return name
 
 
@@ -186,10 +184,7 @@ def newest(folder: Path) -> Path:
 def _no_backup_message(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} is not there: name the folder that `gangline admin backup --to` was given"
-    return (
-        f"{folder} is no backup and holds none: there is no {MANIFEST_FILE} (it is written last; without it a "
-        "backup did not end). Name the folder that `gangline admin backup --to` was given"
-    )
+    return f"{folder} is not a backup and contains none: there is no {MANIFEST_FILE} (it is written last; without it a backup is incomplete). Name the folder that `gangline admin backup --to` was given"
 
 
 # ----------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""The store written anew without its free space, while readings are taken.
+"""Rewrites the store without its free space, while ingest continues.
 
-A DuckDB file keeps the blocks of what was dropped, and uses them again; it hardly ever becomes shorter. So the
-tables are copied to a new file beside it: those of the hours, to which rows are only ever added, in turns until
-little is missing; then, between two commits, the rest, and the new file takes the place of the old.
+A DuckDB file keeps and reuses the blocks of dropped tables; it hardly ever shrinks. So the tables are copied to a new file beside
+it. Append-only tables are copied first, in passes until little is missing. The rest follows between two commits, and then the
+new file replaces the old one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OpenCursor = Callable[[], AbstractContextManager[Connection]]
 #: Schema and name.
 Table = tuple[str, str]
 
-#: So many rows are copied in one piece, and the last of them while nothing is stored.
+#: This many rows are copied in one piece, and the last of them while nothing is stored.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
 #: Another turn is made as long as more than this came meanwhile; while ingest outruns us, at most TURNS.
 TAIL_ROWS, TURNS_MAX = 50_000, 20
@@ -58,7 +58,7 @@ class CompactionResult:
 def compact(
     store: Store, report_progress: ProgressCallback, is_canceled: Callable[[], bool] = lambda: False
 ) -> CompactionResult:
-    """Write the file of *store* anew and put it in its place. Blocks; call it beside the event loop.
+    """Write the file of *store* again and put it in its place. Blocks; call it beside the event loop.
 
     Raises CopyError with words, StoreError when the store closes; then the old file stays, and nothing else.
     """
@@ -77,7 +77,7 @@ def compact(
 class Compaction:
     """One attempt. `begin`, `copy_growing` beside the writer, `finish` in its thread, `close` in any case.
 
-    The new file is open in a DuckDB of its own, so that whoever asks the live one for its tables sees only those.
+    The new file is open in a DuckDB of its own, so that anyone who asks the live one for its tables sees only those.
     """
 
     def __init__(

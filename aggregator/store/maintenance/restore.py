@@ -1,4 +1,4 @@
-"""A backup put in a data folder: looked at whole before anything is written, in place all at once."""
+"""Restores a backup to a data folder: verifies all of it first, then replaces atomically."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .backup_files import Manifest
 
 #: What stood in the folder before is kept under this and the time.
 REPLACED_PREFIX = "replaced"
-#: Stays in the folder whoever restores.
+#: Stays in the folder anyone who restores.
 _PRESERVED = {LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, ACCESS_FOLDER, BACKUPS_FOLDER}
 
 
@@ -80,7 +80,8 @@ def _refuse_store(data: Path, *, force: bool) -> None:
     if found:
         raise CopyError(
             f"{data} has a store or other files already ({', '.join(found[:3])}); nothing was written. Name an "
-            f"empty folder with --data, or say --force: what is there is then kept under {REPLACED_PREFIX}-TIME"
+            "empty folder with --data, or use --force, which keeps the existing files under "
+            f"{REPLACED_PREFIX}-TIME"
         )
 
 
@@ -105,13 +106,13 @@ def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) 
                 ) from None
             if got != (file.size_bytes, file.sha256):
                 raise CopyError(
-                    f"{folder / name} is not what was backed up: {_damaged_message(folder)}"
+                    f"{folder / name} differs from what was backed up: {_damaged_message(folder)}"
                 )
             shutil.copymode(folder / name, part / name)
             if file.modified_ns:  # or the next backup would take it for another file
                 os.utime(part / name, ns=(file.modified_ns, file.modified_ns))
         if STORE_FILE not in manifest.files:
-            raise CopyError(f"{folder} holds no {STORE_FILE}: {_damaged_message(folder)}")
+            raise CopyError(f"{folder} does not contain {STORE_FILE}: {_damaged_message(folder)}")
         with verify.open_database(
             part / STORE_FILE, read_only=True, copy_of=folder / STORE_FILE
         ) as connection:
@@ -123,10 +124,7 @@ def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) 
 
 
 def _damaged_message(folder: Path) -> str:
-    return (
-        f"this backup is damaged; nothing was written. gangline admin verify {folder} says all that is "
-        "wrong; another backup may be whole"
-    )
+    return f"this backup is damaged; nothing was written. gangline admin verify {folder} shows everything that is wrong; another backup may be intact"
 
 
 def _exchange(part: Path, data: Path) -> Path | None:
@@ -172,7 +170,7 @@ def _remove(path: Path) -> None:
 
 
 def check_files(folder: Path, manifest: Manifest, progress: ProgressSink) -> list[str]:
-    """Return in words which files of the backup in *folder* are not what its manifest says."""
+    """Return as text which files of the backup in *folder* are not what its manifest says."""
     problems: list[str] = []
     progress.begin("checksums", manifest.size_bytes)
     for name, file in manifest.files.items():
@@ -184,5 +182,5 @@ def check_files(folder: Path, manifest: Manifest, progress: ProgressSink) -> lis
         if size != file.size_bytes:
             problems.append(f"{name} has {size} bytes, and had {file.size_bytes}")
         elif digest != file.sha256:
-            problems.append(f"{name} has another content than was backed up (SHA-256 differs)")
+            problems.append(f"{name} differs from what was backed up (SHA-256)")
     return problems

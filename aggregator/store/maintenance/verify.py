@@ -1,4 +1,4 @@
-"""What a store's file holds, read back whole: does it open, is every block there, is every frame there once."""
+"""Verifies a store by reading all of it: it opens, every block is readable, every frame is there once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from . import backup_files
 # span; and the same host, so that a span with many readings is looked at by ranges of hosts: all at
 # once would be sorted on the store's disk.
 
-#: About so many readings are compared at a time, of at most so many files.
+#: About so many readings are compared at a time, of at most this many files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 
@@ -176,7 +176,7 @@ def open_database(
 
 
 def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
-    """Return the store's version. Raises CopyError when it is none of ours, or of a newer gangline."""
+    """Return the store's version. Raises CopyError when it is not Gangline's, or of a newer gangline."""
     try:
         found = connection.execute("SELECT max(schema_version) FROM gangline_store").fetchall()
     except duckdb.CatalogException as error:
@@ -287,7 +287,7 @@ def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -
     if backwards or overlapping:
         report.problems.append(
             f"the ledger of frames has {backwards} ranges that end before they begin and "
-            f"{overlapping} that overlap another: a frame was taken in twice"
+            f"{overlapping} that overlap another: a frame was stored twice"
         )
 
 
@@ -312,7 +312,7 @@ def _check_duplicates(
         duplicates, unknown_hosts = 0, set[str]()
         for each in find_duplicates(connection, table, sources, report_progress):
             if isinstance(each, duckdb.Error):
-                message = f"{table} cannot be searched for doubles: {cause(each, Path())}"
+                message = f"{table} cannot be searched for duplicates: {cause(each, Path())}"
                 report.problems += [message] if message not in report.problems else []
                 continue
             duplicates += each.rows
@@ -321,8 +321,8 @@ def _check_duplicates(
             report.problems.append(f"readings.{table}: {duplicates} rows are stored more than once")
         if unknown_hosts:
             report.problems.append(
-                f"readings.{table}: rows of {len(unknown_hosts)} hosts whose frames the ledger does not "
-                f"know, such as {min(unknown_hosts)}"
+                f"readings.{table}: rows of {len(unknown_hosts)} hosts whose frames are not in the "
+                f"ledger, such as {min(unknown_hosts)}"
             )
 
 

@@ -1,8 +1,7 @@
-"""Export: closed five minutes of a table leave the live file for Parquet, with their rollup by minute.
+"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute.
 
-Steps, a crash between any two of which loses and doubles nothing: written, synced, revealed (each file),
-recorded (one transaction that also drops the live table), published. Until `recorded` the rows are the
-live table's, and what lies in the folder is found at the next start and removed.
+The steps are: write, sync, reveal (each file), record (one transaction that also drops the live table), publish. A crash between
+any two loses and duplicates nothing. Until `record` the rows are the live table's, and the next start removes leftover files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .views import span_us
 
 
 class TableChangedError(Exception):
-    """Rows came to a table while it was being exported: the clock was set back. It is exported anew."""
+    """Rows came to a table while it was being exported: the clock was set back. It is exported again."""
 
 
 def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
@@ -100,7 +99,7 @@ class Merge(NamedTuple):
 def due_merges(
     found: Iterable[ParquetSegment], waiting: set[tuple[str, str]], now_us: int
 ) -> list[Merge]:
-    """Return what is to be merged, oldest first. *waiting*: (table, bucket) that are still live."""
+    """Return what must be merged, oldest first. *waiting*: (table, bucket) that are still live."""
     groups: dict[tuple[str, str, str, int], list[ParquetSegment]] = {}
     for one in found:
         for digits in _target_digits(one):

@@ -1,7 +1,7 @@
-"""History: a thread that lets closed readings leave the live file, and keeps what left.
+"""The history thread: moves closed readings out of the live file, and maintains what it moved.
 
-In short turns, each of some steps of one job: exports first, then room on the disk, merging, retention,
-parts, and a look whether what was written is still so.
+It works in short turns of a few steps of one job each: exports first, then disk space, merging, retention, parts, and a check of
+written files.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class History:
 
     @property
     def removed_for_room_count(self) -> int:
-        """Files that went for want of room on the disk."""
+        """Files that went for lack of room on the disk."""
         return self._maintenance.removed_for_room_count
 
     # -- the thread ------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class History:
         except DamagedSegmentError as error:
             self._maintenance.damaged.append((error.segment, error.reason))
             self._drop_jobs()
-        except PackerStarvedError:  # goes on with the next turn
+        except PackerStarvedError:  # continues with the next turn
             self._is_starved = True
             self._drop_jobs()
         except _FAILURES as error:
@@ -198,7 +198,7 @@ class History:
                 self._record_failure(error)
         except Exception:
             log.exception("history: internal error; it continues later")
-            self._record_failure(RuntimeError("a fault of ours, see the log"))
+            self._record_failure(RuntimeError("internal error, see the log"))
         return False
 
     def _record_failure(self, error: Exception) -> None:
@@ -267,8 +267,8 @@ class History:
             self._age_paused_until_ns = now[1] + AGE_PAUSE_SECONDS * 1_000_000_000
             self._findings.raise_finding(
                 "store.clock_jumped",
-                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is removed "
-                "for its age for a day: see that the clock is right",
+                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is deleted "
+                "because of its age for a day: check the clock",
                 "a day has passed",
             )
         elif now[1] >= self._age_paused_until_ns:

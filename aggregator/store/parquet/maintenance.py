@@ -1,6 +1,6 @@
-"""Maintenance of the history's folder: leftovers, room on the disk, merging, retention, parts, reading again.
+"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, reloading.
 
-Each is a generator that yields between its steps, words when it did something; `history.py` takes the steps.
+Each job is a generator that yields between its steps, with a message when it did something; `history.py` runs the steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HOUR_DIGITS = 10
 
 
 class FolderCleanup(NamedTuple):
-    """What is to be done about the folder."""
+    """What must be done about the folder."""
 
     unlink: list[str]  # unfinished, gone, or doubled
     aside: list[str]  # not recorded, and the only one for all we know
@@ -112,7 +112,7 @@ def _rows(path: Path) -> int:
 
 
 # ----------------------------------------------------------------------
-# Findings of the store itself: each told once when it begins, and once when it ends.
+# Findings of the store itself: each reported once when it begins, and once when it ends.
 
 
 class StoreFindings:
@@ -185,12 +185,12 @@ class HistoryMaintenance:
         self._has_scanned = False
         #: Files found to be damaged, with what is wrong; they are set aside by the next look.
         self.damaged: list[tuple[ParquetSegment, str]] = []
-        #: Tables whose views of rollups are to be made anew.
+        #: Tables whose views of rollups must be recreated.
         self.views_due: set[str] = set()
         #: (table, part) that the live file has.
         self.live: set[tuple[str, str]] = set()
         self._unmerged: set[tuple[str, str, str]] = set()  # what did not come to its end goes last
-        #: Files that went for want of room on the disk.
+        #: Files that went for lack of room on the disk.
         self.removed_for_room_count = 0
 
     def scan_folder(self) -> Job:
@@ -230,11 +230,9 @@ class HistoryMaintenance:
 
     def _move_unrecorded(self, path: str) -> str:
         place = self.segment_store.move_aside(path)
-        message = (
-            f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
-        )
+        message = f"{path} is in the data folder but not in the store's list; it is now {place}"
         self.findings.raise_finding(
-            "store.file_unrecorded", message, "somebody has looked at it; told once", path
+            "store.file_unrecorded", message, "somebody has checked it; reported once", path
         )
         log.warning("history: %s", message)
         return message
@@ -245,10 +243,10 @@ class HistoryMaintenance:
         where = f"it is now {place}, and " if place else ""
         message = (
             f"{segment.path} {reason}: {where}{segment.rows} rows of {segment.table} received "
-            f"{segment.bucket} are missing from what is shown; the rest is not touched"
+            f"{segment.bucket} are missing from queries; the rest is unaffected"
         )
         self.findings.raise_finding(
-            "store.segment_damaged", message, "the file is put back; told once", segment.path
+            "store.segment_damaged", message, "the file is restored; reported once", segment.path
         )
         log.error("history: %s", message)
         return message
@@ -264,8 +262,9 @@ class HistoryMaintenance:
             return []
         self.findings.raise_finding(
             "store.disk_almost_full",
-            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, {gigabytes(target_bytes)} are to stay "
-            "free: the oldest readings in Parquet are being removed; give it room, or lower segments_hours",
+            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, "
+            f"{gigabytes(target_bytes)} must stay free: the oldest readings in Parquet are being "
+            "removed; add space, or lower segments_hours",
             f"{gigabytes(int(target_bytes * ROOM_RATIO))} are free",
         )
         recorded = list(self.segment_store.recorded.values())
@@ -277,7 +276,7 @@ class HistoryMaintenance:
             self._retire(batch)
             self.segment_store.drop([one.path for one in batch])
             self.removed_for_room_count += len(batch)
-            message = f"removed {len(batch)} files for want of room, {batch[0].path} first"
+            message = f"removed {len(batch)} files because the disk is almost full,  {batch[0].path} first"
             log.warning("history: %s", message)
             yield message
 
@@ -353,7 +352,7 @@ class HistoryMaintenance:
         self.findings.raise_finding(
             "store.live_full",
             f"the live file uses {gigabytes(used)}, at most {gigabytes(self._config.live_bytes_max)}: "
-            f"readings of {closed[0]} and after are dropped, for they could not be exported "
+            f"readings of {closed[0]} and after are dropped, because they could not be exported "
             f"({failing or 'history does not keep up'})",
             "it uses less",
         )
@@ -386,7 +385,7 @@ class HistoryMaintenance:
             some = hosts[at : at + HOSTS_AT_ONCE]
             self.segment_store.transact(partial(views.track_parts, hosts=some))
             self._known_registrations |= {host: now[host] for host in some}
-            yield f"took down where the parts of {len(some)} hosts are"
+            yield f"recorded where the parts of {len(some)} hosts are"
 
     def _reread_files(self) -> Job:
         """Read some files whole, the longest unread first: a disk that rots is found before it is asked."""
@@ -412,7 +411,7 @@ def parts_of(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
 
 
 def is_closed(part: str, now_us: int) -> bool:
-    """Say whether a part gets no more rows."""
+    """Return whether a part gets no more rows."""
     begin, end = span_us(part)
     return end + CLOSED_SECONDS * 1_000_000 <= now_us or begin > now_us + AHEAD_SECONDS * 1_000_000
 

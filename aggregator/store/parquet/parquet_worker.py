@@ -1,11 +1,11 @@
-"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts readings, rolls them up, writes Parquet files.
+"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts and rolls up readings, writes Parquet files.
 
-A process of its own that goes last at the processor: in the aggregator's own, commits would wait for it, for a
-processor and for Python's lock. It opens nothing of the store. Readings come to it as a file in memory, and what it
-writes counts only once the aggregator has synced, named and recorded it: wherever it is killed nothing is lost.
+It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
+opens no file of the store. Readings arrive as a file in memory, and its output counts only once the aggregator has synced,
+named and recorded it, so killing it at any point loses nothing.
 
-Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each
-with `{"value": ..}` or `{"error": words}`. A packet is short, however many hosts there are: Linux takes no more than 200 KB.
+Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each with
+`{"value": ..}` or `{"error": words}`. Packets are short for any number of hosts, because Linux takes no more than 200 KB.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ParquetFile:
         return int(self._times[1]) if self._times else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return what is to be known of it once it is closed; `encodings` is for the next file of its kind."""
+        """Return what must be known of it once it is closed; `encodings` is for the next file of its kind."""
         return {
             "path": self.path,
             "rows": self.rows,
@@ -253,7 +253,7 @@ def order_of(table: str) -> str:
 
 #: A packet is shorter than this.
 PACKET_BYTES_MAX = 1 << 20
-#: A device that was not heard of for so long is compared with nothing when it comes back.
+#: A device that was not heard of for this long is compared with nothing when it comes back.
 TAIL_SECONDS_MAX = 7 * 86_400
 #: Address space that a row of a piece may take, beside what the engine may: as it came, sorted, and rolled up.
 ROW_BYTES_MAX = 8 << 10
@@ -320,7 +320,7 @@ class Packer:
 
     def _file_set(self, file_set: str) -> _FileSet:
         if file_set not in self._file_sets:
-            raise OSError(f"{file_set} was begun by a process that has ended; it is begun again")
+            raise OSError(f"{file_set} was started by a process that has ended; it starts again")
         return self._file_sets[file_set]
 
     def readings(
@@ -417,7 +417,7 @@ class Packer:
                 file.discard()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all."""
         for file_set in list(self._file_sets):
             self.discard(file_set)
         self._engine.close()

@@ -1,4 +1,4 @@
-"""Retention of the history: which Parquet files go, by age, by bytes, and first when the disk is almost full. Decides only."""
+"""Retention of the history: chooses Parquet files to delete, by age, by size, and when the disk is almost full. Deletes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .segment_files import HOUR, MINUTE, RAW, ParquetSegment
 from .views import span_us
 
-#: What goes for want of room, in this order: what was kept is then still there by the minute, or the hour. Each only
+#: What goes for lack of room, in this order: what was kept is then still there by the minute, or the hour. Each only
 #: with less free than this share of what is to stay free: a neighbour's log must not cost a year of hours, which are small.
 REMOVAL_ORDER = ((RAW, 1.0), (MINUTE, 0.5), (HOUR, 0.25))
 #: Room that is made goes so far beyond what was wanting, so that it is not made again with each segment.

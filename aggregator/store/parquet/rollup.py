@@ -1,10 +1,9 @@
-"""Rollups: what a minute's readings of a device come to, in pieces that can be put together.
+"""Rollups: aggregates of a device's readings by minute, in parts that can be merged.
 
-Readings come late and in pieces, so a row holds sums, not means; `rollup.py` puts rows of one
-minute together. Counters go through `aggregator/counter_deltas.py`, from each usable reading to the next; the first
-of a chunk is compared with the device's last before it (its *tail*). A reading that is older than the
-tail counts nothing, for the step over it has been counted: whatever comes late, the sum of the increases
-is what was counted, once.
+Readings come late and in parts, so a row holds sums, not means, and rows of one minute can be merged. Counters go through
+`aggregator/counter_deltas.py`, from each usable reading to the next; the first of a chunk is compared with the device's last
+before it (its *tail*). A reading older than the tail is ignored, because the step across it is already counted. So late readings
+never make the sum of increases count anything twice.
 """
 
 from __future__ import annotations

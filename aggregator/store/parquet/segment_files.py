@@ -1,8 +1,8 @@
 """Segments: the Parquet files of the data folder, as the table `segments` records them.
 
-A file counts from when it is recorded until it is marked as gone. It is written under a temporary name,
-fsynced and renamed before it is recorded, and unlinked after its mark is durable: whatever is killed
-between, each row is in the live file or in one recorded file.
+A file counts from when it is recorded until it is marked as deleted. It is written under a temporary name, fsynced and renamed
+before it is recorded, and unlinked after its mark is durable. So after a crash each row is in the live file or in one recorded
+file.
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ def damage(folder: Path, segment: ParquetSegment) -> str:
     if not reason:
         with open(folder / segment.path, "rb") as file:
             reason = (
-                ""
-                if checksum(file) == segment.crc32
-                else "is not what was written (CRC-32 differs)"
+                "" if checksum(file) == segment.crc32 else "differs from what was written (CRC-32)"
             )
     return reason
 
@@ -276,7 +274,7 @@ def manifest_tables(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
-    """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError in words."""
+    """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError with a message."""
     path = folder / MANIFEST_FOLDER / f"{table}.json"
     try:
         if path.stat().st_size > _MANIFEST_BYTES_MAX:
@@ -285,7 +283,7 @@ def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise ValueError(f"{path}: no manifest: {error}") from error
+        raise ValueError(f"{path}: not a valid manifest: {error}") from error
 
 
 def parse_manifest(data: bytes) -> list[ParquetSegment]:
@@ -304,13 +302,13 @@ def parse_manifest(data: bytes) -> list[ParquetSegment]:
             segment.table,
             segment.bucket,
         ):
-            raise ValueError(f"path = {segment.path!r}: no place of a segment")
+            raise ValueError(f"path = {segment.path!r}: not the path of a segment")
         if not _COLUMNS.fullmatch(segment.columns):
             raise ValueError(f"columns = {segment.columns[:80]!r}: expected NAME TYPE,NAME TYPE")
         if not all(
             0 <= time <= TIME_NS_MAX // 1000 for time in (segment.first_us, segment.last_us)
         ):
             raise ValueError(
-                f"{segment.path}: times {segment.first_us}, {segment.last_us} are of no clock"
+                f"{segment.path}: times {segment.first_us}, {segment.last_us} are not valid times"
             )
     return found

@@ -1,4 +1,4 @@
-"""What the parts of history share: the folder, the ways into the live file, and which files count."""
+"""Shared parts of the history: its folder, access to the live file, and the list of valid files."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class SegmentStore:
         return str(place)
 
     def make_rollup_views(self, table: str) -> None:
-        """Make the live file's views of a table's rollups anew."""
+        """Make the live file's views of a table's rollups again."""
         found = [one for one in self.recorded.values() if one.table == table and one.grain != RAW]
 
         def run(connection: duckdb.DuckDBPyConnection) -> None:

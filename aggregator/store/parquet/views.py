@@ -1,8 +1,7 @@
-"""Views over the Parquet files: the same for the live file and for anybody's DuckDB.
+"""Views over the Parquet files: the same for the live file and for any other DuckDB.
 
-Files are taken together by the day in which they were received and by their columns, each group with
-the span of its readings as a condition: a query for some minutes opens the files of one day, and plans
-over a handful of groups however many files there are.
+Files are grouped by the day of arrival and by their columns, each group with the time span of its readings as a condition. So a
+query for some minutes opens the files of one day, and plans over a few groups for any number of files.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def past_sources(folder: Path, found: Sequence[ParquetSegment]) -> dict[str, dic
 
 
 def is_late(one: ParquetSegment) -> bool:
-    """Say whether a file holds readings made long before or after they were received."""
+    """Return whether a file holds readings made long before or after they were received."""
     begin, end = span_us(one.bucket)
     slack = LATE_SECONDS * 1_000_000
     return one.first_us < begin - slack or one.last_us > end + slack
@@ -83,7 +82,7 @@ def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
     One schema, and not `rollups`: the operators' file has the newest of these under that name.
 
     Over the files of the data folder alone, as its manifests tell of them; the views read these files
-    until `GRACE_SECONDS` after the manifest has changed, so make them anew for each query, or when one
+    until `GRACE_SECONDS` after the manifest has changed, so make them again for each query, or when one
     fails for a missing file. *tables* are the catalogue's names; none: all that have files.
     """
     made = ["CREATE SCHEMA IF NOT EXISTS past"]

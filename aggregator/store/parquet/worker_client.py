@@ -1,4 +1,4 @@
-"""Packing: the aggregator's end of the process that sorts, rolls up and writes Parquet (`parquet_worker.py`)."""
+"""The aggregator's end of the Parquet worker (`parquet_worker.py`), which sorts, rolls up and writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...workers import WorkerProcess
 from . import parquet_worker
 
-#: A packer that does not answer for so long hangs: it is killed, and what it was at is done again.
+#: A packer that does not respond for this long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
 #: One that goes last may not have been let run at all.
 LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
@@ -45,7 +45,7 @@ class PackerHandle(Protocol):
         """End it at once, from any thread: a call that waits for it fails."""
 
     def release(self) -> None:
-        """Let go of it until the next `start`."""
+        """Release it until the next `start`."""
 
 
 class PackerProcess:
@@ -98,8 +98,8 @@ class PackerProcess:
             self.kill()
             self.release()
             raise (PackerStarvedError if self._low_priority else PackerError)(
-                f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} s and was "
-                "killed; does the disk answer? `dmesg` says"
+                f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} "
+                "s and was killed; `dmesg` shows disk errors"
             ) from error
         except OSError:
             data = b""
@@ -115,7 +115,7 @@ class PackerProcess:
         status = self._worker.end()
         self._worker = None
         if status == -signal.SIGKILL:
-            return "was killed: for want of memory? `dmesg` says"
+            return "was killed: out of memory? `dmesg` shows it"
         return f"ended with status {status}; the aggregator's log says why"
 
     def kill(self) -> None:
@@ -125,7 +125,7 @@ class PackerProcess:
             worker.kill()
 
     def release(self) -> None:
-        """Let go of the process and its memory until the next `start`."""
+        """Release the process and its memory until the next `start`."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None

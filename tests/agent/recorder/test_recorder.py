@@ -283,7 +283,7 @@ def test_a_hung_disk_stops_neither_ticks_nor_requests(
     host.seconds(33)
     host.request(list=True)
     host.seconds(DISK_NS_MAX // SECOND_NS + 1)
-    assert "disk does not answer" in host.answer().error
+    assert "disk does not respond" in host.answer().error
     host.request(seconds=5)
     host.seconds(2)
     until(lambda: host.uploads.waiting, "an answer from memory")

@@ -119,7 +119,7 @@ def test_a_file_that_is_none_costs_nothing_but_a_line_in_the_log(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    with pytest.raises(ValueError, match="is no list of processes left behind"):
+    with pytest.raises(ValueError, match="is not a list of abandoned processes"):
         parse_abandoned(content, BOOT)
     assert AbandonedProcessFile(tmp_path, BOOT).read() == []
     assert FILE_NAME in caplog.text

@@ -158,13 +158,15 @@ def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
     """A slip in a name was told beside "1 hosts are out", which had been another's, and the exit code was 0."""
     out = say("out", "h[0-1]", "h9", "--reason", "burn-in", "--hours", "2", code=4)
     assert out.startswith(
-        "no agent has registered as h9: not counted\nout by your word in all: 2 hosts;"
+        "no agent has registered as h9: not counted\nreported out by you in all: 2 hosts;"
     )
     listed = say("list")
-    assert "out by others' word: 2 hosts" in listed and ": burn-in" in listed
-    assert "out by others' word: 1 host, which" in say("list", "--host", "nodes/h0")
-    assert "by your word in all: 1 host;" in say("back", "h0")
-    assert "by your word in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say("list")
+    assert "reported out by others: 2 hosts" in listed and ": burn-in" in listed
+    assert "reported out by others: 1 host, which" in say("list", "--host", "nodes/h0")
+    assert "reported out by you in all: 1 host;" in say("back", "h0")
+    assert "reported out by you in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say(
+        "list"
+    )
     assert "no agent has registered as h9" in say("back", "h9", code=4)
     assert "no agent has registered as h9" in say("list", "--host", "h9", code=4)
 
@@ -260,7 +262,7 @@ def test_a_moment_that_is_over_is_said_to_be() -> None:
     one.act_by_time.FromDatetime(datetime(2026, 11, 23, 0, 32))
     before, after = (datetime(2026, 11, 23, 0, at, tzinfo=UTC) for at in (31, 48))
     assert "from then on waiting has cost more" in advise_text.advisory_text(one, before)
-    assert "that is over: waiting has cost more" in advise_text.advisory_text(one, after)
+    assert "that time has passed: waiting has cost more" in advise_text.advisory_text(one, after)
 
 
 def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
@@ -284,7 +286,7 @@ def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
 @pytest.mark.parametrize(
     ("state_text", "told"),
     [
-        ("hot", ""), ("more is wrong with it: hot", ": more is wrong with it"),
+        ("hot", ""), ("it has got worse: hot", ": it has got worse"),
         ("accepted by ann", ": accepted by ann"), ("", ""),
     ],
 )  # fmt: skip

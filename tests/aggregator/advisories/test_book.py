@@ -313,7 +313,7 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "put off for a month": (
         {"new_state": 6, "defer_until_time": {"seconds": START_NS // 10**9 + 30 * 86_400}},
         grpc.StatusCode.INVALID_ARGUMENT,
-        "days ahead, at most 7: put it off again then",
+        "days ahead, at most 7: defer it again then",
     ),
     "done by nobody": ({"new_state": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROPOSED"),
 }

@@ -384,9 +384,7 @@ def test_a_clock_that_was_set_back_is_told() -> None:
     service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
     assert service._withheld_reason() == ""
     behind_ns = 5 * HOUR_NS
-    assert (
-        "set back: advice stands still until it has caught up 5.0 h" in service._withheld_reason()
-    )
+    assert "set back: advice is paused until it has caught up 5.0 h" in service._withheld_reason()
     store.close()
 
 
@@ -395,16 +393,16 @@ def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
     service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
-    fuse, lately = book.machine.state.fuse, "as so much was advised, or failed, lately"
+    fuse, lately = book.machine.state.fuse, "because too much was advised or failed recently"
     fuse.position, fuse.until_ns = "open", 1_760_000_000 * SECOND_NS
     assert service._withheld_reason() == (
         f"the breaker is open, {lately}: no more hosts are taken out until 2025-10-09 08:53 UTC"
     )
     fuse.position = "half-open"
-    for trial, what in (("", "one host may be taken out, to try"), ("a7", "a7 is tried")):
+    for trial, what in (("", "one host may be taken out as a trial"), ("a7", "a7 is tried")):
         fuse.trial = trial
         assert service._withheld_reason() == (
-            f"the breaker is half-open, {lately}: {what}, and no more until that went well"
+            f"the breaker is half-open, {lately}: {what}, and no more until that succeeds"
         )
     answer = advisory_pb2.ListAdvisoriesResponse(withheld_reason=service._withheld_reason())
     assert list_text(answer).startswith("advice is withheld for now: the breaker is half-open")
@@ -520,7 +518,7 @@ OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
     "one that was not there": (
         {"blamed_node": "nodes/h9"},
-        "outcomes[0].blamed_node: 'nodes/h9' is none of its nodes",
+        "outcomes[0].blamed_node: 'nodes/h9' is not one of its nodes",
     ),
     "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
     "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),

@@ -58,7 +58,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
             "a1",
             "h1",
             "slurm",
-            "nothing was wrong with it for 15 min: what a1 set can be taken away",
+            "it has been healthy for 15 min: what a1 set can be removed",
         )
     ]
     (back,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)
@@ -195,7 +195,7 @@ def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None
 
 
 def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
-    """A scheduler had accepted it, and there was no room: after an hour "nobody answered in time", and nothing for one more."""
+    """A scheduler had accepted it, and there was no room: after an hour "no answer in time", and nothing for one more."""
     world = World()
     world.see("h3")
     world.later(3)
@@ -262,9 +262,7 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
         world.give(Well(world.now_ns, "h1", False))
     said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
     (ended,) = [one.words for one in said if one.advisory.state is AdvisoryState.WITHDRAWN]
-    assert ended == (
-        "it is not well again after all" if is_back else "what was set ran out by itself"
-    )
+    assert ended == ("it is not healthy again after all" if is_back else "the hold expired")
 
 
 def test_nothing_comes_of_what_was_rejected() -> None:
@@ -350,7 +348,7 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
         (AdvisoryState.ACCEPTED, 9.9, "lease: 9.9 s, expected 10 s to 7 days"),
         (AdvisoryState.ACCEPTED, 604_801.0, "expected 10 s to 7 days"),
         (AdvisoryState.ACCEPTED, -1.0, "expected 10 s to 7 days"),
-        (AdvisoryState.REJECTED, 60.0, "lease: only who accepts names one"),
+        (AdvisoryState.REJECTED, 60.0, "lease: only an acceptance has one"),
         (AdvisoryState.ACCEPTED, 10.0, ""),
         (AdvisoryState.ACCEPTED, 604_800.0, ""),
     ],

@@ -95,7 +95,9 @@ def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
     world.see("h3", action=Action.AVOID)
     said = world.later(1)
     assert published(said) == [("host h3", "AVOID", "PROPOSED")]
-    assert told(said, Publish)[0].words.startswith("less is asked of it than before: h3 has it")
+    assert told(said, Publish)[0].words.startswith(
+        "a lesser action is needed than before: h3 has it"
+    )
     assert not told(said, HeldBack) and world.later(200) == []
 
 
@@ -110,7 +112,7 @@ def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
     world.see("h1", action=Action.AVOID)
     said = world.later(1)
     assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert "the same was rejected" in told(said, Publish)[0].words
+    assert "the same advisory was rejected" in told(said, Publish)[0].words
 
 
 def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
@@ -166,7 +168,7 @@ def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
     said = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
     (clear,), (back,) = told(said, Clear), told(said, Probation)
     assert (clear.name, clear.host, back.name) == ("a1", "h1", "a1")
-    assert clear.words == "alice says that it is in service again"
+    assert clear.words == "alice reports that it is back in service"
     assert published(world.later(3500)) == [], "its fault stands, and is borne for now"
     assert published(world.later(200)) == [("host h1", "EVICT_NOW", "PROPOSED")]
 
@@ -224,7 +226,7 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
     would = world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
     (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
     assert refused == would and refused.why == "state"
-    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted there")
+    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted on it")
     for _ in range(8):
         assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
     world.give(Available(world.now_ns, "h1"))
@@ -251,7 +253,7 @@ def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: s
 
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
-    """Our switch was down for four hours: each acceptance was refused, and then "nobody answered in time"."""
+    """Our switch was down for four hours: each acceptance was refused, and then "no answer in time"."""
     world = World()
     world.see("h1")
     world.later(5)
@@ -269,9 +271,9 @@ def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "more is wrong with it: h1 has it"),
-        ({"action": Action.AVOID}, "less is asked of it than before: h1 has it"),
-        ({"action": Action.DRAIN_AFTER_JOB, "price": Price(900.0, 5.0)}, "it is not as it was: h1 has it"),
+        ({}, "it has got worse: h1 has it"),
+        ({"action": Action.AVOID}, "a lesser action is needed than before: h1 has it"),
+        ({"action": Action.DRAIN_AFTER_JOB, "price": Price(900.0, 5.0)}, "it has changed: h1 has it"),
     ],
 )  # fmt: skip
 def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:

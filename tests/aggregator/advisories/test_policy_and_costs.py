@@ -195,7 +195,7 @@ def test_both_prices_count_the_same_job_over_the_same_time(
     restart = gang * (0.2 + checkpoint_hours(work, fault)[0] / 2.0)
     if action in AFTER_JOB_ACTIONS and not work.dead:
         assert of_the_job == pytest.approx(0.0) and cost.act_by_ns == 0
-        assert "after the job that runs" in cost.arithmetic
+        assert "after the running job" in cost.arithmetic
     elif work.dead:
         assert of_the_job == pytest.approx(0.0)
     elif action in (Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT):

@@ -70,15 +70,17 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
     braked(world, 0, 1, 2, 3)
     said = cause(world).words
     assert said.startswith(
-        "4 of 8 hosts of rack r0 were held down by their power within 2 s, at 2025-10-09 08:53:20 UTC: one fault"
+        "4 of 8 hosts of rack r0 were limited by their power within 2 s, at 2025-10-09 08:53:20 "
+        "UTC: one fault"
     )
     assert (
-        "Look there (its feed, its power supplies, who caps it)" in said and "h0: h0 has it" in said
+        "Look there (its feed, its power supplies, its power caps)" in said
+        and "h0: h0 has it" in said
     )
     world.now_ns += 60 * SECOND_NS
     braked(world, 5)
     assert cause(world).words.startswith(
-        "5 of 8 hosts of rack r0 were held down by their power one after"
+        "5 of 8 hosts of rack r0 were limited by their power one after"
     )
     for number in (0, 1):
         world.gone(f"h{number}", "POWER_CAP")
@@ -113,7 +115,7 @@ def test_hazards_add_up_over_the_hosts_of_a_job_and_jobs_over_the_cause() -> Non
     assert price.waiting_gpu_hours == pytest.approx(both + 2 * idle)
     assert (
         "job a on 3 of them" in price.arithmetic
-        and "2 hosts of which no job is known: 16 GPUs" in price.arithmetic
+        and "2 hosts without a known job: 16 GPUs" in price.arithmetic
     )
     many = [_of(one, f"h{n}", job=f"job{n}") for n in range(9)]
     assert "(of 6 more)" in combined_price(many).arithmetic
@@ -175,7 +177,7 @@ def test_where_nobody_declared_racks_the_words_say_so() -> None:
     world = World()
     braked(world, *range(8), place=FailureDomains(), among=())
     assert cause(world).words.startswith(
-        "8 of 1000 hosts whose racks nobody declared were held down by their power within 2 s"
+        "8 of 1000 hosts whose racks nobody declared were limited by their power within 2 s"
     )
 
 

@@ -261,7 +261,7 @@ def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_reason_that_is_cut_begins_with_its_code() -> None:
     """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause, which came last."""
-    told = "GPU-5cc8… SM clock at 77 % of its 255 peers, held down by heat (88 C)"
+    told = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
     fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
     one = score("sim-018", simulated=True, job="2", reason_words=told, **fields)
     assert "  thermal throttle: GPU-5cc8…" in render([one], 80)
@@ -361,7 +361,7 @@ def test_what_is_certain_is_no_expectation() -> None:
     text = explanation_text(made, 100)
     assert "It is broken now: a fault is certain." in text
     assert "every 17 minutes" not in text and "interval" not in text and "Score" not in text
-    assert "costs all of the score: it is broken now" in text
+    assert "costs the whole score: it is broken now" in text
     assert "a fault is 2 times as likely" in text, "what is no more than likely is told as before"
     assert render([made], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
     assert as_dict(made)["hazard_per_hour"] == 3.6

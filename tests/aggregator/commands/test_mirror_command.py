@@ -192,7 +192,7 @@ def test_a_folder_in_which_others_write_is_refused(
     path.parent.chmod(0o755)
     command[1] = str(path.parent / "none" / "nodes")
     assert cli.main(command) == cli.FAILED
-    assert "make it: install -d" in capsys.readouterr().err
+    assert "create it: install -d" in capsys.readouterr().err
 
 
 def test_two_writers_of_one_file_are_refused(

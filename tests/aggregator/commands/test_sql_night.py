@@ -270,7 +270,7 @@ SHOWN: list[tuple[str, Rows]] = [
         "SELECT status, faults, split_part(why, ': ', 2) AS why FROM ops.models",
         [
             {"status": "in use", "faults": 31, "why": ""},
-            {"status": "refused", "faults": 32, "why": "worse, so that the one in use stays"},
+            {"status": "refused", "faults": 32, "why": "worse, so the one in use stays"},
             {"status": "replaced", "faults": None, "why": "no model was trained here before"},
         ],
     ),

@@ -116,7 +116,7 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
     found: list[str] = []
     members = [nodes[at] for at in chosen]
     if len(set(chosen)) != len(chosen):
-        found.append("a node is there twice")
+        found.append("a node is listed twice")
     if len(members) != needs.nodes:
         found.append(f"{len(members)} nodes for {needs.nodes}")
     found += [f"{one.name} is no candidate" for one in members if not one.free]

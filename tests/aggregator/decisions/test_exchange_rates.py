@@ -51,7 +51,7 @@ def test_the_request_counts_more_than_its_tenant() -> None:
     needs = requirements_of(gang, tenants=TENANTS)
     assert (needs.delay_rate, needs.currency_rate, needs.stranded_gpu_rate) == (0.0, 0.5, 0.3)
     assert needs.rate_text("currency_rate") == (
-        "0.5 GPU-hours a unit of currency (declared of tenant vision)"
+        "0.5 GPU-hours a unit of currency (declared for tenant vision)"
     )
     assert "(the request)" in needs.rate_text("stranded_gpu_rate")
     needs = requirements_of(wire.GangRequirements(nodes=1, tenant="batch"), tenants=TENANTS)

@@ -72,7 +72,7 @@ def test_of_jobs_that_count_as_much_nobody_gives_up() -> None:
         for each in find_blockers(table, candidates, needs).blockers
         if each.constraint == CANDIDATES
     ]
-    assert "3 of them are of jobs of at least the gang's priority" in one.message
+    assert "3 of them run jobs of at least the gang's priority" in one.message
     assert [each.added_nodes.tolist() for each in one.relaxations] == [[4]]
 
 
@@ -141,5 +141,5 @@ def test_a_recovery_borrows_from_lower_priorities_only() -> None:
     reply = recovered()
     assert lenders(reply) and "gang.priority is not set" in reply.notes[0]
     (option,) = [one for one in reply.options if one.lender]
-    assert "that its priority is lower is not known" in option.steps[0]
+    assert "it is unknown whether its priority is lower" in option.steps[0]
     assert np.isfinite(option.price.total_gpu_hours.value)

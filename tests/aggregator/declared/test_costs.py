@@ -69,7 +69,7 @@ def test_the_first_entry_that_says_it_counts() -> None:
         ("price_per_gpu_hour = 2.5", 'price_per_gpu_hour = "2.5"', "a.toml:7: price_per_gpu_hour: '2.5': expected a number without quotes"),
         ("price_per_gpu_hour = 2.5", "price_per_gpu_hour = -1", "a.toml:7: price_per_gpu_hour: -1: expected a number from 0 to 1,000,000"),
         ("price_per_gpu_hour = 2.5", "price_per_gpu_hour = nan", "a.toml:7: price_per_gpu_hour: nan: expected a number"),
-        ("price_per_gpu_hour = 2.5", "", "a.toml:5: nothing is said: expected price_per_gpu_hour"),
+        ("price_per_gpu_hour = 2.5", "", "a.toml:5: nothing is declared: expected price_per_gpu_hour"),
         ("price_per_gpu_hour = 2.5", "price_per_gpu = 2.5", "a.toml:7: price_per_gpu: unknown here; did you mean price_per_gpu_hour?"),
         ('hosts = ["gpu-00?"]\n', "", "a.toml:5: no hosts: name them"),
         ("spot = true", "spot = 1", "a.toml:12: spot: 1: expected true or false"),

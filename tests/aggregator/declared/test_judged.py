@@ -290,7 +290,7 @@ def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
     finding = next(f for f in world.fleet.findings.values() if f.host == "h0")
     assert (finding.subject, finding.clears_when) == (
         "host expected.gpus",
-        "gpus is 8, or a.toml:1 says otherwise",
+        "gpus is 8, or a.toml:1 is changed",
     )
     second.set("rdma_1s", "mlx5_1/1", rate_bytes_per_second=50e9)
     declare(

@@ -216,8 +216,8 @@ def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"{", "the body is no JSON"),
-        (b"[" * 100_000, "the body is no JSON"),
+        (b"{", "the body is not JSON"),
+        (b"[" * 100_000, "the body is not JSON"),
         (b"[]", "expected a JSON object"),
         (b"{}", "expected ExtenderArgs with NodeNames"),
         (b'{"NodeNames": "n1"}', "expected a list of names"),

@@ -128,7 +128,7 @@ def test_names_that_could_change_an_expression_are_not_asked_for() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])
 def test_output_that_is_not_json(text: str) -> None:
-    with pytest.raises(SchedulerError, match="condor_status: what it printed is not JSON"):
+    with pytest.raises(SchedulerError, match="condor_status: its output is not JSON"):
         HTCondor(FakeCommands(text=text)).read_nodes()
     assert HTCondor(FakeCommands(text="3")).read_nodes() == {}
 

@@ -284,7 +284,7 @@ def test_outside_a_cluster_the_command_says_how_to_get_in(
     code, _, error = run(["executor", "kubernetes", "--set", 'actions=["REBOOT"]'], capsys)
     assert code == 2 and "expected actions without REBOOT" in error
     code, _, error = run(["executor", "kubernetes", "--set", "mark=drain"], capsys)
-    assert code == 2 and "a cordon is a person's" in error
+    assert code == 2 and "only people cordon nodes" in error
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

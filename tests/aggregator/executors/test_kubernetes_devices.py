@@ -200,4 +200,4 @@ def test_the_answer_says_that_the_node_goes_on() -> None:
     )
     state = SchedulerState({"n1": Node("n1", "Ready")}, {}, {"gangline_a1": hold})
     (step,) = core.decide(core.Situation({"a1": advice}, state, 2.0, True, Capabilities(has_drain=False)), ledger)  # fmt: skip
-    assert isinstance(step, Answer) and "of gpu-3 alone: other GPUs of n1 go on" in step.why
+    assert isinstance(step, Answer) and "of gpu-3 alone: other GPUs of n1 continue" in step.why

@@ -61,7 +61,7 @@ def test_it_waits_only_for_nodes_that_are_out() -> None:
     assert answer.message == "2 of 4 pods with 8 GPUs (main) fit on no healthy node; out: n2 (held for a12); n3 (bucket 3)"  # fmt: skip
     assert decide(2, {"n2": "held for a12"}).state == "Ready"
     answer = decide(5, {"n2": "held for a12"})
-    assert answer.state == "Ready" and "left to Kueue" in answer.message
+    assert answer.state == "Ready" and "the decision is Kueue's" in answer.message
 
 
 def test_pods_that_run_take_their_gpus() -> None:
@@ -84,7 +84,9 @@ def test_selectors_and_flavors_narrow_the_nodes() -> None:
 def test_pod_sets_share_the_nodes() -> None:
     """A launcher of one GPU and workers of eight: the widest first."""
     both = workload(PodSet("launcher", 1, 1), PodSet("worker", 4, 8), PodSet("cpu", 9, 0))
-    assert check_workload(both, fleet(), {}, (), GPU_RESOURCES).message.endswith("left to Kueue")
+    assert check_workload(both, fleet(), {}, (), GPU_RESOURCES).message.endswith(
+        "the decision is Kueue's"
+    )
     assert check_workload(both, fleet(5), {}, (), GPU_RESOURCES).state == "Ready"
     assert check_workload(workload(PodSet("cpu", 3, 0)), {}, {}, (), GPU_RESOURCES).state == "Ready"
 

@@ -303,7 +303,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(SchedulerError, match="kubectl config view --raw --minify --flatten -o json"):  # fmt: skip
         kubeconfig_access(yaml)
     yaml.write_text("[" * 100_000)
-    with pytest.raises(SchedulerError, match="no JSON"):
+    with pytest.raises(SchedulerError, match="not JSON"):
         kubeconfig_access(yaml)
     yaml.write_text("{}")
     with pytest.raises(SchedulerError, match="no kubeconfig: KeyError"):
@@ -331,7 +331,7 @@ def test_without_tls_only_this_machine(tmp_path: Path) -> None:
     for server in ("http://k.example:8001", "https://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:x"):  # fmt: skip
         with pytest.raises(SchedulerError, match="kubernetes_server"):
             find_access(server)
-    with pytest.raises(SchedulerError, match="no pod with a service account"):
+    with pytest.raises(SchedulerError, match="not a pod with a service account"):
         service_account_access({}, tmp_path)
     (tmp_path / "token").write_text("t")
     with pytest.raises(SchedulerError, match=r"ca\.crt"):
@@ -374,14 +374,14 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (http(b"<html>"), "no JSON"),
-        (http(b"[" * 100_000), "no JSON"),
+        (http(b"<html>"), "not JSON"),
+        (http(b"[" * 100_000), "not JSON"),
         (http(b'{"kind":"Status","message":"no such thing"}', "404 Not Found"), "404: no such thing"),
         (http(b"gateway", "502 Bad Gateway"), "502: gateway"),
         (http(b'{"message":"too many","details":{"causes":[{"message":"the budget b needs 3"}]}}', "429 X"), "too many; the budget b needs 3"),
-        (http(b'{"items": 7}'), "no list"),
+        (http(b'{"items": 7}'), "not a valid list"),
         (http(b"x" * 2000), "more than 1000 bytes"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "no JSON|no list"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "not JSON|not a valid list"),
         (b"nonsense\r\n\r\n", "http://127.0.0.1"),
         (b"", "http://127.0.0.1"),
     ],
@@ -401,8 +401,8 @@ def test_an_answer_that_is_none_is_an_error(
     [
         (b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n', 410, "too old"),
         (b'{"type":"ERROR","object":7}\n', 0, "watch"),
-        (b'{"kind":"x"}\n', 0, "no event"),
-        (b"7\n", 0, "no event"),
+        (b'{"kind":"x"}\n', 0, "not a valid event"),
+        (b"7\n", 0, "not a valid event"),
         (b"x" * 2000, 0, "an event of more than 1000 bytes"),
     ],
 )  # fmt: skip
@@ -422,5 +422,5 @@ def test_the_doctor_counts_outages() -> None:
     (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
     lines = [one.text for one in cluster_findings(nodes, {job.name: job})]
     assert lines[0] == "3 nodes, 1 gangs with GPUs"
-    assert lines[1].startswith("3 nodes count as out by others' word: tainted team=a")
+    assert lines[1].startswith("3 nodes count as taken out by others: tainted team=a")
     assert "1 gangs are not evicted" in lines[2] and "ml/pod/p-0" in lines[2]

@@ -226,7 +226,9 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
     wanted = dict.fromkeys(["segment_health_check.1.1", "segment_health_check.1.2", "segment_health_check.1.3"], content)  # fmt: skip
     wanted["segment_health_check.1.5"] = content
     problems = segment_files.sync(tmp_path, wanted, tidy=True)
-    assert [line.endswith("is not ours, and stays as it is") for line in problems] == [True] * 3
+    assert [
+        line.endswith("was not written by Gangline and stays unchanged") for line in problems
+    ] == [True] * 3
     assert (tmp_path / "segment_health_check.1.3").read_text() == content
     assert segment_files.managed_files(tmp_path) == ["segment_health_check.1.3"]
     segment_files.sync(tmp_path, {}, tidy=True)

@@ -50,13 +50,13 @@ def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no ledger"),
-        ("{", "no ledger"),
-        ("[]", "no ledger"),
+        ("", "not a valid ledger"),
+        ("{", "not a valid ledger"),
+        ("[]", "not a valid ledger"),
         ('{"format": 2, "entries": [], "tokens": {}}', "format 2, this version reads 1"),
-        ('{"format": 1, "entries": [{"advisory": 3}], "tokens": {}}', "no ledger"),
-        ('{"format": 1, "entries": {"a": 1}, "tokens": {}}', "no ledger"),
-        ('{"format": 1, "entries": [], "tokens": {"a1": "x"}}', "no ledger"),
+        ('{"format": 1, "entries": [{"advisory": 3}], "tokens": {}}', "not a valid ledger"),
+        ('{"format": 1, "entries": {"a": 1}, "tokens": {}}', "not a valid ledger"),
+        ('{"format": 1, "entries": [], "tokens": {"a1": "x"}}', "not a valid ledger"),
     ],
 )
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -79,7 +79,7 @@ def test_a_wrong_field_is_refused(tmp_path: Path) -> None:
         document["entries"][0][field] = value
         wrong = tmp_path / "wrong.json"
         wrong.write_text(json.dumps(document))
-        with pytest.raises(LedgerError, match="no ledger"):
+        with pytest.raises(LedgerError, match="not a valid ledger"):
             ExecutorLedger(wrong)
 
 

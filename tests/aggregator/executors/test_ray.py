@@ -94,7 +94,7 @@ def test_what_is_left_to_people() -> None:
     scheduler = ray(FakeHelper())
     reboot, requeue = Reboot("a1", "", "n1", "x"), Requeue("a1", "", "e413", 0)
     errors = scheduler.apply([reboot, requeue])
-    assert errors == {reboot: "Reboot is not a step of Ray", requeue: "Ray lets it go on until its owner removes it"}  # fmt: skip
+    assert errors == {reboot: "Reboot is not a step of Ray", requeue: "Ray lets it continue until its owner removes it"}  # fmt: skip
     for wrong in ('actions=["AVOID"]', "mark=hold", 'ray_helper=["python3"]'):
         with pytest.raises(SettingsError, match=r"Ray|this scheduler"):
             load(RayConfig, None, [wrong])

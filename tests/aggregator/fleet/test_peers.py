@@ -205,7 +205,7 @@ def test_one_at_its_limit_is_found_by_its_gang_that_is_not(sick: int) -> None:
     score = world.score(world.hosts[2])
     assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.POWER_CAP)
     assert score.relative_speed == pytest.approx(0.8, abs=0.03)
-    assert "of its 19 peers, held down by its power limit (697 W of 700 W)" in score.reason_message
+    assert "of its 19 peers, limited by its power limit (697 W of 700 W)" in score.reason_message
     assert "19 peers: in its job; same model" in score.evidence[0].normal
     assert "gang := ['h2', 'h0', 'h1', 'h3', 'h4']" in score.evidence[0].sql
     assert [name for name, state in world.states().items() if state == "DEGRADED"] == ["h2"]
@@ -234,7 +234,7 @@ def shared_at_the_limit(gpus: int, made: World | None = None) -> World:
 
 @pytest.mark.parametrize("gpus", [4, 2])
 def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
-    """Another job's GPUs on one of its hosts were held against it: 0.77, "held down by its power limit"."""
+    """Another job's GPUs on one of its hosts were held against it: 0.77, "limited by its power limit"."""
     world = shared_at_the_limit(gpus)
     world.run(60)
     assert all_well(world)

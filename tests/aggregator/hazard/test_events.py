@@ -91,15 +91,15 @@ def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"{}", "expected a list of events, found an object"),
         (b"[]", "0 events"),
         (b"[1]", "event 0: expected an object"),
         (b'[{"event_time": NaN}]', "fault_type"),
         (b'"events"', "expected a list of events, found a string"),
-        (b"7", "no JSON: expected a list"),
+        (b"7", "not JSON: expected a list"),
         (b"[1 2]", "event 0: expected an object"),
     ],
 )
@@ -116,11 +116,11 @@ GOOD = data_of(fault("a", 1.0, 2.0))
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (GOOD + b"x", "no JSON: more after the list, at character"),
-        (GOOD[:-1], "no JSON: expected , or ] at character"),
-        (GOOD[:-1] + b",]", "no JSON: Expecting value"),
-        (GOOD.replace(b"}, {", b"} {"), "no JSON: expected , or ] at character"),
-        (b"[ ] []", "no JSON: more after the list"),
+        (GOOD + b"x", "not JSON: more after the list, at character"),
+        (GOOD[:-1], "not JSON: expected , or ] at character"),
+        (GOOD[:-1] + b",]", "not JSON: Expecting value"),
+        (GOOD.replace(b"}, {", b"} {"), "not JSON: expected , or ] at character"),
+        (b"[ ] []", "not JSON: more after the list"),
         (GOOD.replace(b"1.0", b"NaN"), "event 0: event_time nan: expected days from 0"),
         (GOOD.replace(b"1.0", b"-1e999"), "event 0: event_time -inf: expected days from 0"),
     ],

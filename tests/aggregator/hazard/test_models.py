@@ -341,7 +341,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
         again = models.train()
         assert not again.accepted
         assert models.in_use is best
-        assert "worse, so that the one in use stays" in again.reason
+        assert "worse, so the one in use stays" in again.reason
         with store.reading() as cursor:
             rows = cursor.execute("SELECT accepted FROM models ORDER BY rowid").fetchall()
     assert rows == [(True,), (False,)]

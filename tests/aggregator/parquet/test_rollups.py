@@ -169,7 +169,7 @@ def test_what_comes_late_is_counted_once() -> None:
 
 
 def test_another_gpu_in_the_slot_s_counters_counts_nothing() -> None:
-    """The GPU was reset: its counters began anew above where they had stood."""
+    """The GPU was reset: its counters restarted above where they had stood."""
     rows = [
         row(10**15, 10**12, counter_epoch_count=1, **{COUNTER: 5}),
         row(10**15 + 10**6, 10**12 + 10**6, counter_epoch_count=2, **{COUNTER: 900}),

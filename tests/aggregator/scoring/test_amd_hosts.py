@@ -210,10 +210,10 @@ def link_down(fleet: AmdFleet) -> None:
     ("befall", "finding", "state", "words", "seconds"),
     [
         (brake, "gpu.power", HealthState.DEGRADED, "power brake", 20),
-        (heat, "gpu.thermal", HealthState.DEGRADED, "held down by heat (99 C, slowdown at 100 C)", 20),
+        (heat, "gpu.thermal", HealthState.DEGRADED, "limited by heat (99 C, slowdown at 100 C)", 20),
         (hot_memory, "gpu.thermal", HealthState.DEGRADED, "memory at 98 C", 20),
         (narrow_link, "gpu.pcie_width", HealthState.DEGRADED, "8 of 16 PCIe lanes", 50),
-        (replays, "gpu.pcie_replays", HealthState.WATCH, "PCIe packets sent again", 60),
+        (replays, "gpu.pcie_replays", HealthState.WATCH, "PCIe packets resent", 60),
         (naks, "gpu.pcie_naks", HealthState.WATCH, "the other end refused", 60),
         (lost_data, "gpu.ecc_uncorrected", HealthState.SUSPECT, "ECC could not repair", 30),
         (bad_page, "gpu.retirement_pending", HealthState.WATCH, "page to take out", 30),

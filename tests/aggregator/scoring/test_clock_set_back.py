@@ -94,7 +94,7 @@ def test_operators_are_told_what_is_so_now(fleet: Fleet, query: str, wanted: lis
 
 
 def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
-    """A host dead for hours was HEALTHY, last heard 0 s ago, after each start within that day."""
+    """A host dead for hours was HEALTHY, last report 0 s ago, after each start within that day."""
     with fleet.store.reading() as cursor:
         scores = {one.score.host: one.score for one in restored_state.last_scores(cursor)}
     states = {name: one.state for name, one in scores.items()}

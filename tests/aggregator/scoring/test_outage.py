@@ -132,7 +132,7 @@ def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> Non
     ],
 )
 def test_what_all_silent_hosts_are_in_is_named(places: list[HostPlacement], said: str) -> None:
-    """A rack lost its power: "the network's fault or ours", and the network was looked at for an hour."""
+    """A rack lost its power: "a fault of the network or the aggregator", and the network was looked at for an hour."""
     world = World(hosts=60, gpus=1)
     fleet = {host.name: HostPlacement(rack="r9", spine="s1") for host in world.hosts}
     fleet |= {f"h{at}": place for at, place in enumerate(places)}

@@ -139,7 +139,7 @@ def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
     assert (errors.unit, errors.normal) == ("errors", "0")
     assert "readings.gpu_1s_changes" in errors.sql
     near = told["hazard.headroom_celsius"]
-    assert near.words == "5 °C are left to the limit of its hottest GPU"
+    assert near.words == "5 °C remain to the limit of its hottest GPU"
     assert near.log_hazard_delta == pytest.approx(0.7 * 0.5)
     silent = [e.signal for e in snapshot.hosts[2].evidence]
     assert "hazard.silent_seconds" in silent

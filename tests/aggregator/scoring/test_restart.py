@@ -69,7 +69,7 @@ def test_hosts_stand_as_before_until_they_are_heard() -> None:
     back(world)
     snapshot = world.run(3)  # heard, not enough
     assert world.states() == {"h0": "UNHEALTHY", **dict.fromkeys(("h1", "h2", "h3"), "HEALTHY")}
-    assert "all of them heard again" in snapshot.degraded_reason
+    assert "all of them have reported again" in snapshot.degraded_reason
     world.run(4)
     assert world.score(world.hosts[1]).last_received_ns == world.now_ns
 

@@ -38,7 +38,7 @@ def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed
     assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.THERMAL_THROTTLE)
     assert 0.6 < score.relative_speed < 0.8
     assert [s for n, s in world.states().items() if n != sick.name] == ["HEALTHY"] * 3
-    assert "held down by heat (88 C, slowdown at 89 C)" in score.reason_message
+    assert "limited by heat (88 C, slowdown at 89 C)" in score.reason_message
     assert "of its 31 peers" in score.reason_message
     assert score.evidence[0].device == gpu_of(sick, 5)
     assert score.evidence[0].sql.startswith("FROM ops.peers(")
@@ -64,7 +64,7 @@ def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
     world.hosts[0].readings["gpu_1s", device].pop("temperature_celsius")
     world.hosts[0].set("gpu_1s", device, **({"temperature_celsius": die} if die else {}), **beside)
     world.run(20)
-    assert f"held down by heat ({told})" in world.score(world.hosts[0]).reason_message
+    assert f"limited by heat ({told})" in world.score(world.hosts[0]).reason_message
 
 
 def test_a_power_limit_that_is_not_told_is_no_number() -> None:
@@ -77,7 +77,7 @@ def test_a_power_limit_that_is_not_told_is_no_number() -> None:
     host.set("gpu_60s", device, power_limit_default_watts=700.0)
     world.run(60)
     words = world.score(host).reason_message
-    assert words.endswith("held down by its power limit")
+    assert words.endswith("limited by its power limit")
 
 
 def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> None:
@@ -360,7 +360,7 @@ def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> 
     assert found == (["h0", "h1", "h2"] if placed else [])
     if placed:
         evidence = world.score(world.hosts[0]).evidence[0]
-        assert "80 % of what it was, held down by heat" in evidence.words
+        assert "80 % of what it was, limited by heat" in evidence.words
         assert evidence.relative_speed_factor == pytest.approx(0.8, abs=0.02)
         world.run(120)
         assert world.score(world.hosts[0]).state is HealthState.DEGRADED, "what is held is no past"

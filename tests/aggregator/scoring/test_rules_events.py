@@ -143,7 +143,7 @@ def test_a_process_in_the_line_is_named_and_not_blamed() -> None:
     world, host, gpu = lived()
     world.event(host, 119, gpu, process_name="nvidia-smi", process_id=17)
     world.run(1)
-    assert "met by nvidia-smi, which need not be its cause" in world.score(host).reason_message
+    assert "met by nvidia-smi, which may not be its cause" in world.score(host).reason_message
 
 
 def test_a_reboot_ends_all_with_a_record() -> None:

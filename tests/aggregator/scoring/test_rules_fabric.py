@@ -347,7 +347,7 @@ def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
     assert (score.state, score.reason) == (HealthState.HEALTHY, Reason.BLIND)
     [finding] = world.fleet.findings.values()
     for words in (score.reason_message, finding.message):
-        assert f"{column} stands at its ceiling of {ceiling}" in words
+        assert f"{column} is at its maximum of {ceiling}" in words
         assert "mlx5_0/1" in words and command in words and "not seen" in words
     assert finding.clears_when
     host.set(table, "mlx5_0/1", **{column: float(ceiling - 9)})

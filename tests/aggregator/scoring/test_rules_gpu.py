@@ -217,7 +217,7 @@ def test_a_release_that_nobody_ends_is_a_finding_in_the_end() -> None:
     world.run(30)
     assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
     assert (
-        "its agent has let go of it; on the host `gangline release --status` says why"
+        "its agent has released it; on the host `gangline release --status` shows why"
         in only_words(world)
     )
 

@@ -93,7 +93,7 @@ def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
     assert evidence.device == gpu_of(world.hosts[0], 3)
     assert evidence.words == (
         "GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 25 s, since 2023-11-14 22:13:29 UTC, in read: drain the "
-        "host, look at its kernel log, reset the GPU; reboot the host if that hangs as well"
+        "host, check its kernel log, reset the GPU; reboot the host if that hangs as well"
     )
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=0, hung_seconds=0.0)
     world.hosts[0].set("collector_10s", "gpu_1s", outcome_state=0)
@@ -114,7 +114,7 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     assert (score.state, evidence.device) == (HealthState.UNHEALTHY, "host")
     assert evidence.words == (
         "the GPU driver as a whole has not answered for 4 s, since 2023-11-14 22:13:29 UTC, in read (0000:02:00.0, "
-        "0000:05:00.0 first): drain the host, look at its kernel log, reboot it"
+        "0000:05:00.0 first): drain the host, check its kernel log, reboot it"
     )
 
 
@@ -162,7 +162,8 @@ def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
     _hang(world, "0000:03:00.0", state=3, hung_seconds=0.001)
     world.run(5)
     assert only_words(world).startswith(
-        "GPU 0000:03:00.0 (GPU-h0-3…) is left alone for 6 s, since 2023-11-14 22:13:29 UTC, as the agent's "
+        "GPU 0000:03:00.0 (GPU-h0-3…) is skipped for 6 s, since 2023-11-14 22:13:29 UTC, as the "
+        "agent's "
         "process died of SIGSEGV, in read: drain"
     )
 
@@ -173,7 +174,7 @@ def test_a_gpu_that_ended_who_asked_it_is_not_said_to_be_out_for_no_time() -> No
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=3, hung_seconds=0.017)
     world.run(5)
-    assert "is left alone, as the agent's process died: drain" in only_words(world)
+    assert "is skipped, as the agent's process died: drain" in only_words(world)
 
 
 def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
@@ -196,7 +197,7 @@ def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
     evidence = {one.device: one.words for one in world.score(world.hosts[0]).evidence}
     assert evidence.keys() == {"rdma_1s", "nvme0n1"}
     assert evidence["rdma_1s"].startswith("what rdma_1s reads has not answered for 6 s, since ")
-    assert "in read (mlx5_0/1, mlx5_1/1 first): look at" in evidence["rdma_1s"]
+    assert "in read (mlx5_0/1, mlx5_1/1 first): check" in evidence["rdma_1s"]
     assert world.score(world.hosts[0]).state is HealthState.SUSPECT
 
 

@@ -72,7 +72,7 @@ def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() 
     score = world.score(world.hosts[3])
     assert (score.state, score.reason) == (HealthState.WATCH, Reason.FABRIC)
     assert "all 6 hosts of its job move 12 % less" in score.reason_message
-    assert "the network between them is congested; no host is to blame" in score.reason_message
+    assert "the network between them is congested; no host is at fault" in score.reason_message
     assert score.relative_speed > 0.95 and score.evidence[0].log_hazard_delta == 0.0
 
 

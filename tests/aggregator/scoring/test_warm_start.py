@@ -153,7 +153,7 @@ def test_hosts_that_do_not_come_back(
     later = SETTLING_SECONDS + 5
     found = run_on(fleet, first, lost, [1, 30, later, 600, 1000])
     assert {host.state for host in found[30].hosts} == {HealthState.HEALTHY}
-    assert f"{lost} of them not heard again yet" in found[30].degraded_reason
+    assert f"{lost} of them have not reported again yet" in found[30].degraded_reason
     assert {host.state for host in found[later].hosts[:lost]} == {after_a_minute}
     assert ("frozen" in found[later].degraded_reason) == (after_a_minute is HealthState.HEALTHY)
     assert {host.state for host in found[1000].hosts[:lost]} == {after_a_quarter}

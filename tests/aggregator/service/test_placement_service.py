@@ -255,14 +255,14 @@ REFUSED: list[tuple[str, Callable[[wire.PlanPlacementRequest], None]]] = [
     ("gang.invariants.segment_tier: 6, expected TIER_NVLINK_DOMAIN to TIER_CORE",
      invariants(segment_nodes=2, segment_tier=wire.TIER_POWER_DOMAIN)),
     ("gang.invariants.spread_nodes_max: expected together with spread_over", invariants(spread_nodes_max=2)),
-    ("gang.preferences[1].tier: TIER_LEAF is there twice", preference((3, 1.0), (3, 2.0))),
+    ("gang.preferences[1].tier: TIER_LEAF is listed twice", preference((3, 1.0), (3, 2.0))),
     ("gang.preferences[0].tier: unspecified", preference((0, 1.0))),
     ("gang.preferences[0].gpu_hours_per_domain: -1, expected 0 to 1e+09", preference((3, -1.0))),
     ("candidates.node_bitmap: index 4 is set, expected below 4", candidates(node_bitmap=b"\x1f")),
     ("candidates.node_bitmap: 1048577 bytes, expected at most 1048576", candidates(node_bitmap=bytes((1 << 20) + 1))),
     ("candidates.shared_gpu_mask: 0 bytes for 1 of shared_node_index, expected one each", candidates(shared_node_index=[1])),
     ("candidates.shared_node_index: 4, expected 0 to 3", candidates(shared_node_index=[4], shared_gpu_mask=b"\x01")),
-    ("candidates.shared_node_index: 1 is there twice", candidates(shared_node_index=[1, 1], shared_gpu_mask=b"\x01\x01")),
+    ("candidates.shared_node_index: 1 is listed twice", candidates(shared_node_index=[1, 1], shared_gpu_mask=b"\x01\x01")),
     ("options_max: 9, expected 0 to 8", lambda request: setattr(request, "options_max", 9)),
     ("request_id: 129 characters", lambda request: setattr(request, "request_id", "x" * 129)),
 ]  # fmt: skip
@@ -281,7 +281,7 @@ def test_what_a_request_may_not_be(
 
 
 def test_what_cannot_be_answered_yet() -> None:
-    """No snapshot, indexes of another epoch, a job that nobody knows: each has its own status."""
+    """No snapshot, indexes of another epoch, a job that nobody knows: use a new id for each request status."""
     snapshot, request = snapshot_of([Node("a")]), wire.PlanPlacementRequest(gang=gang(1))
     with pytest.raises(ServiceUnavailable):
         plan(None, request)
@@ -299,7 +299,7 @@ def test_what_cannot_be_answered_yet() -> None:
     [
         ("0 nodes, expected 1 to", []),
         ("4, expected below 4", [4]),
-        ("a node is there twice", [1, 1]),
+        ("a node is listed twice", [1, 1]),
     ],
 )
 def test_which_nodes_cannot_be_priced(message: str, nodes: list[int]) -> None:
@@ -379,7 +379,7 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, out = run("--nodes", "4", "--spread", "1:power-domain", "--candidates", str(file))
     assert code == cli.FAILED and "at most 1 -> 2 nodes in one power domain: starts now" in out
     code, out = run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
-    assert code == cli.OK and "does not hold: the nodes are not within one leaf" in out
+    assert code == cli.OK and "not satisfied: the nodes are not within one leaf" in out
     code, out = run("--evaluate", "gpu-9")
     assert code == cli.FAILED and "'gpu-9': no host with this name has registered" in out
     code, out = run("--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain")
@@ -482,17 +482,17 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
     ("fields", "words"),
     [
         ({"gang.sizes": None}, "gang.sizes: unset, expected the sizes"),
-        ({"gang.length": None}, "gang.length: unset, expected what is left"),
+        ({"gang.length": None}, "gang.length: unset, expected the remaining time"),
         ({"gang.nodes": 3}, "gang.nodes: 3, expected 2"),
         ({"current_node_index": []}, "current_node_index: empty"),
-        ({"current_node_index": [0, 0]}, "current_node_index: a node is there twice"),
+        ({"current_node_index": [0, 0]}, "current_node_index: a node is listed twice"),
         ({"current_node_index": [8]}, "current_node_index: 8, expected below 8"),
         ({"gang.gpus_per_node": 4}, "gang.gpus_per_node: 4, and member 0 has 2"),
         ({"reshard": 700_000}, "reshard: 700000 s, expected 0 to 604800"),
         ({"checkpoint_age": 700_000}, "checkpoint_age: 700000 s"),
         ({"gain_gpu_hours_min": nan}, "gain_gpu_hours_min: nan"),
         ({"gain_gpu_hours_min": -1.0}, "gain_gpu_hours_min: -1"),
-        ({"gang.sizes.allowed_nodes": [2, 2]}, "gang.sizes.allowed_nodes: a size is there twice"),
+        ({"gang.sizes.allowed_nodes": [2, 2]}, "gang.sizes.allowed_nodes: a size is listed twice"),
         ({"gang.sizes.allowed_nodes": list(range(1, 66))}, "gang.sizes.allowed_nodes: 65 sizes"),
         ({"gang.sizes.min_nodes": 1}, "gang.sizes.allowed_nodes: expected alone"),
         ({"gang.sizes.free_gpu_value": 1.5}, "gang.sizes.free_gpu_value: 1.5"),

@@ -118,7 +118,7 @@ def test_a_mistake_is_named_by_field(change: Callable[[Any], None], field: str) 
 def test_without_a_failure_there_is_nothing_to_recover() -> None:
     """A gang of which nobody failed is not torn down by an answer to a question that nobody meant."""
     snapshot = placed_world().run(20)
-    with pytest.raises(InvalidArgument, match="expected who failed"):
+    with pytest.raises(InvalidArgument, match="expected the failed members"):
         plan(snapshot, request_of(range(3)))
     with pytest.raises(FailedPrecondition, match="GetNodeDictionary"):
         plan(snapshot, request_of(range(4), dictionary_version=3))

@@ -157,7 +157,7 @@ def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
         ({"owner": "a\nb"}, "owner: one line"),
         ({"node_index": []}, "node_index: 0 nodes"),
         ({"node_index": [8]}, "node_index: 8, expected below 8"),
-        ({"node_index": [1, 1]}, "node_index: a node is there twice"),
+        ({"node_index": [1, 1]}, "node_index: a node is listed twice"),
         ({"ttl": 86_401}, "ttl: 86401 s, expected 1 to 86400"),
         ({"ttl": -5}, "ttl: -5 s"),
         ({"request_id": "x" * 65}, "request_id: 65 characters"),

@@ -399,12 +399,12 @@ def test_explain_reads_like_a_colleague(served: Served, capsys: pytest.CaptureFi
     assert cli.main(["explain", "h2", "--aggregator", served.address]) == cli.OK
     text = capsys.readouterr().out
     for words in (
-        "h2 is UNHEALTHY, last heard 0 s ago.",
+        "h2 is UNHEALTHY, last report 0 s ago.",
         "1. GPU-h2-0… XID 95: uncontained memory error",
-        "costs all of the score: it is broken now",
+        "costs the whole score: it is broken now",
         "FROM events WHERE host = 'h2' AND",
         "UNHEALTHY ends when the GPU is reset, or the host boots.",
-        "Collectors that read: gpu_1s, host_1s, rdma_1s",
+        "Working collectors: gpu_1s, host_1s, rdma_1s",
     ):
         assert words in text, text
     assert cli.main(["explain", "h0", "--aggregator", served.address]) == cli.OK

@@ -166,7 +166,7 @@ def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.Mo
     assert found["a", "P9"] == 7.2
     with duckdb.connect(str(fleet.folder / "operators.duckdb"), read_only=True) as connection:
         said = connection.execute("SELECT left_out FROM snapshot").fetchall()[0][0]
-    assert said == ["latest.gpu_1s: of a no more than the 4 devices heard of last"]
+    assert said == ["latest.gpu_1s: of a no more than the 4 devices that were reported last"]
 
 
 def test_a_file_before_that_cannot_be_read_is_none(
