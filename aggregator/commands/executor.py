@@ -520,7 +520,8 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
     except CommandError as error:
         return DoctorFinding(DoctorLevel.MISSING, str(error))
     return DoctorFinding(
-        DoctorLevel.OK, f"the aggregator at {connection_options.aggregator} accepts this executor's reports"
+        DoctorLevel.OK,
+        f"the aggregator at {connection_options.aggregator} accepts this executor's reports",
     )
 
 
