@@ -20,7 +20,7 @@ from .fleet.fleet import Fleet
 from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 
 # ----------------------------------------------------------------------
-# Whether files rest, so that half a copy is not used,  and what becomes of those that never do.
+# Whether files rest, so that half a copy is not used, and what becomes of those that never do.
 
 #: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
 UNSTABLE_POLLS = 12
@@ -261,7 +261,7 @@ class DeclaredReloader:
             more = len(self._problems) - PROBLEMS_SHOWN_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.error = (
-                f"what is declared in {self._path} is not used,  {stays}: "
+                f"what is declared in {self._path} is not used, {stays}: "
                 f"{'; '.join(self._problems[:PROBLEMS_SHOWN_MAX])}{rest}"
             )
             clears = "the files are valid"

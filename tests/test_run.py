@@ -74,7 +74,7 @@ def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> 
 def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
     """Without the truth log nothing would be checked, and everything would pass."""
     assert read_truth(tmp_path / "absent") == TruthLog()
-    assert "have not said" in missing_message([XID, HEAT, WELL], 3, [])
+    assert "have not reported" in missing_message([XID, HEAT, WELL], 3, [])
     assert missing_message([WELL], 1, []) == ""
 
 

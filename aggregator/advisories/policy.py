@@ -177,7 +177,7 @@ def price(
     act, act_detail = acting_cost(action, then, fault, work, assumptions)
     act_by, due_detail = 0, "within the horizon waiting never costs as much"
     if action in AFTER_JOB_ACTIONS and work.gang_gpus and not work.dead:
-        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the running job, which loses the same either way"
+        due_detail = f"both cover the {assumptions.horizon_hours:g} h after the running job, which loses the same either way"
     elif act <= 0:
         due_detail = "acting costs no GPU-hours: act as soon as possible"
     elif wait > act:
@@ -287,14 +287,11 @@ ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("replace", Action.INSPECT),
     ("plan to replace", Action.INSPECT),
     ("update the driver", Action.INSPECT),
-    (
-        "do what its text requests",
-        None,
-    ),  # `gpu.recovery_action_state` tells the same, and has its row
-    ("as the XID 48 beside it says", None),
+    ("do what its text asks", None),  # `gpu.recovery_action_state` tells the same, and has its row
+    ("as XID 48 beside it says", None),
     ("watch", None),
     ("restart the application", None),
-    ("the requested job", None),
+    ("the job asked for", None),
     ("none", None),
 )
 #: Words behind it -> what follows once the host is drained. The first that fits counts.

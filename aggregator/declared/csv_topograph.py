@@ -87,7 +87,7 @@ def _is_blank(row: list[str]) -> bool:
 
 def _width_error(count: int, width: int, delimiter: str) -> str:
     return (
-        f"{count} values for {width} columns: what has a {delimiter} in it needs quotes,  "
+        f"{count} values for {width} columns: what has a {delimiter} in it needs quotes, "
         f'as "hall 2{delimiter} row 7"'
     )
 

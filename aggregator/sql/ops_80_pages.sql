@@ -45,7 +45,7 @@ FROM (
     UNION ALL
     SELECT 11, 0, 'GPU', left(gpu, 12), concat_ws(', ', format('{:.0f} MHz', sm_clock_megahertz),
         format('{:.0f} W', power_watts), format('{:.0f} C', temperature_celsius),
-        'held down by ' || nullif(held_down_by, ''), if(lost, 'LOST', NULL)), time
+        'limited by ' || nullif(held_down_by, ''), if(lost, 'LOST', NULL)), time
     FROM ops.gpus WHERE host = host_name
     UNION ALL
     SELECT 12, 0, 'port', port, concat_ws(', ', if(active, 'active', 'NOT ACTIVE'),

@@ -170,7 +170,7 @@ def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
     if hard == resource.RLIM_INFINITY:
         raise_file_limit(4096)
         return
-    with pytest.raises(OSError, match=f"{hard} are allowed: name fewer hosts"):
+    with pytest.raises(OSError, match=f"{hard} are allowed. Use fewer hosts"):
         raise_file_limit(hard + 1)
 
 

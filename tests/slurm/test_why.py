@@ -126,7 +126,7 @@ def test_without_an_aggregator_slurms_part_is_said(job: str, capsys: pytest.Capt
     arguments = ["why", job, "--aggregator", "127.0.0.1:9"]
     assert cli.main(arguments) == cli.NO_ANSWER
     said = capsys.readouterr().out
-    assert "3     in use" in said and "are not known: no aggregator answers" in said
+    assert "3     in use" in said and "are unknown: no aggregator answers" in said
     assert cli.main([*arguments, "--json"]) == cli.NO_ANSWER
     fields = json.loads(capsys.readouterr().out)
     assert fields["left"] == ["gpu4", "gpu5", "gpu6"] and fields["plan"] is None

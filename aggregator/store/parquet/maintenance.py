@@ -276,7 +276,9 @@ class HistoryMaintenance:
             self._retire(batch)
             self.segment_store.drop([one.path for one in batch])
             self.removed_for_room_count += len(batch)
-            message = f"removed {len(batch)} files because the disk is almost full,  {batch[0].path} first"
+            message = (
+                f"removed {len(batch)} files because the disk is almost full, {batch[0].path} first"
+            )
             log.warning("history: %s", message)
             yield message
 

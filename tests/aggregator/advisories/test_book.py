@@ -304,11 +304,11 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "the caller's name"),
     "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
     "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
-    "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "says why"),
+    "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "needs a reason"),
     "put off until the past": (
         {"new_state": 6, "defer_until_time": {"seconds": 5}},
         grpc.StatusCode.INVALID_ARGUMENT,
-        "defer_until_time: a moment that is still to come",
+        "defer_until_time: expected a time in the future",
     ),
     "put off for a month": (
         {"new_state": 6, "defer_until_time": {"seconds": START_NS // 10**9 + 30 * 86_400}},
@@ -570,7 +570,7 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
             ack: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
             accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
             told = await would(stub.AckAdvisory, accept)
-            assert told.state == advisory_pb2.ACCEPTED and "nothing was done" in told.state_text
+            assert told.state == advisory_pb2.ACCEPTED and "nothing was changed" in told.state_text
             assert ends_seconds(told, world) == (LIMITS.hold_seconds, LIMITS.lease_seconds, None)
             done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -279,7 +279,9 @@ def test_nothing_comes_of_what_was_rejected() -> None:
     later = world.later(3600)
     assert told(later, Publish) == []  # nor is it proposed again at once
     (held,) = told(later, HeldBack)
-    assert f"not again before {ends:%Y-%m-%d %H:%M} UTC" in held.words, "who looks at night knows"
+    assert f"not repeated before {ends:%Y-%m-%d %H:%M} UTC" in held.words, (
+        "who looks at night knows"
+    )
 
 
 def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:

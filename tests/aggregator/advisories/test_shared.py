@@ -74,7 +74,7 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
         "UTC: one fault"
     )
     assert (
-        "Look there (its feed, its power supplies, its power caps)" in said
+        "Check that first (its feed, its power supplies, its power caps)" in said
         and "h0: h0 has it" in said
     )
     world.now_ns += 60 * SECOND_NS
@@ -98,7 +98,7 @@ def test_a_gang_is_as_slow_as_its_slowest_and_loses_its_time_once() -> None:
     price = cause(world).price
     assert price.waiting_gpu_hours == pytest.approx(32 * 8 * 0.2) and price.acting_gpu_hours == 0.0
     assert "51.2 (job llm-7 on 4 of them: 32 GPUs x 8 h x (" in price.arithmetic
-    assert "looking takes no host out of service" in price.arithmetic and not price.act_by_ns
+    assert "inspection takes no host out of service" in price.arithmetic and not price.act_by_ns
 
 
 def test_hazards_add_up_over_the_hosts_of_a_job_and_jobs_over_the_cause() -> None:

@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a gang twice": (
         "gangs",
         {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}, {"workload": "a", "nodes": ["nodes/h0"]}]},
-        "gangs[1].workload: 'a' is told of in gangs[0], otherwise; tell it once",
+        "gangs[1].workload: 'a' is in gangs[0] too, with other values; send it once",
     ),
     "runs and has ended": (
         "gangs",
@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "out twice": (
         "out", {"nodes": [NODE, {**NODE, "reason": "kernel"}]},
-        "nodes[1].node: 'nodes/h1' is told of in nodes[0], otherwise; tell it once",
+        "nodes[1].node: 'nodes/h1' is in nodes[0] too, with other values; send it once",
     ),
     "many ended": ("gangs", {"ended_workloads": ["a"] * 10_001}, "ended_workloads: 10001, at most"),
 }  # fmt: skip

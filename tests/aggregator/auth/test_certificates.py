@@ -110,7 +110,7 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
         secured.authority(timedelta(days=40)).issue_server(["localhost"], 30, force=True)
     assert not certificates.refresh()
     assert certificates._active.certificate == before
-    assert "as it was before is in force" in certificates.error
+    assert "the previous certificate stays in force" in certificates.error
     named = server.key if harm in ("another key", "no key") else server.certificate
     assert str(named) in certificates.error and "secret" not in certificates.error
     assert not certificates.refresh()  # and it is said once
@@ -154,7 +154,7 @@ def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
     assert "ends in 1 days" in certificates.error  # not what was true a week ago
     now[0] += timedelta(days=3)
     certificates.refresh()
-    assert "has run out" in certificates.error
+    assert "has expired" in certificates.error
 
 
 def test_one_that_may_not_be_read_yet_or_does_not_hold_yet_is_taken_later(
@@ -183,7 +183,7 @@ def test_what_is_in_force_shows_nobody_the_key(secured: Secured) -> None:
     [
         ({"tls_key_file": ""}, "go together"),
         ({"tls_certificate_file": ""}, "go together"),
-        ({"tls_client_ca_file": "", "listen_tokens": "127.0.0.1:0"}, "asks for none anyway"),
+        ({"tls_client_ca_file": "", "listen_tokens": "127.0.0.1:0"}, "requires no certificate"),
         ({"tls_client_ca_file": "/nowhere/ca.pem"}, "/nowhere/ca.pem: No such file"),
         (
             {"tls_certificate_file": "", "tls_key_file": ""},

@@ -62,7 +62,7 @@ def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixt
             assert cli.main(["hosts", "--aggregator", address]) == cli.NO_ANSWER
         finally:
             server.stop(None).wait()
-    assert "speaks gRPC, but is no aggregator" in capsys.readouterr().err
+    assert "speaks gRPC, but is not an aggregator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_the_list_has_a_row_for_each_job() -> None:
     lines = jobs_text(answers(LIST_QUERY)).splitlines()
     assert lines[0].split()[:3] == ["JOB", "HOSTS", "GPUS"]
     assert lines[1].split() == ["77", "4", "32", "01-01", "03:00", "80", "%", "h2", "1.50"]
-    assert "no job runs" in jobs_text([])
+    assert "no agent sees a job" in jobs_text([])
 
 
 def test_the_picture_is_one_that_browsers_open(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_no_file_and_an_old_file(
     (store / "operators.duckdb").write_bytes(b"no database" * 100)
     assert sql.main(["SELECT 1", "--data", str(store)]) == 1
     words = capsys.readouterr().err
-    assert "cannot be opened" in words and "writes it anew" in words
+    assert "cannot be opened" in words and "rewrites it" in words
 
 
 def _answer(names: list[str], rows: list[Any]) -> Any:

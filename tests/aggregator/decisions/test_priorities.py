@@ -98,7 +98,7 @@ def test_no_change_takes_from_a_job_that_counts_as_much(
     ("jobs", "told"),
     [
         ([("", 1)], r"job_priorities\[0\].job: empty"),
-        ([("a", 1), ("a", 2)], r"job_priorities\[1\].job: 'a' is there twice"),
+        ([("a", 1), ("a", 2)], r"job_priorities\[1\].job: 'a' is listed twice"),
         ([("a" * 600, 1)], r"job_priorities\[0\].job"),
         ([(str(at), at) for at in range(PRIORITIES_MAX + 1)], "10001 jobs, expected at most 10000"),
     ],

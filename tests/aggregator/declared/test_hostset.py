@@ -88,14 +88,14 @@ def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
         ("gpu-[1-99999]*", "at most 10,000"),
         ("gpu-[016-001]", "lower number first"),
         ("gpu-[1-016]", "as many digits"),
-        ("gpu-[a-b]", "no range"),
-        ("gpu-[]", "no range"),
+        ("gpu-[a-b]", "not a range"),
+        ("gpu-[]", "not a range"),
         ("gpu 1", "expected host names"),
         ("*-*-*-*-*", "write several"),
         ("g" * 129, "at most 128"),
         ("", "expected host names"),
         (7, "expected host names"),
-        ("gpu-[1234567890]", "no range"),
+        ("gpu-[1234567890]", "not a range"),
     ],
 )
 def test_what_is_no_pattern_is_told(text: object, words: str) -> None:

@@ -250,7 +250,7 @@ def unexpected(world: World) -> dict[str, list[str]]:
 
 
 def test_hosts_that_are_as_declared_have_no_finding() -> None:
-    """And so have those of another model, and those that have not said what they are made of."""
+    """And so have those of another model, and those that have not reported what they are made of."""
     world = World()
     furnish(world)
     world.register(world.hosts[2], model="A100")

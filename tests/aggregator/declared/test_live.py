@@ -253,7 +253,7 @@ def test_a_folder_that_is_empty_changes_nothing_until_its_files_are_back(
         running.fleet.declared.place("h1") == HostPlacement(rack="r1")
         and "version 1" in running.finding
     )
-    assert ".json any more: a mount that is away?" in running.finding
+    assert ".json any more. Is a mount missing?" in running.finding
     again = Running(running.store, folder)
     assert again.fleet.declared.place("h1") == HostPlacement(rack="r1") and again.finding, (
         "nor is a boot"

@@ -59,8 +59,8 @@ def test_a_date_is_its_whole_day() -> None:
     ("value", "zone", "words"),
     [
         (datetime(2026, 1, 1), "", "a time_zone beside it"),
-        (datetime(2026, 1, 1), "Mars/Olympus", "no time zone"),
-        (datetime(2026, 1, 1), "../../etc/passwd", "no time zone"),
+        (datetime(2026, 1, 1), "Mars/Olympus", "unknown time zone"),
+        (datetime(2026, 1, 1), "../../etc/passwd", "unknown time zone"),
         (date.max, "UTC", "the year 9999"),
         (datetime(1, 1, 1, tzinfo=UTC), "UTC", "the year 1"),
         ("2026-01-01", "UTC", "expected a time"),

@@ -306,7 +306,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(SchedulerError, match="not JSON"):
         kubeconfig_access(yaml)
     yaml.write_text("{}")
-    with pytest.raises(SchedulerError, match="no kubeconfig: KeyError"):
+    with pytest.raises(SchedulerError, match="not a valid kubeconfig: KeyError"):
         kubeconfig_access(yaml)
     yaml.write_bytes(b" " * (kubernetes_api.KUBECONFIG_BYTES_MAX + 1))
     with pytest.raises(SchedulerError, match="larger than"):
@@ -317,7 +317,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         ({**server, "insecure-skip-tls-verify": True}, {}, "name the CA"),
         ({"server": "http://k.example"}, {}, "expected https://HOST:PORT"),
         ({**server, "certificate-authority": "/nowhere"}, {}, "certificates: "),
-        ({**server, "certificate-authority-data": "AAA"}, {}, "no kubeconfig"),
+        ({**server, "certificate-authority-data": "AAA"}, {}, "not a valid kubeconfig"),
     ):
         with pytest.raises(SchedulerError, match=message):
             kubeconfig_access(write_config(tmp_path, cluster, user))

@@ -86,7 +86,7 @@ def test_others_drains_and_deaths_are_theirs() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "3"])
 def test_output_that_is_no_state(text: str) -> None:
-    with pytest.raises(SchedulerError, match=r"gangline_ray\.py: what it printed is no"):
+    with pytest.raises(SchedulerError, match=r"gangline_ray\.py: its output is not"):
         ray(lambda command: text).read_nodes()
 
 

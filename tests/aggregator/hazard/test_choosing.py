@@ -127,7 +127,7 @@ def test_nothing_to_choose_by_is_an_error() -> None:
         np.ones(30, dtype=bool),
         100.0,
     )
-    with pytest.raises(EventsError, match="nothing to choose a ranking by"):
+    with pytest.raises(EventsError, match="no ranking can be chosen"):
         choose_form(units_of(faults, 1), units_of(faults), ALL, 100.0, 30)
 
 

@@ -251,7 +251,7 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{tmp_path}: is a folder; name a file in it" in capsys.readouterr().err
     (tmp_path / "torn.json").write_text('[{"node_id"')
     assert cli.main([*command, str(tmp_path / "torn.json")]) == cli.FAILED
-    assert "torn.json: no JSON" in capsys.readouterr().err
+    assert "torn.json: not JSON" in capsys.readouterr().err
     assert cli.main(["evaluate", "nothing"]) == cli.USAGE
     with pytest.raises(SystemExit):
         cli.main([*command, "x.json", "--nodes", "0"])

@@ -294,7 +294,7 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
     )
     assert (
         found[0][0] == AGGREGATOR_HOST
-        and "make room" in found[0][1]
+        and "add space" in found[0][1]
         and found[0][2]
         and found[0][3]
     )

@@ -246,7 +246,7 @@ def test_a_gpu_host_of_which_no_gpu_was_ever_read_is_unknown_and_never_first() -
     score = world.score(new)
     assert score.state is HealthState.UNKNOWN and score.score < well.score
     assert score.score_lower < 0.3 and score.score_upper > 0.999
-    assert "none of its 8 GPUs is read" in score.reason_message
+    assert "none of its 8 GPUs has readings" in score.reason_message
     # A host that never had GPUs may take work that needs none, and is behind all that have some.
     assert world.score(cpu_only).state is HealthState.HEALTHY and is_allowed(world, cpu_only)
     assert columns.bucket.tolist() == [2, 2, 0]

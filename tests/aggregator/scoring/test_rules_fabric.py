@@ -348,7 +348,7 @@ def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
     [finding] = world.fleet.findings.values()
     for words in (score.reason_message, finding.message):
         assert f"{column} is at its maximum of {ceiling}" in words
-        assert "mlx5_0/1" in words and command in words and "not seen" in words
+        assert "mlx5_0/1" in words and command in words and "are missed" in words
     assert finding.clears_when
     host.set(table, "mlx5_0/1", **{column: float(ceiling - 9)})
     world.run(15)

@@ -242,7 +242,7 @@ def test_a_host_alone_that_begins_to_wait_for_data_is_watched() -> None:
     pass_steps(world, AFTER)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (HealthState.WATCH, Reason.STORAGE)
-    assert "a job of one host does not tell" in score.reason_message
+    assert "a job on one host does not show" in score.reason_message
     gapped(world.hosts[0], 0.0, pressure_io_some_ratio=0.01)
     pass_steps(world, AFTER + 8)
     assert all_well(world)

@@ -195,7 +195,7 @@ def test_a_decision_is_explained_with_who_took_which_option(
             many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
             blocked = await placement.PlanPlacement(many)
             assert await explain(one.port, "decision", blocked.decision_id, "--replay") == cli.OK
-            assert "gang.nodes: 9 nodes are asked for" in capsys.readouterr().out
+            assert "gang.nodes: 9 nodes are requested" in capsys.readouterr().out
             return plan.decision_id, blocked.decision_id
 
     chosen, blocked = asyncio.run(scenario())
@@ -239,7 +239,7 @@ def test_a_decision_whose_inputs_are_gone_says_so(
             plan = await placement.PlanPlacement(PLAN)
             assert await explain(one.port, "decision", plan.decision_id) == cli.OK
             text = capsys.readouterr().out
-            assert "not replayable: what it was computed from is no longer stored" in text
+            assert "not replayable: its inputs are no longer stored" in text
             assert "2 nodes in rank order" in text and "  h" in text
             assert await explain(one.port, "decision", plan.decision_id, "--replay") == cli.FAILED
             assert "replay: not possible" in capsys.readouterr().out

@@ -257,7 +257,7 @@ def test_a_backup_that_was_killed_is_none(data: Path, tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / "to" / f".{gone.pid}.partial").mkdir(parents=True)
-    with pytest.raises(CopyError, match=r"no backup and holds none.*manifest.json"):
+    with pytest.raises(CopyError, match=r"not a backup and contains none.*manifest.json"):
         backup_files.newest(tmp_path / "to")
     made = backed_up(data, tmp_path / "to")
     assert os.listdir(tmp_path / "to") == [made.folder.name]
@@ -301,7 +301,7 @@ def test_a_damaged_backup_is_not_restored(what: str, data: Path, tmp_path: Path)
     """The disk of the backups was sick too: looked at before anything is written, by restore and verify alike."""
     made = backed_up(data, tmp_path / "to")
     words, before = damaged(made.folder, what), tree(data)
-    with pytest.raises(CopyError, match=rf"{words} is not .*nothing was written"):
+    with pytest.raises(CopyError, match=rf"{words} .*nothing was written"):
         restore(tmp_path / "to", data, Quiet(), force=True)
     assert tree(data) == before
     code, said = admin("verify", str(tmp_path / "to"))
@@ -391,7 +391,7 @@ def test_a_restore_killed_at_the_exchange(
     [
         ("a row twice", "INSERT INTO hours.{host} SELECT * FROM hours.{host} LIMIT 1", "1 rows are stored more"),
         ("a range twice", "INSERT INTO received SELECT * FROM received", "10 that overlap another"),
-        ("a ledger that lacks a host", "DELETE FROM received", "ledger does not know, such as a"),
+        ("a ledger that lacks a host", "DELETE FROM received", "are not in the ledger, such as a"),
         ("a version ahead", "UPDATE gangline_store SET schema_version = 99", "use the newer one"),
     ],
 )  # fmt: skip
@@ -641,7 +641,7 @@ def test_a_manifest_stays_in_its_folder(name: str) -> None:
         "format": 1, "as_of_ns": 1, "host": "h", "gangline": "0", "duckdb": "1", "schema_version": 2,
         "rows": 0, "files": {name: file},
     }  # fmt: skip
-    with pytest.raises(backup_files.NoManifestError, match="no name of a file"):
+    with pytest.raises(backup_files.NoManifestError, match="not the name of a file"):
         backup_files.parse(json.dumps(fields).encode())
     fields["files"] = {"segments/a.parquet": file}
     assert list(backup_files.parse(json.dumps(fields).encode()).files) == ["segments/a.parquet"]
