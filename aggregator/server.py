@@ -198,8 +198,9 @@ def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
         remedy = f"Ports below 1024 are root's: name a higher one with {option}{address}:PORT"
     else:
         remedy = (
-            f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
-            f"this one another port with {option}{address}:PORT"
+            f"If another program has the port, `ss -tanp 'sport = :{port}'` names it: stop that one, or give "
+            f"this one another port with {option}{address}:PORT. If it is an outgoing connection, keep those off the port "
+            f"with `sysctl net.ipv4.ip_local_reserved_ports={port}`"
         )
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 
