@@ -23,8 +23,9 @@ from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
-#: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better.
-START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
+#: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better. The aggregator does
+#: not start without one that listens, which takes a second of CPU time: a busy machine may give that in a minute.
+START_SECONDS_MAX, ANSWER_SECONDS_MAX = 300.0, 10.0
 #: For what it has to say at its end it is given so long.
 LAST_SECONDS = 1.0
 #: After one has ended the next is started after so long; where they end soon, after twice as long each time.
