@@ -113,7 +113,7 @@ def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
     try:
         words = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")
         assert not (tmp_path / "other").exists()
-        assert f"ss -ltnp 'sport = :{first.port}'" in words and "--listen" in words
+        assert f"ss -tanp 'sport = :{first.port}'" in words and "--listen" in words
     finally:
         assert first.end(signal.SIGTERM) == 0
 

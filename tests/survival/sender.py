@@ -125,7 +125,12 @@ def main() -> None:
             client.reregister()
         time.sleep(options.period_seconds)
     print(f"appended {appended}", flush=True)
-    while spool.unacknowledged_frames:
+    said = ""
+    while waiting := spool.unacknowledged_frames:
+        state = "connected" if client.connected else f"not connected: {client.last_error}"
+        if state != said:
+            print(f"{waiting} frames wait for receipts; {state}", flush=True)
+            said = state
         time.sleep(0.05)
     client.close()
     print(

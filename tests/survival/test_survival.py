@@ -17,10 +17,12 @@ from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.score_client import ScoreClient
 from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
-from tests.processes import Process, free_port, listening, until
+from tests.processes import Process, free_port, until
 from tests.survival.sender import values
 
 FRAMES = 300
+#: An aggregator's word that it serves.
+LISTENING = "gangline aggregator: listening on"
 
 
 class World:
@@ -46,21 +48,45 @@ class World:
             module="tests.survival.sender",
         )
         self.appended = Path(spool) / "appended"
+        self._starts = 0
 
     def start_aggregator(self) -> None:
+        """Start it, and wait for its own word: whoever answers on its port may be another program."""
         self.aggregator.start()
-        until(lambda: listening(self.port), f"listening; it said: {self.aggregator.said()}")
+        self._starts += 1
+        until(
+            lambda: (
+                self.aggregator.said().count(LISTENING) == self._starts
+                or not self.aggregator.alive()
+            ),
+            lambda: f"listening; {self.state()}",
+        )
+        assert self.aggregator.alive(), self.state()
+
+    def state(self) -> str:
+        """What both ends said last."""
+        ended = "" if self.aggregator.alive() else "the aggregator has ended; "
+        last = {
+            it.log.name: it.said()[-2000:]
+            for it in (self.aggregator, self.sender)
+            if it.log.exists()
+        }
+        return ended + "".join(f"\n{name}:\n{text}" for name, text in last.items())
 
     def numbers(self) -> list[int]:
         """What the sender's spool took, as far as the sender lived to note it."""
         return [int(n) for n in self.appended.read_text().split()] if self.appended.exists() else []
 
     def until_appended(self, count: int) -> None:
-        until(lambda: len(self.numbers()) >= count, f"{count} frames; {self.sender.said()}")
+        until(lambda: len(self.numbers()) >= count, lambda: f"{count} frames; {self.state()}")
 
     def until_done(self) -> dict[str, int]:
         """Wait for the last receipt and return the sender's counts."""
-        until(lambda: "done" in self.sender.said(), f"all receipts; see {self.sender.log}")
+        until(
+            lambda: "\ndone " in self.sender.said() or not self.aggregator.alive(),
+            lambda: f"all receipts; {self.state()}",
+        )
+        assert "\ndone " in self.sender.said(), self.state()
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", self.sender.said())}
 
     def stored(self) -> list[tuple[int, int]]:

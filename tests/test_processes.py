@@ -1,0 +1,20 @@
+"""What tests of real processes share."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.processes import free_port, listening
+
+
+def test_a_free_port_is_its_servers_alone() -> None:
+    """While an aggregator was away, a connection on its port kept it from listening there again, and looked as if it did."""
+    port = free_port()
+    for one in (port, port + 1):
+        assert not listening(one)
+        with socket.socket() as client, pytest.raises(OSError, match="in use"):
+            client.bind(("127.0.0.1", one))
+        with socket.create_server(("127.0.0.1", one)):
+            assert listening(one)
