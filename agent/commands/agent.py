@@ -52,6 +52,7 @@ def _run(options: argparse.Namespace) -> bool:
         from ..main import run  # once the fork server is forked: samplers carry none of it
 
         gc.collect()  # what importing has left
+        gc.freeze()  # the rest lasts: a collection a minute later would look through all of it
         process.trim()
         # Without a file there is nothing that could be another when it is read again.
         return run(config, (lambda: _settings(options)) if options.config else None, preforked)
