@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from ..contract.host_policy import builtin
 from ..contract.settings import SettingsError
 from ..contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
-from . import inventory, service
+from . import inventory, service_manager
 from . import registration as identity
 from .clock import Clock, SystemClock
 from .collector import Collector
@@ -36,7 +36,7 @@ from .registration import InventoryCollector, Registration
 from .sampler.abandoned import AbandonedProcessFile
 from .sampler.pool import SamplerPool
 from .self_metrics import ConnectionLog
-from .service import Reload
+from .service_manager import Reload
 from .spool.event_queue import EventQueue
 from .spool.spool import Spool
 from .transport.client import Client, TargetError, on_loopback, parse_target
@@ -81,15 +81,15 @@ class ProcessSignals:
         """Catch them within the context. For the main thread."""
         before = [
             signal.signal(each, lambda number, _: self._received.append(number))
-            for each in service.SIGNALS
+            for each in service_manager.SIGNALS
         ]
         pipe = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        service.unblock_signals()  # one that came while the run before this ended
+        service_manager.unblock_signals()  # one that came while the run before this ended
         try:
             yield
         finally:
             signal.set_wakeup_fd(pipe)
-            for each, handler in zip(service.SIGNALS, before, strict=True):
+            for each, handler in zip(service_manager.SIGNALS, before, strict=True):
                 signal.signal(each, handler)
             self._descriptors = tuple
             os.close(self._wake)
@@ -160,11 +160,11 @@ def run(
     """Sample and send until SIGTERM or SIGINT, then flush and return within 5 s.
 
     For the main thread. *preforked*: what `prefork` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
-    Returns whether the run ended to start over with them (`service.reexec`). Raises SettingsError, and FolderError when spool
+    Returns whether the run ended to start over with them (`service_manager.reexec`). Raises SettingsError, and FolderError when spool
     or events cannot be held.
     """
     clock = SystemClock()
-    notifier = service.Notifier(clock.boottime_ns)
+    notifier = service_manager.Notifier(clock.boottime_ns)
     signals = ProcessSignals(clock, Reload(read, check, notifier).try_reload if read else None)
     with signals.caught():
         with ExitStack() as stack:
@@ -176,10 +176,10 @@ def run(
             if not signals.restart_requested():
                 notifier.stopping()
         # An end that is asked for from here on is the next image's to hear, or asked for in vain.
-        service.block_signals(*service.SIGNALS)
+        service_manager.block_signals(*service_manager.SIGNALS)
         restart = signals.restart_requested()
         if not restart:
-            service.unblock_signals()
+            service_manager.unblock_signals()
         return restart
 
 

@@ -34,7 +34,7 @@ BENCHES = {
     "freshness": "from a reading to the API and to its receipt while a fleet speaks, against the limit",
     "prometheus": "CPU a row against Debian's Prometheus that scrapes the same readings",
     "local_socket": "the health check on the host's Unix socket against an echo on it, and one of grpcio",
-    "query_door": "a query through the service's door, in a process of its own, against the file in process",
+    "query_service": "a query through the service, which runs it in a separate process, against the same in process",
     "operator_sql": "operators' views and macros over 80,000 GPUs against hand-written SQL, and the operators' file",
     "segments": "readings in Parquet against the live file: bytes and CPU a row, and commits beside an export",
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",

@@ -41,7 +41,7 @@ LAYERS = {
         "hardware",
         "collector config kernel_log",
         "registration",
-        "collectors service",
+        "collectors service_manager",
         "inventory self_metrics",
         "sampler",
         "gpu_release recorder",

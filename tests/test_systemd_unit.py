@@ -19,7 +19,7 @@ from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.link_events import END_SECONDS_MAX
 from gangline.agent.config import AgentConfig
 from gangline.agent.main import FLUSH_SECONDS_MAX
-from gangline.agent.service import CHILDREN_SECONDS_MAX
+from gangline.agent.service_manager import CHILDREN_SECONDS_MAX
 from gangline.contract.settings import load
 from tests import sandboxed
 from tests.processes import GUARD_SECONDS, Process, until

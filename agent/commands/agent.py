@@ -11,7 +11,7 @@ from pathlib import Path
 from ... import cli
 from ...contract.settings import SettingsError, describe, load
 from ...ext import process
-from .. import log, service
+from .. import log, service_manager
 from ..clock import SystemClock
 from ..config import AgentConfig, check_address
 from ..prefork import prefork
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     finally:
         log.stop(handler)
     if restart:
-        service.reexec()
+        service_manager.reexec()
     return cli.OK
 
 

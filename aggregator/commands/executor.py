@@ -29,8 +29,8 @@ from ..executors import (
     flux,
     htcondor,
     kubernetes_doctor,
+    launcher_segments,
     ray,
-    segment_files,
     slurm_doctor,
 )
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
@@ -455,8 +455,8 @@ def _undo(site: SchedulerSite) -> int:
     if site.config.segment_health_dir:
         folder = Path(site.config.segment_health_dir)
         try:
-            names = segment_files.managed_files(folder)
-            segment_files.remove(folder, names)
+            names = launcher_segments.managed_files(folder)
+            launcher_segments.remove(folder, names)
             done += [f"{folder / name}" for name in names]
         except OSError as error:
             failed.append(f"segment_health_dir {folder}: {error.strerror}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from . import attribution, segment_files
+from . import attribution, launcher_segments
 from .attribution_server import AttributionServer
 from .core import Situation
 from .cycle_info import CycleInfo, CycleInfoError, allocations, read_cycle_info, with_cycles
@@ -100,7 +100,7 @@ class Launchers:
             self.board.view = attribution.health_view(
                 state, self.cycles(), situation.advice.values(), self.board.view, situation.now, is_live=situation.is_live,
             )  # fmt: skip
-        wanted = segment_files.wanted_files(state, ledger) if self._segments else {}
+        wanted = launcher_segments.wanted_files(state, ledger) if self._segments else {}
         with self._lock:
             self._jobs = tuple(sorted(allocations(state))[:JOBS_MAX]) if self._folders else ()
             is_new, self._wanted = wanted != self._wanted, wanted
@@ -133,7 +133,7 @@ class Launchers:
         now = self._monotonic()
         tidy = wanted != self._written or now - self._tidied > TIDY_SECONDS
         try:
-            for problem in segment_files.sync(folder, wanted, tidy=tidy):
+            for problem in launcher_segments.sync(folder, wanted, tidy=tidy):
                 self._complain(problem)
         except OSError as error:
             self._complain(f"segment_health_dir {folder}: {error.strerror}")

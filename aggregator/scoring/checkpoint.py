@@ -25,7 +25,8 @@ from .declared import without_maintenance
 from .evaluate import Judgement
 from .features import FaultHistory
 from .missing_readings import SettlingHost
-from .rule import (
+from .score import HORIZON_HOURS
+from .symptom import (
     RECENT_SECONDS,
     RuleAndDevice,
     Symptom,
@@ -33,7 +34,6 @@ from .rule import (
     TrackedSymptoms,
     freeze,
 )
-from .score import HORIZON_HOURS
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from ..declared.model import (
 from ..fleet.fleet import Fleet
 from ..model import HealthState, HostScore, Reason
 from .results import Hosts
-from .rule import RuleAndDevice, Symptom, TrackedSymptom
+from .symptom import RuleAndDevice, Symptom, TrackedSymptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)

@@ -20,7 +20,7 @@ from ..model import Finding, HealthState, Reason, Snapshot
 from ..rule_catalogue import FAULTS, FINDING_RULES, PERSISTENT_RULES
 from ..rule_catalogue.gang import SLOW, SLOW_GPU
 from . import missing_readings, rules
-from . import rule as hysteresis
+from . import symptom as hysteresis
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .job_impact import GangWaits, component_speeds, find_waits
@@ -38,7 +38,6 @@ from .node_facts import GangVerdicts, NodeFacts, node_costs, node_domains, node_
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
-from .rule import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .rules import agent, configuration, gang
 from .rules.missing_gpus import UNREAD_KEY
 from .score import (
@@ -50,6 +49,7 @@ from .score import (
     score_host,
     trained,
 )
+from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .view import FleetView
 
 # ----------------------------------------------------------------------

@@ -24,8 +24,8 @@ from ..counter_deltas import Codes, Flags, Floats
 from ..fleet.jobs import Job
 from ..model import Evidence, HealthState, Reason
 from ..rule_catalogue import agent, gang
-from .rule import Symptom
 from .score import ObservedSymptom
+from .symptom import Symptom
 from .view import FleetView
 
 # ----------------------------------------------------------------------

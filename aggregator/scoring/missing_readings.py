@@ -16,7 +16,7 @@ from ..counter_deltas import Flags, Floats
 from ..fleet.fleet import Fleet
 from ..model import SEVERITY, HealthState, HostScore, Reason
 from .results import Hosts
-from .rule import RuleAndDevice, Symptom, TrackedSymptom, TrackedSymptoms
+from .symptom import RuleAndDevice, Symptom, TrackedSymptom, TrackedSymptoms
 from .view import FleetView
 
 # ----------------------------------------------------------------------

@@ -25,7 +25,6 @@ from ..rule_catalogue.agent import HOST_RETURNED as RETURNED
 from ..rule_catalogue.agent import NEW
 from ..rule_catalogue.gpu import UNREAD
 from .calibration import NO_OUTCOMES, Calibration
-from .rule import Symptom
 from .score import (
     GPU_HAZARD_PER_HOUR,
     SPEED_UNKNOWN,
@@ -39,6 +38,7 @@ from .score import (
     scores_of,
     speed_interval,
 )
+from .symptom import Symptom
 from .view import FleetView
 
 

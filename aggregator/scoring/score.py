@@ -25,7 +25,7 @@ from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, PRIOR, SPREAD_AS
 from ..model import Evidence, HealthState, HostScore, Inputs, Reason
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of
-from .rule import Symptom
+from .symptom import Symptom
 
 #: What hazard and score refer to.
 HORIZON_HOURS = 8.0

@@ -326,9 +326,15 @@ def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) 
         channel(tmp_path) as made,
     ):
         ask = unary(made, ECHO)
+        states: list[grpc.ChannelConnectivity] = []
+        made.subscribe(states.append)
         for _ in range(3):
             assert ask(b"x", timeout=GUARD_SECONDS) == b"x"
             until(lambda: not server._connections, "the idle connection's end")
+            # a call that is on its way while the connection ends is the one that may fail
+            until(
+                lambda: states[-1] is not grpc.ChannelConnectivity.READY, "the client's end of it"
+            )
 
 
 def test_after_many_calls_a_connection_is_made_anew(

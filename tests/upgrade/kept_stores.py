@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 
 from gangline.aggregator.store import duckdb_file
-from tests.lives import Killer, again, as_killed, dying, life, worth_killing
+from tests.killed_processes import Killer, again, as_killed, dying, life, worth_killing
 
 STORES = Path(__file__).parent / "kept_stores"
 #: Frames times GPUs times hosts, as `keep_store.py` has them; and what else is in each.

@@ -19,7 +19,7 @@ from ...rule_catalogue import agent as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
 from ..evidence_sql import RECEIVED_SOURCES, last_received, timestamp_sql
-from ..rule import Symptom, detects, recent_counts, short
+from ..symptom import Symptom, detects, recent_counts, short
 from ..view import FleetView
 
 # ----------------------------------------------------------------------

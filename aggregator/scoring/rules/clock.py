@@ -29,7 +29,7 @@ from ...model import HealthState
 from ...rule_catalogue import gpu as rules
 from ...rule_declaration import Rule
 from .. import evidence_sql
-from ..rule import Symptom, detects, short
+from ..symptom import Symptom, detects, short
 from ..view import FleetView
 from .gang import members
 

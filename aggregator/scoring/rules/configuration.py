@@ -16,8 +16,8 @@ from ...declared.model import Expectation
 from ...rule_catalogue import agent as rules
 from ...sql import quoted
 from ..evidence_sql import timestamp_sql
-from ..rule import Symptom, detects
 from ..score import Return
+from ..symptom import Symptom, detects
 from ..view import FleetView
 
 #: A port's speed is what was declared when it is within this share of it: drivers round.

@@ -14,8 +14,8 @@ from ...fleet.active_events import LINK, EventRecord
 from ...model import HealthState, Reason
 from ...rule_catalogue import events as rules
 from ...rule_declaration import EventKind, Rule
-from .. import rule as reported
-from ..rule import Symptom, detects
+from .. import symptom as reported
+from ..symptom import Symptom, detects
 from ..view import FleetView
 
 # ----------------------------------------------------------------------

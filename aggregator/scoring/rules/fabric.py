@@ -16,8 +16,16 @@ from ...fleet.tables import FAST_SECONDS
 from ...rule_catalogue import network as rules
 from ...rule_catalogue import nvlink
 from ...rule_declaration import Rule
-from .. import rule
-from ..rule import PeerOutlier, Symptom, detects, peer_outliers, recent_counts, threshold_symptom
+from ..symptom import (
+    PeerOutlier,
+    Symptom,
+    detects,
+    peer_outliers,
+    rate_symptoms,
+    recent_counts,
+    threshold_symptom,
+    threshold_symptoms,
+)
 from ..view import FleetView
 
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
@@ -302,8 +310,8 @@ def _links(view: FleetView) -> Iterator[Symptom]:
                 symptom = threshold_symptom(view, entry, row, 0.0)
                 left = _share_up(view, row, once_up) if entry.table == nvlink.CHANGES else 1.0
                 yield replace(symptom, capacity_ratio=left)
-    yield from rule.threshold_symptoms(view, nvlink.BIT_ERRORS)
-    yield from rule.rate_symptoms(view, nvlink.COUNTERS)
+    yield from threshold_symptoms(view, nvlink.BIT_ERRORS)
+    yield from rate_symptoms(view, nvlink.COUNTERS)
 
 
 def _share_up(view: FleetView, row: int, once_up: Flags) -> float:

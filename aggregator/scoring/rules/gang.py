@@ -37,7 +37,7 @@ from ...fleet.gangs import (
 from ...rule_catalogue import gang as rules
 from ...rule_declaration import Rule
 from ...sql import quoted
-from ..rule import Symptom, detects
+from ..symptom import Symptom, detects
 from ..view import FleetView
 
 #: With so large a share of its excess as more work, the workload explains it.

@@ -12,7 +12,7 @@ from ...counter_deltas import Flags
 from ...model import HealthState, Reason
 from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from ..rule import Symptom, detects, recent_counts, short
+from ..symptom import Symptom, detects, recent_counts, short
 from ..view import SILENT_SECONDS_MAX, FleetView
 from .agent import GPU_GROUP, RELEASED, gpu_at
 

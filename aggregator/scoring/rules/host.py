@@ -8,8 +8,8 @@ import numpy as np
 
 from ...rule_catalogue import host as rules
 from ...rule_declaration import Rule
-from .. import rule as readings
-from ..rule import Symptom, detects, short, threshold_symptom
+from .. import symptom as readings
+from ..symptom import Symptom, detects, short, threshold_symptom
 from ..view import FleetView
 
 #: Smaller ones (boot, EFI, container mounts) are not judged.

@@ -18,7 +18,7 @@ from ...fleet.known_gpus import ExpectedGpus, RegisteredGpus
 from ...model import EXPECTED_KIND
 from ...rule_catalogue import gpu as rules
 from ...sql import quoted
-from ..rule import Symptom, detects, short
+from ..symptom import Symptom, detects, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 

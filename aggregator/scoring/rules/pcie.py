@@ -15,7 +15,7 @@ from ...rule_catalogue import pcie as rules
 from ...rule_catalogue.pcie import SPEED, SPEED_MAX, WIDTH, WIDTH_MAX
 from ...sql import quoted
 from .. import evidence_sql
-from ..rule import Symptom, detects, short
+from ..symptom import Symptom, detects, short
 from ..view import FleetView
 
 #: A GPU or an adapter that moves this many bytes a second uses its link (assumed: less than 1 % of what

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors import attribution, reports, segment_files
+from gangline.aggregator.executors import attribution, launcher_segments, reports
 from gangline.aggregator.executors.attribution import (
     AttributionBoard,
     HealthView,
@@ -209,11 +209,11 @@ def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
     """Of a job that is no array, the first process alone reads the file: with several nodes it would take the wrong one out."""
     tasks = [job(str(at), f"n{at}", array="4", array_task=str(at)) for at in (5, 6)]
     shown = state(*tasks, job("7", "n1", "n2"), job("8", "n3"))
-    assert list(segment_files.wanted_files(shown, marked(tmp_path, "n5", "EVICT_NOW"))) == ["segment_health_check.4.5"]  # fmt: skip
-    assert list(segment_files.wanted_files(shown, marked(tmp_path, "n3", "DRAIN_AT_CHECKPOINT"))) == ["segment_health_check.8.8"]  # fmt: skip
-    assert not segment_files.wanted_files(shown, marked(tmp_path, "n1", "EVICT_NOW"))
+    assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n5", "EVICT_NOW"))) == ["segment_health_check.4.5"]  # fmt: skip
+    assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n3", "DRAIN_AT_CHECKPOINT"))) == ["segment_health_check.8.8"]  # fmt: skip
+    assert not launcher_segments.wanted_files(shown, marked(tmp_path, "n1", "EVICT_NOW"))
     for action in ("AVOID", "DRAIN_AFTER_JOB"):
-        assert not segment_files.wanted_files(shown, marked(tmp_path, "n5", action))
+        assert not launcher_segments.wanted_files(shown, marked(tmp_path, "n5", action))
 
 
 def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
     content = "gangline:v1;act=out;adv=a1;node=n1\n"
     wanted = dict.fromkeys(["segment_health_check.1.1", "segment_health_check.1.2", "segment_health_check.1.3"], content)  # fmt: skip
     wanted["segment_health_check.1.5"] = content
-    problems = segment_files.sync(tmp_path, wanted, tidy=True)
+    problems = launcher_segments.sync(tmp_path, wanted, tidy=True)
     assert [
         line.endswith("was not written by Gangline and stays unchanged") for line in problems
     ] == [True] * 3
     assert (tmp_path / "segment_health_check.1.3").read_text() == content
-    assert segment_files.managed_files(tmp_path) == ["segment_health_check.1.3"]
-    segment_files.sync(tmp_path, {}, tidy=True)
+    assert launcher_segments.managed_files(tmp_path) == ["segment_health_check.1.3"]
+    launcher_segments.sync(tmp_path, {}, tidy=True)
     assert theirs.read_text() == "out by hand\n" and theirs_too.read_text() == ""
     assert not (tmp_path / "segment_health_check.1.3").exists() and not (tmp_path / "elsewhere").exists()  # fmt: skip
 

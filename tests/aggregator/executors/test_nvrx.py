@@ -11,7 +11,7 @@ import pytest
 from gangline.aggregator.executors.attribution import AttributionBoard, HealthView
 from gangline.aggregator.executors.attribution_server import AttributionServer
 from gangline.aggregator.executors.cycle_info import read_cycle_info
-from gangline.aggregator.executors.segment_files import sync
+from gangline.aggregator.executors.launcher_segments import sync
 from tests.aggregator.executors.test_launchers import (
     LOG,
     NEXT,

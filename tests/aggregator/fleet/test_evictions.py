@@ -36,7 +36,7 @@ def pods(minute: int, count: int = 100) -> list[str]:
 
 
 def test_mounts_that_came_and_went_hide_no_fault() -> None:
-    """A Kubernetes node after 1,100 volumes: `/data` was mounted then, turned read-only, and nothing was wrong with it."""
+    """A Kubernetes node after 1,100 volumes: `/data` was mounted then, became read-only, and nothing was wrong with it."""
     world = World(hosts=2, gpus=1)
     node, control = world.hosts
     for minute in range(14):
@@ -54,7 +54,7 @@ def test_mounts_that_came_and_went_hide_no_fault() -> None:
     told = [world.score(host) for host in (node, control)]
     assert [one.state.name for one in told] == ["WATCH", "WATCH"]
     assert len({one.reason_message for one in told}) == 1
-    assert told[0].reason_message.startswith("/data turned read-only")
+    assert told[0].reason_message.startswith("/data became read-only")
     assert "/" in world.fleet.devices["filesystem"].names  # always reported: it stays
 
 
@@ -80,7 +80,7 @@ def test_what_has_no_room_is_said_until_it_has(caplog: pytest.LogCaptureFixture)
     assert not world.fleet.findings
     node.set("filesystem_60s", places[-1], read_only_state=1.0)
     world.run(60, every_seconds=60)
-    assert world.score(node).reason_message.startswith(f"{places[-1]} turned read-only")
+    assert world.score(node).reason_message.startswith(f"{places[-1]} became read-only")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@
 
 With `all` a life is killed at each step. Without, one life keeps a copy of what is on disk wherever that has changed, and
 of a second merge, whose steps are those of the first, nothing is looked at. Each life is a process of its own
-(`tests/lives.py`). Prints a JSON object: the steps, which were killed at, and per step what was wrong after it (nothing,
+(`tests/killed_processes.py`). Prints a JSON object: the steps, which were killed at, and per step what was wrong after it (nothing,
 if all is well).
 """
 
@@ -23,7 +23,7 @@ import duckdb
 from gangline.aggregator.store import duckdb_file
 from gangline.aggregator.store.snapshot_file import OpsFile
 from tests.aggregator.parquet.conftest import Past
-from tests.lives import Killer, LifeError, again, as_killed, dying, life, worth_killing
+from tests.killed_processes import Killer, LifeError, again, as_killed, dying, life, worth_killing
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (

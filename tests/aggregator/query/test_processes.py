@@ -64,7 +64,7 @@ def policies(pid: int) -> set[int]:
 
 
 def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> None:
-    """What asks must not slow what stores: it waits for the processor, and dies first for want of memory.
+    """What asks must not slow what stores: it waits for the processor, and dies first for ran out of memory.
 
     Four bombs took half of two processors, each at the lowest priority: Linux shares by session first, and theirs had as
     much as the aggregator's.
@@ -95,7 +95,7 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert os.getpriority(os.PRIO_PROCESS, processes.fork_server_pid) == ours
             os.kill(pid, signal.SIGKILL)
             reply = await task
-            assert isinstance(reply.error, QueryCutOff) and "want of memory" in str(reply.error)
+            assert isinstance(reply.error, QueryCutOff) and "ran out of memory" in str(reply.error)
             assert (await ask(processes, "SELECT 1")).summary
 
     asyncio.run(way())

@@ -12,7 +12,7 @@ import pytest
 from gangline.aggregator.model import Finding
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.rule_catalogue import RULES, events
-from gangline.aggregator.scoring.rule import Symptom
+from gangline.aggregator.scoring.symptom import Symptom
 from tests.aggregator.query.asking import rows_of
 from tests.worlds import CLOCK_HERTZ, FAULTS, GPUS, Host, StoredWorld, gpu_of, throttle
 

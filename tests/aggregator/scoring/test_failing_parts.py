@@ -12,8 +12,8 @@ from gangline.aggregator import judge_loop
 from gangline.aggregator.fleet.fleet import FAILURE_REPORT_SECONDS, FaultIsolation
 from gangline.aggregator.model import AGGREGATOR_HOST, HealthState
 from gangline.aggregator.scoring import evaluate, rules
-from gangline.aggregator.scoring.rule import Symptom
 from gangline.aggregator.scoring.rules import events
+from gangline.aggregator.scoring.symptom import Symptom
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.worlds import SECOND_NS, World, gpu_of, in_job, pass_steps

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.model import SEVERITY, HealthState, Reason
 from gangline.aggregator.rule_declaration import Rule
-from gangline.aggregator.scoring.rule import Symptom
 from gangline.aggregator.scoring.score import (
     EVIDENCE_MAX,
     HAZARD_PER_HOUR_MAX,
@@ -21,6 +20,7 @@ from gangline.aggregator.scoring.score import (
     base_hazard_per_hour,
     score_host,
 )
+from gangline.aggregator.scoring.symptom import Symptom
 
 STATES = [
     HealthState.HEALTHY,

@@ -74,7 +74,7 @@ def test_a_store_on_a_disk_that_hangs_is_left(
         words = store.close(5.0 if where == "ops" else 0.1)
     assert disk.asked.wait(GUARD_SECONDS)
     assert words.startswith(f"{tmp_path / 'd'}: its disk did not answer for 0 s")
-    assert "what was receipted is safe" in words and words in caplog.text
+    assert "acknowledged data is safe" in words and words in caplog.text
     assert not store._claim.file.closed, "who opens it next would write beside us"
 
 

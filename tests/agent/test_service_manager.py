@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import service
+from gangline.agent import service_manager
 from gangline.agent.config import AgentConfig
-from gangline.agent.service import Notifier, Reload, check_folders
+from gangline.agent.service_manager import Notifier, Reload, check_folders
 from gangline.contract.settings import SettingsError
 
 SECOND_NS = 1_000_000_000
@@ -124,7 +124,7 @@ def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 def unblocked() -> Iterator[None]:
     """SIGHUP as it was before."""
     yield
-    service.unblock_signals()
+    service_manager.unblock_signals()
 
 
 @pytest.mark.usefixtures("unblocked")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lives import Killer, LifeError, again, as_killed, life, on_disk, worth_killing
+from tests.killed_processes import Killer, LifeError, again, as_killed, life, on_disk, worth_killing
 
 
 def test_a_life_is_another_process_and_says_what_it_found() -> None:
