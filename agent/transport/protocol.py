@@ -119,9 +119,11 @@ def _whole_frame_batch(outgoing: OutgoingFrame) -> TelemetryBatch:
 
 #: A first registration without an answer for so long ends the connection.
 RESPONSE_SECONDS_MAX = 10.0
-#: So do frames on their way without any receipt or credit: a stalled aggregator and a half-open connection. And a later
-#: call without its answer or anything else: events are answered once they are on the aggregator's disk, which may be slow.
+#: Frames on their way without any receipt or credit end it too: a stalled aggregator, a half-open connection. So does a
+#: later call if neither its answer nor anything else arrives: the aggregator answers events once they are on its disk.
 ACK_SECONDS_MAX = 30.0
+#: A later call without an answer ends the connection after this, whatever else arrives.
+CALL_SECONDS_MAX = 300.0
 #: Events that the aggregator cannot take now wait this long, then twice as long each time, at most:
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
@@ -258,12 +260,8 @@ class TelemetryProtocol:
     def _check_timeouts(self, now: float) -> None:
         for method, since in self._open_calls.items():
             if now >= self._response_due(since):
-                within = (
-                    f", nor anything else, within {ACK_SECONDS_MAX:g} s"
-                    if self.registered
-                    else f" within {RESPONSE_SECONDS_MAX:g} s"
-                )
-                raise SessionError(f"no answer to {method}{within}")
+                seconds = min(now - since, CALL_SECONDS_MAX)
+                raise SessionError(f"no answer to {method} within {seconds:.0f} s")
         window = self._window
         if window is not None and window.waiting_seconds(now) >= ACK_SECONDS_MAX:
             raise SessionError(
@@ -273,7 +271,8 @@ class TelemetryProtocol:
     def _response_due(self, since: float) -> float:
         """Return when a call that began at *since* has waited for too long."""
         if self.registered:
-            return max(since, self._received_at) + ACK_SECONDS_MAX
+            quiet_until = max(since, self._received_at) + ACK_SECONDS_MAX
+            return min(quiet_until, since + CALL_SECONDS_MAX)
         return since + RESPONSE_SECONDS_MAX
 
     def _send_register(self, now: float) -> None:

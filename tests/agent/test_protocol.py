@@ -14,6 +14,7 @@ from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, ClientSession
 from gangline.agent.transport.http2 import SessionError
 from gangline.agent.transport.protocol import (
     ACK_SECONDS_MAX,
+    CALL_SECONDS_MAX,
     QUIET_FRAMES_MAX,
     QUIET_PERIODS,
     RESPONSE_SECONDS_MAX,
@@ -186,10 +187,21 @@ def test_events_without_an_answer_end_a_connection_on_which_nothing_comes(talk: 
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(1.0)
-    with pytest.raises(
-        SessionError, match="no answer to ReportEvents, nor anything else, within 30 s"
-    ):
+    with pytest.raises(SessionError, match="no answer to ReportEvents within 30 s"):
         talk.conversation.step(1.0 + ACK_SECONDS_MAX)
+
+
+def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
+    """Frames have their receipts while the events have no answer: after five minutes the next connection sends them again."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.0)
+    for at in range(20, int(CALL_SECONDS_MAX), 20):
+        talk.append()
+        talk.step(float(at))
+        talk.receipt(at // 20, at // 20, float(at), head=at == 20)
+    with pytest.raises(SessionError, match="no answer to ReportEvents within 300 s"):
+        talk.conversation.step(CALL_SECONDS_MAX)
 
 
 def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
