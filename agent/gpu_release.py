@@ -456,7 +456,7 @@ class GpuReleaser:
     ) -> None:
         """Release *devices* (None: all GPUs) for *seconds*, and *on_done* once nothing is held, or who still does.
 
-        A longer time that somebody asked for before stands.
+        A longer time from an earlier request stays in force.
         """
         self._release(devices, seconds, reason)
         now_ns = self._clock.boottime_ns()

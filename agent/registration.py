@@ -106,7 +106,7 @@ class Registration:
     def update(self, inventory: InventoryResult) -> bool:
         """Take over devices and labels; return whether the last request, if any, told others.
 
-        Of a GPU that was left out stands what was known before.
+        For a GPU that was left out, the earlier data stay.
         """
         with self._lock:
             before = list(_copies_of_gpus(self._request.devices, inventory.left_out))
@@ -256,7 +256,7 @@ class InventoryCollector(Collector):
             self._registration.stop_waiting()
             raise
         if inventory.reason and not inventory.devices:
-            # Nothing was read: what was known before stands.
+            # Nothing was read: the earlier data stay.
             self._registration.stop_waiting()
         elif self._registration.update(inventory):
             self._on_change()

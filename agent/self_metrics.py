@@ -162,7 +162,7 @@ class ConnectionLog:
             self._log_losses(before)
 
     def _log_connection(self) -> None:
-        """What the log says last is how it stands: at once when it is well again, else within a minute."""
+        """The last log line shows the current state: at once after a recovery, else within a minute."""
         connected, error = now = self._connection.connected, self._connection.last_error
         if now == self._logged:
             return

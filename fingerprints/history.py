@@ -107,7 +107,7 @@ class Movement(NamedTuple):
 def movements(
     now: Fingerprint, earlier: Sequence[Fingerprint], change_min: float = 2.0
 ) -> list[Movement]:
-    """Return what of *now* differs from the median of *earlier* by *change_min* spreads or more, the largest first."""
+    """Return the parts of *now* that differ from the median of *earlier* by *change_min* spreads or more, largest first."""
     if not earlier:
         return []
     with np.errstate(all="ignore"):

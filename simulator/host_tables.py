@@ -139,7 +139,7 @@ class MachineTables:
         return np.maximum(self._random.normal(mean, deviation, self.hosts), 0.0)
 
     def _add_jitter(self, tables: Tables, writing: Floats) -> None:
-        """Let what stands still from second to second in *tables* stray, as it does on real hosts."""
+        """Add noise to what is constant from second to second in *tables*, as on real hosts."""
         cpu = {
             name: tables.read(f"host.cpu_{name}_ratio")[:, 0]
             for name in ("user", "steal", "iowait")

@@ -313,7 +313,7 @@ def days_until_next(context: DrawContext, exponential: float) -> float:
 def build_timelines(
     context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
 ) -> HostTimelines:
-    """Return what of *rows* happened, and what followed. *rows*: of classes that end a host's uptime or
+    """Return the *rows* that happened, and their consequences. *rows*: of classes that end a host's uptime or
     kill its job."""
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)

@@ -95,7 +95,7 @@ def _named_tables(tables: Mapping[str, Any], name: str) -> list[tuple[str, Any]]
 
 
 def _scenario(name: str, table: Any, jobs: Any) -> Scenario:
-    """Return a scenario; its `jobs` say what of the file's [jobs] is otherwise in it."""
+    """Return a scenario; its `jobs` override the file's [jobs]."""
     where, overrides = f"scenario.{name}", None
     if isinstance(table, dict) and "jobs" in table:
         overrides = _typed(f"[{where}] jobs", table["jobs"], dict, "a table")

@@ -46,7 +46,7 @@ def resync_event(
         device_kind=kind,
         device=device,
         name=RESYNC_NAME,
-        message=f"every {name} that holds here was told anew",
+        message=f"every {name} that is active here was reported again",
         boottime_ns=since_ns,
         last_boottime_ns=now_ns,
         revision=revision_at(now_ns),

@@ -84,7 +84,7 @@ U64_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class FileField:
-    """Where under a device's path a signal stands, and how it is written (see `ext.counterfiles`)."""
+    """The file below a device's path that has a signal, and its format (see `ext.counterfiles`)."""
 
     file: str  # put after the device's path as it is
     shape: int = NUMBER
@@ -98,7 +98,7 @@ class FileField:
 
 @dataclass(frozen=True, slots=True)
 class CounterDevice:
-    """A device, how the paths of its files begin, and what stands there."""
+    """A device, the prefix of its files' paths, and what is there."""
 
     name: str
     path: str

@@ -34,7 +34,7 @@ RETRY_SECONDS = 10
 HEALTH_SECONDS = 10
 #: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
 RECHECK_SECONDS = 60
-#: An incident that stands is reported again this often: the aggregator forgets one that is not.
+#: An active incident is reported again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
 #: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
 SHOWN_SECONDS = 3
@@ -445,7 +445,7 @@ class _StandingIncidents:
         return len(self._standing)
 
     def update(self, found: Sequence[Incident], now_ns: int) -> None:
-        """Take what stands now; what does not is forgotten. That nothing is found is no health: nothing is told of it."""
+        """Keep the incidents that are active now and forget the others. Finding none does not prove health: nothing is reported."""
         new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
         for each in found[:INCIDENTS_MAX]:
             if each.health >= fields.WARNING:

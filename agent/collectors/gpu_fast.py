@@ -263,7 +263,9 @@ class StepPeriods:
             seconds, confidence = self._estimate(signals, PERIOD_NS / SECOND_NS)
             parts = split(signals, PERIOD_NS / SECOND_NS, seconds)
         except Exception:
-            log.exception("no period of row %d", row, extra={"cause": "gpu_fast.period"})
+            log.exception(
+                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
+            )
             return row
         if seconds > 0:  # NaN: it abstains
             self.found[row] = seconds, confidence

@@ -128,7 +128,7 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Look who is there; as long as every GPU says the same, the block stands, but for a look at the PIDs."""
+        """Look who is there. While no GPU's answer changes, the block stays the same; only the PIDs are checked."""
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()

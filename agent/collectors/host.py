@@ -336,7 +336,7 @@ class ClockTenSeconds(Collector):
 # Memory errors by DIMM, as the kernel's EDAC drivers count them.
 
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
-#: What stands at each kind of place.
+#: What each kind of place has.
 EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
     "controller": {
         _CORRECTED: FileField("ce_count"),

@@ -42,7 +42,7 @@ LISTING_TURNS = 10
 DEAD_TURNS = 30
 #: Step times are of the steps of so many seconds, and of the last one at least.
 WINDOW_NS = 10_000_000_000
-#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job stands.
+#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job is stopped.
 STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
 #: The spread of fewer steps is not known.
 SPREAD_STEPS_MIN = 3

@@ -76,7 +76,7 @@ UNCORRECTABLE: Mapping[bytes, str] = {
 
 
 def _aer() -> dict[str, FileField]:
-    """Return every AER signal of a function with the file and the word where it stands."""
+    """Return every AER signal of a function with its file and the word in it."""
     fields = {
         signal: FileField("aer_dev_correctable", KEYED, word)
         for word, signal in CORRECTABLE.items()
@@ -248,7 +248,7 @@ class PcieMinute(ExcludingCollector):
         self._functions = FileCache(self._compute)
         self._block = Block("pcie_60s", ())
         self._writer = row_writer(self._block, _COLUMNS)
-        self._written_values: dict[int, tuple[object, ...]] = {}  # what stands in each row
+        self._written_values: dict[int, tuple[object, ...]] = {}  # the current content of each row
         self.access_error = ""
 
     def exclude(self, devices: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""Builds and parses netlink messages by hand, because importing pyroute2 costs 31 MB.
+"""Builds and parses netlink messages by hand, because importing pyroute2 costs 19 MB (PSS).
 
 Layouts: include/uapi/linux/netlink.h, rtnetlink.h, if_link.h. All numbers are in the host's byte order.
 Parsers take bytes and never raise: what is cut off or malformed ends the reading there.

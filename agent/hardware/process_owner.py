@@ -84,7 +84,7 @@ _KUBELETS = (
     r"system\.slice/(?:k3s|k3s-agent|rke2-server|rke2-agent|k0scontroller|k0sworker|kubelet|containerd|docker|crio"
     r"|snap\.[a-z0-9]{1,32}\.daemon-(?:kubelite|kubelet|containerd))\.service"
 )
-#: What stands before a pod: containers that are themselves a node (kind), kubelet's service and root, the QoS class.
+#: What comes before a pod: containers that are themselves a node (kind), kubelet's service and root, the QoS class.
 _BEFORE_POD = re.compile(
     rf"(?:(?:docker/{_HEX}|system\.slice/docker-{_HEX}\.scope|machine\.slice/libpod-{_HEX}\.scope(?:/container)?)/){{0,3}}"
     rf"(?:{_KUBELETS}/)?(?:kubelet(?:\.slice)?/)?(?:kubepods(?:/(?P<folder>{_QOS}))?"

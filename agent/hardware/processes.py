@@ -24,7 +24,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TaskStat(NamedTuple):
-    """A process, as its main thread stands, or a thread. Number and start together are its identity."""
+    """A process, by the state of its main thread, or a thread. Number and start together are its identity."""
 
     number: int
     start_ticks: int  # since boot

@@ -21,7 +21,7 @@ from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import ExcludedGpus, HostDevice
 
 # ----------------------------------------------------------------------
-# Where a GPU stands in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
+# A GPU's position in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
 #
 # Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
 # 12.9.

@@ -110,7 +110,7 @@ def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
 
 
 def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
-    """Return how the bond stands, each slave with its state and how often it failed."""
+    """Return the state of the bond, and each slave with its state and how often it failed."""
     bond, folder = read_bond(roots.sys, name), roots.sys / "class/net" / name / "bonding"
     states = {True: "up", False: "down", None: "unknown"}
     slaves = [

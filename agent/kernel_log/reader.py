@@ -376,7 +376,7 @@ class LogReader:
         return self._published_since_save or self._sequence != self._saved_sequence
 
     def _save(self, now_ns: int) -> None:
-        """What is only in memory must be read again after a crash: then the old position stands."""
+        """What is only in memory must be read again after a crash, from the old position."""
         self._published_since_save = False
         self._save_ns = now_ns + SAVE_NS
         if self._unsaved_event is not None and self._publish(self._unsaved_event):

@@ -149,7 +149,7 @@ def printable(text: str, characters_max: int) -> str:
 
 #: Forms kept as text, as of HealthEvent.forms.
 TEMPLATES_MAX = 32
-#: Distinct forms are told apart up to here; a count that stands there means "or more".
+#: Distinct forms are told apart up to here; a count of this size means "or more".
 TEMPLATES_COUNTED_MAX = 256
 TEMPLATE_CHARACTERS_MAX = 120
 

@@ -222,7 +222,7 @@ class EventFindings:
                 )
 
     def findings(self, no_recovery_ns: Mapping[str, int], now_ns: int) -> Iterator[HostFinding]:
-        """Yield what stands. *no_recovery_ns*: GPU -> boot time of a reading that no recovery is asked for."""
+        """Yield the active findings. *no_recovery_ns*: GPU -> boot time of a reading that no recovery is asked for."""
         for record in self.records.values():
             no_recovery_needed = no_recovery_ns.get(record.key[1], 0) >= record.last_ns + RECHECK_NS
             severity = record.severity(now_ns, no_recovery_needed=no_recovery_needed)
@@ -290,7 +290,7 @@ def _retention_key(record: ActiveEvent) -> tuple[int, int]:
 
 
 def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int) -> str:
-    """Return what has ended *record*; "" while it stands."""
+    """Return what has ended *record*; "" while it is active."""
     ends, seconds = record.ends
     if ends is ClearedBy.TIME and now_ns - record.last_ns > seconds * SECOND_NS:
         return f"it did not recur for {seconds / 60:.0f} minutes"
@@ -417,7 +417,7 @@ class HostFindings:
         return self._update_findings(now_ns) or bool(cleared)
 
     def _set_reset_watch(self, needed: bool) -> None:
-        """Note whether something stands that a reset would end."""
+        """Note whether a finding is active that a reset would end."""
         if needed != self.reset_detector.is_needed:
             self.reset_detector.is_needed = needed
             self._refresh_triggers({self.reset_detector.table})

@@ -196,7 +196,7 @@ def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# How the agent itself stands, for the status file: connection, spool, and sources that are not
+# The state of the agent itself, for the status file: connection, spool, and sources that are not
 # read.
 
 #: Groups of sources that are not read, at most.
@@ -308,7 +308,7 @@ def group_unread(results: Sequence[CollectResult]) -> list[UnreadSources]:
 
 
 SECOND_NS = 1_000_000_000
-#: While something stands that a reset ends, the file says this often that it is watched for.
+#: While a finding is active that a reset ends, the file says this often that the agent watches for the reset.
 SAVE_SECONDS = 60.0
 
 #: An event is judged when it comes, at most so often between two of the seconds' judgements; more wait for the next.
@@ -392,7 +392,7 @@ class HostStatus:
             "boot_id": boot_id.hex(),
             "pid": os.getpid(),
         }
-        #: How the agent itself stands; set once there is a client to ask.
+        #: The state of the agent itself; set once there is a client to ask.
         self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
         self._published_key: tuple[object, ...] = ()

@@ -453,7 +453,7 @@ class SamplerPool:
         self._execute(self._supervisor.resume(now_ns, devices), now_ns)
 
     def released(self) -> Mapping[str | None, int]:
-        """Return what is released -> until when (boot time); the key None stands for all GPUs."""
+        """Return what is released -> until when (boot time); the key None means all GPUs."""
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:

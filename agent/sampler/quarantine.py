@@ -33,7 +33,7 @@ Unit = tuple[str, str, str]  # lane, device, collector; either of the latter is 
 
 
 class QuarantineState(IntEnum):
-    """How it stands with a unit; the number travels as `probe.state`."""
+    """The state of a unit; the number is sent as `probe.state`."""
 
     WELL = 0
     HUNG = 1  # its call has not returned, and anyone who made it is not yet left behind

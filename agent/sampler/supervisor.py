@@ -169,7 +169,7 @@ class Reconciler:
         return not busy and len(self._table.with_role(ProcessRole.ABANDONED)) < ABANDONED_MAX
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return how it stands with the unit that a process looks at."""
+        """Return the state of the unit that a process looks at."""
         quarantined = self._quarantine.units.get(process.unit) if process.unit else None
         return quarantined.state if quarantined else QuarantineState.WELL
 
@@ -445,7 +445,7 @@ class Supervisor:
         return self._reconciler.reconcile(now_ns)
 
     def released(self) -> dict[str | None, int]:
-        """Return what was let go -> until when (boot time); None stands for all GPUs."""
+        """Return what was released -> until when (boot time); None means all GPUs."""
         return dict(self._quarantine.released)
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
@@ -477,7 +477,7 @@ class Supervisor:
         return self._quarantine.units
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return how it stands with the unit that a solo process looks at."""
+        """Return the state of the unit that a solo process looks at."""
         return self._reconciler.state_of(process)
 
     def group_process(self, group: str) -> SamplerProcess | None:

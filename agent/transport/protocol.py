@@ -267,7 +267,7 @@ class TelemetryProtocol:
         window = self._window
         if window is not None and window.waiting_seconds(now) >= ACK_SECONDS_MAX:
             raise SessionError(
-                f"{window.in_flight} frames sent, but no receipt within {ACK_SECONDS_MAX:g} s"
+                f"{window.in_flight} frames sent, but no acknowledgment within {ACK_SECONDS_MAX:g} s"
             )
 
     def _response_due(self, since: float) -> float:

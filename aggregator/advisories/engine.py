@@ -120,7 +120,7 @@ class WatchFeed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[AdvisoryChange]:
-        """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that stands."""
+        """Yield what came after *number*, then what comes; for None, or a forgotten number, first all open advisories."""
         at = number
         while True:
             changed = self._changed

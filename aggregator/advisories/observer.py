@@ -144,7 +144,7 @@ class Observer:
         self._declared, self._work, self._places = declared, work, DomainCounts()
 
     def place(self, host: str) -> FailureDomains:
-        """Return where *host* stands."""
+        """Return the location of *host*."""
         return place_of(self._declared(), host)
 
     def events(

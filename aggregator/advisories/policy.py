@@ -258,7 +258,7 @@ class PolicyAction(NamedTuple):
 
 
 class RequestedAction(NamedTuple):
-    """What is asked for one piece of evidence, and on what it stands."""
+    """The action for one piece of evidence, and its basis."""
 
     rule: str
     action: Action

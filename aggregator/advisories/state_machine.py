@@ -59,7 +59,7 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it must be stored: a clock that was set back stands still."""
+        """Return *event* as it must be stored: its time never goes back, even if the clock was set back."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:

@@ -98,7 +98,7 @@ class Children:
         self._running.append((child, process, log))
 
     def _log(self, child: ChildCommand) -> IO[bytes]:
-        """Open its log anew; that of the run before is kept beside it, for after a crash."""
+        """Open a new log; keep the previous run's log beside it, for use after a crash."""
         path = self._logs / f"{child.command}.log"
         with contextlib.suppress(FileNotFoundError):
             path.replace(path.with_suffix(".log.before"))

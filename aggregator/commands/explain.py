@@ -46,7 +46,7 @@ SLOW_BELOW = 0.95
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")
 #: No longer name can register.
 HOST_CHARACTERS_MAX = 253
-#: What runs a query; beside it stands where.
+#: What runs a query, and beside it where.
 COMMAND = "gangline sql"
 #: In place of a host: a decision's id follows.
 DECISION = "decision"

@@ -421,7 +421,7 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return what of *needs* nodes that the caller chose do not hold to, their number included."""
+    """Return the requirements in *needs* that the caller's nodes violate, their number included."""
     found = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
         found.insert(0, f"{nodes.size} nodes is not one of the requested sizes")

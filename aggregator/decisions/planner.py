@@ -565,7 +565,7 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return what of *needs* nodes that the caller chose do not hold to, in their rank order."""
+    """Return the requirements in *needs* that the caller's nodes violate, in their rank order."""
     found: list[str] = []
     domains = table.facts.domains
     if out := int(table.excluded[nodes].sum()):

@@ -109,7 +109,7 @@ class Selection:
     places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     def matches(self, host: str, place: object) -> bool:
-        """Return whether *host*, which stands at *place* (a `HostPlacement`), is meant."""
+        """Return whether *host*, located at *place* (a `HostPlacement`), is meant."""
         if any(pattern.matches(host) for pattern in self.patterns):
             return True
         return any(getattr(place, name) in chosen for name, chosen in self.places.items())
@@ -364,7 +364,7 @@ class TomlEntry:
         self._known_keys: list[str] = []
 
     def at(self, key: str) -> SourceLocation:
-        """Return where *key* stands."""
+        """Return the location of *key* in the file."""
         return SourceLocation(self.where.file, self._line_of(key) or self.where.line)
 
     def add_problem(self, key: str, message: str | Callable[[], str]) -> None:
@@ -464,7 +464,7 @@ class TomlEntry:
 
 
 def key_text(key: str) -> str:
-    """Return a key as words bear it: as it stands where that is plain."""
+    """Return a key for a message: unquoted if it is plain."""
     return key if _PLAIN.fullmatch(key) else quote_value(key)
 
 

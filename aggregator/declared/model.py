@@ -54,7 +54,7 @@ class EntryMatcher:
     def match(
         self, host: str, place: HostPlacement, entries: tuple[EntryT, ...], index: SelectionIndex
     ) -> tuple[EntryT, ...]:
-        """Return those of *entries* that mean *host*, which stands at *place*."""
+        """Return those of *entries* that mean *host*, located at *place*."""
         known = self._hosts.setdefault(id(entries), {})
         found = known.get(host)
         if found is None:
@@ -211,7 +211,7 @@ class SelectionIndex:
         return found
 
     def entries_for(self, host: str, place: object) -> tuple[int, ...]:
-        """Return which entries mean *host*, which stands at *place* (a `HostPlacement`), in their order."""
+        """Return which entries mean *host*, located at *place* (a `HostPlacement`), in their order."""
         named = self.by_name(host)
         placed = [
             found
@@ -421,7 +421,7 @@ def rule_refusal(name: str, rules: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """Where a host stands; "" or () where nobody has said."""
+    """The location of a host; "" or () if unknown."""
 
     rack: str = ""
     power_domain: str = ""
@@ -644,7 +644,7 @@ class Declared:
         return [one for one in self.overrides if one.since_ns <= now_ns < one.until_ns]
 
     def place(self, host: str) -> HostPlacement:
-        """Return where *host* stands, as far as anybody has said."""
+        """Return the location of *host*, as far as it is known."""
         return self.places.get(host, NOWHERE)
 
     def place_sources(self, host: str) -> tuple[PlaceSource, ...]:

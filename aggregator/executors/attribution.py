@@ -62,7 +62,7 @@ class HealthView:
 
 
 def incurable(advice: Iterable[Advice], now: float) -> dict[str, Advice]:
-    """Return node -> advice that stands, is certain, and that a restart does not cure."""
+    """Return node -> open advice that is certain and that a restart does not cure."""
     return {
         one.node: one
         for one in sorted(advice, key=lambda one: int(one.name[1:]))

@@ -181,7 +181,7 @@ class AggregatorClient:
         while not self._stopped.is_set():
             started = time.monotonic()
             try:
-                # From what stands: a list that is complete is known to be so at once.
+                # From the current list: it is known at once to be complete.
                 self._call = self._stub.WatchAdvisories(wire.WatchAdvisoriesRequest())
                 for event in self._call:
                     self._take(event)
@@ -208,7 +208,7 @@ class AggregatorClient:
         self._wake()
 
     def _take(self, event: wire.AdvisoryEvent) -> None:
-        """Take one event. Events without a token list what stands; the bookmark behind them completes the list."""
+        """Take one event. Events without a token list the open advisories; the bookmark behind them completes the list."""
         now = time.monotonic()
         with self._lock:
             self._received = now

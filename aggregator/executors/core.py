@@ -468,7 +468,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     """Answer DONE, with what was set and what became of the jobs."""
     if entry.answered:
         return []
-    what = f"{entry.hold} stands" if entry.mark == HOLD else f"{entry.node} is drained"
+    what = f"{entry.hold} is in force" if entry.mark == HOLD else f"{entry.node} is drained"
     parts = [what]
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
@@ -530,7 +530,7 @@ def _return(
 
 
 def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
-    """Remove the mark if it stands, then forget the entry. A node that somebody else took out since stays out."""
+    """Remove the mark if it is there, then forget the entry. A node that somebody else took out since stays out."""
     starts = _restart_jobs(situation, entry)
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:

@@ -52,7 +52,7 @@ class EventInterpretation(NamedTuple):
     hit_cgroup_limit: bool = False  # a program was killed at its own limit: the workload's doing
 
     def severity_rank(self, name: str) -> int:
-        """Return of how much weight it is that it stands: what is of the least is forgotten first."""
+        """Return its weight while it is active: the event of the least weight is forgotten first."""
         if self.policy is not None:
             return _SEVERITY_RANKS.get(self.policy.severity, 0)
         if name == LOST:
@@ -165,7 +165,7 @@ class EventRecord:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether its policy takes the host for broken while it stands."""
+        """Whether its policy takes the host for broken while it is active."""
         return self.severity_rank == _SEVERITY_RANKS[XidSeverity.FATAL]
 
     @property
@@ -294,7 +294,7 @@ class ActiveEvents:
     ) -> bool:
         """Take over *event* of *device*. A storm of the same is one record.
 
-        Return whether a fatal fault stands now that did not before.
+        Return whether a fatal fault is active now that was not before.
         """
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)

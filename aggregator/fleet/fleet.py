@@ -405,7 +405,7 @@ class Fleet:
             using.add(row)
 
     def _findings_check(self, host: int) -> Callable[[str], bool]:
-        """Return what says whether a finding, or what was judged, stands against a device of *host*."""
+        """Return a function that says whether a device of *host* has a finding or a symptom."""
         judged = {device for _, device in self.active_symptoms.get(host, ())}
         name = self.names[host]
         # A finding is about a device, or about a signal of it.

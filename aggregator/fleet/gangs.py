@@ -101,7 +101,7 @@ def _rates_by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> F
 
 
 # ----------------------------------------------------------------------
-# What is usual of each host in the job that it runs: a mean that stands still while something is
+# The usual values of each host in the job that it runs: a mean that is frozen while something is
 # unusual.
 
 #: Windows that make a past, of which the first are forgotten: a job begins slowly. And seconds after which a mean has

@@ -328,7 +328,7 @@ def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
 
 
 def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
-    """Return what of a key readings tell. Without a model, GPUs with an equal highest SM clock stand together."""
+    """Return the part of a key that readings show. Without a model, GPUs with an equal highest SM clock are grouped."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
     megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)

@@ -266,7 +266,7 @@ def _starts_ahead(faults: FaultTable, which: Flags, days: int, window_days: int)
 DAY_US = 86_400_000_000
 #: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
 DAYS_BACK_MAX, HOST_DAYS_MAX = 400, 1_500_000
-#: Findings of a host that begin within so long of each other, or while another stands, are one incident.
+#: Findings of a host that begin within this time of each other, or while another is active, are one incident.
 INCIDENT_US = 600_000_000
 #: Of a host; the oldest beyond are let go.
 INCIDENTS_MAX = 1_000
@@ -291,7 +291,7 @@ class FaultIncident(NamedTuple):
     """One fault of a host, in microseconds since 1970."""
 
     start_us: float
-    end_us: float  # +inf: it stands
+    end_us: float  # +inf: it is active
     classes: frozenset[str] = frozenset()  # of its findings
 
 

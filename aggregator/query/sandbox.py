@@ -465,7 +465,7 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
 
 
 def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
-    """Yield (function, what is allowed where it stands, that place) of every call in *tree*."""
+    """Yield (function, what is allowed at its place, that place) of every call in *tree*."""
     left = [tree]
     in_from: set[int] = set()
     while left:

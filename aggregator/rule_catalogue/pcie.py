@@ -34,7 +34,7 @@ CHANGES = "gpu_10s_changes"
 GPU_ERRORS = (
     RateRule(
         suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
-        CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
+        CHANGES, "pcie_fatal_errors", "PCIe errors that broke the link",
     ),
     RateRule(
         watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
@@ -46,6 +46,6 @@ GPU_ERRORS = (
     ),
     RateRule(
         watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True, 10.0,
+        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end rejected", 1.0, True, 10.0,
     ),
 )

@@ -289,7 +289,7 @@ def _rate_symptom(
 
 
 # ----------------------------------------------------------------------
-# From an event that stands to a symptom: words, query, and what clears it, the same for every rule.
+# From an active event to a symptom: message, query, and clear condition, the same for every rule.
 
 #: Our clock and the boot clock of a host are of one opinion within so much.
 SLACK_SECONDS = 2
@@ -400,7 +400,7 @@ class Detector:
         self.__name__, self.rules, self._find = name, rules, find
 
     def __call__(self, view: FleetView) -> Iterator[Symptom]:
-        """Yield what stands now."""
+        """Yield what is active now."""
         return self._find(view)
 
 

@@ -505,7 +505,7 @@ def number_of(name: str) -> int:
 
 
 def name_of(resource: str, field: str = "name") -> str:
-    """Return `a12` of `advisories/a12`, which stands in *field*. Raises InvalidArgument."""
+    """Return `a12` of `advisories/a12`, the value of *field*. Raises InvalidArgument."""
     name = resource.removeprefix(PREFIX)
     digits = name[1:]
     if (

@@ -253,7 +253,7 @@ _SEVERITY = np.array(
 
 
 class SnapshotSource(Protocol):
-    """Where the last snapshot stands; swapped whole. None while loading."""
+    """The last snapshot; swapped whole. None while loading."""
 
     @property
     def snapshot(self) -> Snapshot | None: ...

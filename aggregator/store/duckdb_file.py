@@ -499,7 +499,7 @@ class DurabilityMark:
         if found is None:
             return f"{path} is not there, but was {until}: all data stored before is gone"
         if found.iteration < self.iteration:
-            return f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
+            return f"{path} is at checkpoint {found.iteration}, but was at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
         if found.iteration > self.iteration:
             return ""
         wal = wal_of(path)
@@ -514,7 +514,7 @@ class DurabilityMark:
 
 
 def encode_mark(mark: DurabilityMark) -> bytes:
-    """Return *mark* as it stands on disk."""
+    """Return *mark* as it is on disk."""
     body = _MARK.pack(mark.iteration, mark.wal_bytes, mark.written_ns, mark.wal_begin, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
@@ -648,7 +648,7 @@ def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
-    """Return the digest of what there is to run, and of what stands."""
+    """Return the digest of the scripts to run, and of those in the file."""
     existing = [
         (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)

@@ -45,7 +45,7 @@ OWN_HEALTH_SECONDS = 6 * 3600
 #: Decisions about advice are looked back at by the month.
 ADVICE_DAYS = 30
 #: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
-#: set beside, and of which one that is done holds its host out for as long as its fault stands.
+#: set beside, and a finished one keeps its host out while its fault lasts.
 OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
@@ -455,7 +455,7 @@ class OpsFile:
 
 @dataclass(frozen=True, slots=True)
 class _BaseBuilder:
-    """The base while it is made: every table and view, empty but for what stands."""
+    """The base while it is made: every table and view, empty but for what is active."""
 
     ops_file: OpsFile
     file: NewFile

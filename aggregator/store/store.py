@@ -42,7 +42,7 @@ from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
 # ----------------------------------------------------------------------
-# Whether the store can store: what stands in the way, since when, as text for log and screen.
+# Whether the store can store: what prevents it, since when, as text for log and screen.
 
 log = logging.getLogger(__name__)
 

@@ -287,7 +287,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )
-#: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
+#: And the rows that are kept for longer, by `rowid`: after a restart, an active fault is known by its event.
 _RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}
 #: What findings leave behind.
 _COPY_PAST_FINDINGS = (
@@ -297,7 +297,7 @@ _COPY_PAST_FINDINGS = (
 
 
 def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
-    """Delete what is past its days, and keep what of it is learned from: times of findings, what was measured of each day."""
+    """Delete expired rows, and keep those used for training: times of findings, and each day's measurements."""
     now_us = now_ns // 1000
     # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
     connection.execute(_COPY_PAST_FINDINGS, [now_us - history_days * _DAY_US])

@@ -309,7 +309,7 @@ def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], w
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/1 server"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/2: it says 'SSH-2.0-O'"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/2: it sent 'SSH-2.0-O'"),
         (bytes(20), "does not speak HTTP/2"),
     ],
 )

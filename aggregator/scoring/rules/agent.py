@@ -288,7 +288,7 @@ def _has_failed(outcomes: NDArray[Any]) -> Flags:
 
 @detects(rules.STUCK)
 def stuck_counters(view: FleetView) -> Iterator[Symptom]:
-    """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
+    """A counter is at its ceiling: it shows nothing more, which is not the same as quiet.
 
     Rules that read it see no step and so stay silent: this symptom says that they are blind.
     """

@@ -218,7 +218,7 @@ class HistoryMaintenance:
         self._has_scanned = True
 
     def _set_aside_damaged(self, found: Sequence[ParquetSegment]) -> Job:
-        """Set aside what is known to be damaged, and what of *found* cannot be opened."""
+        """Set aside the files known to be damaged, and those of *found* that cannot be opened."""
         for one in found:
             if reason := segment_files.fault(self._folder, one):
                 self.damaged.append((one, reason))
