@@ -302,7 +302,7 @@ class ReleaseStateFile:
 # ----------------------------------------------------------------------
 # What other threads ask of the daemon's own: put in from anywhere, done between its turns.
 
-#: More are not taken: who asks is told so.
+#: More requests are rejected with an error.
 CALLBACKS_MAX = 1024
 
 log = logging.getLogger(__name__)
@@ -351,13 +351,13 @@ class CallbackQueue:
 
 #: What is released without a time is taken back after a quarter of an hour.
 RELEASE_SECONDS_DEFAULT = 900.0
-#: A sampler that has not let go by then is stuck in the driver: who asked is told so.
+#: A sampler that has not let go by then is stuck in the driver: the caller gets an error that says so.
 RELEASE_NS_MAX = 5 * SECOND_NS
 #: Looked at so often while somebody waits for it.
 HANDLE_POLL_NS = 20_000_000
 #: The driver's links to its devices are looked at so often.
 BINDING_CHECK_NS = SECOND_NS
-#: What must be kept longer is asked for again so long before its end.
+#: A release that must last longer is renewed this long before its end.
 EXTEND_NS = 10 * SECOND_NS
 #: States of a device that nobody but the samplers' own trials is to enter (`agent.sampler.quarantine.State`). One that is
 #: HUNG is not yet: it may only be slow to open.
@@ -416,7 +416,7 @@ class GpuReleaser:
     # From any thread -----------------------------------------------------------------------
 
     def observe(self, event: HealthEvent) -> None:
-        """Look at an event that was told: an observer of the `EventPublisher`. Quick, and never raises."""
+        """Look at a reported event: an observer of the `EventPublisher`. Quick, and never raises."""
         if quarantine_reason(event):
             copy = HealthEvent()
             copy.CopyFrom(event)

@@ -46,7 +46,7 @@ class InventoryResult(Protocol):
     @property
     def reason(self) -> str: ...
     @property
-    def left_out(self) -> frozenset[str] | None: ...  # GPUs of which nobody was asked; None: all
+    def left_out(self) -> frozenset[str] | None: ...  # GPUs that nobody was asked about; None: all
 
 
 def version() -> str:
@@ -244,7 +244,7 @@ class InventoryCollector(Collector):
         registration: Registration,
         on_change: Callable[[], None],
     ) -> None:
-        """*on_change* is called when devices or labels are not those that the last request told."""
+        """*on_change* is called when devices or labels differ from those of the last request."""
         self._read = read
         self._registration = registration
         self._on_change = on_change

@@ -73,7 +73,7 @@ class CounterSpec:
         return int(min(bound, 2.0**63)) if self.rate_max < inf else None
 
 
-#: A counter of 64 bits of which nothing else is known.
+#: A 64-bit counter about which nothing else is known.
 COUNTER_64 = CounterSpec()
 
 

@@ -26,7 +26,7 @@ EVENTS_MAX = 24
 #: An interval is regular when it is off the median, or a multiple of it up to three, by no more than three times the usual
 #: scatter; at least and at most by these shares of the median.
 TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.2, 0.5, 3
-#: What is assumed of a cadence before it is known, as so many intervals: its spread as a share, and at least in seconds.
+#: What is assumed of a cadence before it is known, as this many intervals: its spread as a share, and at least in seconds.
 SPREAD_PRIOR, SPREAD_PRIOR_SECONDS, SPREAD_PRIOR_WEIGHT = 0.03, 0.7, 1.5
 #: Counts assumed of regular intervals, of those with one left out, and of those without memory.
 KINDS_PRIOR = (1.0, 0.1, 0.25)

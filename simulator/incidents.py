@@ -147,7 +147,7 @@ def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_ca
 def _draw_hosts(
     context: DrawContext, each: FaultClass, random: Random
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return how many rows there are, and of which hosts."""
+    """Return how many rows there are, and for which hosts."""
     hosts = context.hosts
     if each.per == "share":
         chosen_hosts = np.flatnonzero(

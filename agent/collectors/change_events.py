@@ -20,14 +20,14 @@ REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000
 _BOOT = re.compile("[0-9a-f]{32}")
-#: Thousands of short processes must not fill the aggregator. So many at once (a job that starts on every instance of a
+#: Thousands of short processes must not fill the aggregator. This many at once (a job that starts on every instance of a
 #: large host), and one more every so often.
 AT_ONCE_MAX = 512
 REFILL_SECONDS = 5.0
 
 
 def revision_at(now_ns: int) -> int:
-    """Return the revision of what is told at that boot time."""
+    """Return the revision of what is reported at that boot time."""
     return now_ns // _REVISION_NS
 
 
@@ -40,7 +40,7 @@ def boot_of(proc: Path) -> str:
 def resync_event(
     boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: int
 ) -> HealthEvent:
-    """Return the event which says that all events *name* of *device* that still hold were told since *since_ns*."""
+    """Return the event which says that all active events *name* of *device* were reported since *since_ns*."""
     return HealthEvent(
         event_id=f"{boot}/anew/{name}/{device[:48]}",
         device_kind=kind,

@@ -109,7 +109,7 @@ class CounterDevice:
 
     @property
     def call_device(self) -> str:
-        """By which name it is told to the place, and spared."""
+        """The name by which it is recorded in the call slot, and skipped."""
         return call_slot_name(self.responder or self.name)
 
 
@@ -148,7 +148,7 @@ class CounterFileCollector(ExcludingCollector):
     """Fills one block per table by one pass over the devices' files.
 
     The devices are listed again every `list_seconds`; when they are others, so are the blocks. Of one that
-    enters a driver each read is told to the place.
+    enters a driver each read is recorded in the call slot.
     """
 
     def __init__(self, spec: CollectorSpec) -> None:

@@ -31,7 +31,7 @@ IMPOSSIBLE_LATE_NS = 1_000_000_000
 #: throttling that happens again and again.
 REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
-#: A field whose GPU says the same again is judged for so many turns more: then nothing comes of it.
+#: A field whose GPU repeats a value is judged for this many more samples, then dropped.
 SETTLING_TURNS = 2
 
 log = logging.getLogger(__name__)

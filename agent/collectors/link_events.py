@@ -42,7 +42,7 @@ INTERFACES_MAX = 1024
 #: are counted in it.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
-#: Of an interface's states, so many of the last are kept and told with the next event.
+#: This many of an interface's last states are kept and reported with the next event.
 HISTORY_MAX = 16
 
 _SECOND_NS = 1_000_000_000
@@ -61,7 +61,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """What must be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """What must be reported: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -108,7 +108,7 @@ class LinkFlapFilter:
         return len(self._interfaces)
 
     def observe(self, message: LinkInfo | LinkRemoved, now_ns: int) -> list[LinkEvent]:
-        """Take what the kernel told of one link."""
+        """Handle a kernel message about one link."""
         known = self._interfaces.get(message.index)
         if isinstance(message, LinkRemoved):
             return self._remove(message.index, now_ns) if known else []
@@ -124,7 +124,7 @@ class LinkFlapFilter:
         return events
 
     def release_due(self, now_ns: int) -> list[LinkEvent]:
-        """Return what was withheld and may be told now. To be called about every second."""
+        """Return what was withheld and may be reported now. To be called about every second."""
         events: list[LinkEvent] = []
         now = now_ns / _SECOND_NS
         for name, rate in list(self._rates.items()):

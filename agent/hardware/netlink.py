@@ -240,7 +240,7 @@ class Overrun(Exception):
 
 
 class LinkSocket:
-    """Reads what is told; `wake` ends a wait from another thread. One reader at a time."""
+    """Reads messages; `wake` ends a wait from another thread. One reader at a time."""
 
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         """Open and subscribe. Raises OSError (a container's seccomp filter, no netlink)."""

@@ -16,7 +16,7 @@ from ...ext import place
 from ...ext.hostfiles import task_fields
 from .files import read_bytes
 
-#: By this name /proc is told to the place, and spared.
+#: The name by which /proc is recorded in the call slot, and skipped.
 PROC = "proc"
 _PROC = PROC.encode()
 

@@ -54,7 +54,7 @@ class Inventory:
     devices: tuple[HostDevice, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     reason: str = ""
-    #: GPUs of which nobody was asked.
+    #: GPUs that nobody was asked about.
     left_out: ExcludedGpus = frozenset()
 
 

@@ -182,7 +182,7 @@ def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostD
 
 
 def _driver_listed_gpu(roots: Roots, address: str, attribute: str, message: str) -> HostDevice:
-    """Return a GPU of which the kernel's driver knows, and NVML tells nothing."""
+    """Return a GPU that the kernel's driver knows and NVML does not report."""
     key = driver_gpu_uuid(roots.proc, address) or address
     return HostDevice("gpu", key, {"pci_address": address, attribute: message})
 

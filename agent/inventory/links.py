@@ -17,7 +17,7 @@ from ..hardware.pci import is_asleep
 from . import VALUE_CHARACTERS_MAX, HostDevice
 from .host import link_name, pci_address
 
-#: Of a long list, an attribute names so many.
+#: An attribute names at most this many items of a long list.
 LISTED_MAX = 64
 
 

@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 QUIET_NS = 60 * SECOND_NS
 #: Within this, one code explains another (`wait_seconds` of `xid.toml`).
 RELATED_NS = 5 * SECOND_NS
-#: When an incident that continues is reported again, from the time it was told before. The last stays.
+#: When an incident that continues is reported again, counted from the report before. The last delay stays.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 #: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
 #: top is folded: first the scopes of one device and code into one, then all of one event name.
@@ -79,8 +79,8 @@ class OpenIncident:
     templates: MessageTemplates
     processes: dict[str, None] = field(default_factory=dict)
     awaits_body: bool = False  # a head was counted whose body has not come
-    has_changed: bool = False  # since it was told last
-    is_urgent: bool = False  # its next line is told soon
+    has_changed: bool = False  # since it was last reported
+    is_urgent: bool = False  # its next line is reported soon
     reports: int = 0
     reported_ns: int = 0
     report_ns: int = 0  # not before
@@ -218,7 +218,7 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what must be told now: incidents that continued, and the ends of those that ended.
+        """Return what must be reported now: incidents that continued, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """
@@ -240,7 +240,7 @@ class IncidentTracker:
         return min(times, default=None)
 
     def flush(self, now_ns: int) -> list[HealthEvent]:
-        """Return all that was not told yet, and keep all open: the agent is about to end."""
+        """Return all that was not reported yet, and keep all open: the agent is about to end."""
         return [event for each in self for event in _report_again(each, now_ns)]
 
     def _close(self, incident: OpenIncident) -> list[HealthEvent]:

@@ -31,7 +31,7 @@ MESSAGE_BYTES_MAX = 1 << 13
 STREAMS_MAX = 32
 #: Names and values of one request's headers; more ends the connection.
 HEADER_BYTES_MAX = 1 << 13
-#: After so many calls a connection is ended once none waits: `h2` remembers every one of them.
+#: After this many calls a connection is ended once none waits: `h2` remembers every one of them.
 CALLS_MAX = 10_000
 #: Answers that the client does not read; more ends the connection.
 UNSENT_BYTES_MAX = 1 << 20

@@ -170,7 +170,7 @@ class StatusFile:
             return os.open(self._new, flags, _MODE)
 
     def remove(self) -> None:
-        """Take the file away, as at an orderly end: who asks then is told that no agent runs."""
+        """Take the file away, as at an orderly end: a reader then sees that no agent runs."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -318,7 +318,7 @@ log = logging.getLogger(__name__)
 
 
 def judged_tables(config: AgentConfig) -> frozenset[str] | None:
-    """Return the tables of whose readings something is told on this host; None: any may be.
+    """Return the tables whose readings are used on this host; None: any may be.
 
     An operator's policy may be about any signal, and is tried on readings of before it came.
     """
@@ -406,12 +406,12 @@ class HostStatus:
     # The daemon's thread -------------------------------------------------------------------
 
     def update(self) -> None:
-        """Judge what was read and what was told, and show it: once a second. Never raises."""
+        """Judge readings and events, and publish the result: once a second. Never raises."""
         self._early_updates = 0
         self._update_guarded()
 
     def _update_early(self) -> None:
-        """Judge what was told since the last judgement, without waiting for the second."""
+        """Judge the events since the last judgement, without waiting for the second."""
         self._early_requested = False
         if self.document is not None and self._early_updates < EARLY_UPDATES_MAX:
             self._early_updates += 1

@@ -96,7 +96,7 @@ class RecordingTriggers:
         return text
 
 
-#: A sampler that does not record within so long hangs in a driver.
+#: A sampler that does not record within this time hangs in a driver.
 ORDER_NS_MAX = 5 * SECOND_NS
 #: A disk that takes longer hangs: who requests what is on it is told so.
 DISK_NS_MAX = 10 * SECOND_NS
@@ -104,7 +104,7 @@ DISK_NS_MAX = 10 * SECOND_NS
 REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
 #: Ids of requests that were seen: an aggregator may send one again on another connection.
 SEEN_MAX = 64
-#: What is found so soon after the start stood before; and what began so long ago is no news.
+#: What is found so soon after the start stood before; and what began this long ago is no news.
 SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
 #: Findings of these names follow an event, which is recorded itself.
 _OF_EVENTS = ("xid", "sxid")

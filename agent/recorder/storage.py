@@ -20,7 +20,7 @@ from ...contract.wire.telemetry_pb2 import StoredRecording
 from ..spool.lockdir import replace
 
 SUFFIX = ".glrec"
-#: Of the folder so many names are looked at.
+#: At most this many names of the folder are read.
 NAMES_MAX = 4096
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 _PREFIX_BYTES = 64

@@ -189,7 +189,7 @@ class Worker:
         self._timed_collectors = [each for each in chosen.values() if each.names_slow_devices]
 
     def _start_source(self, collector: Collector) -> None:
-        """Have it tell. In a trial nobody hears: what is told there would count as told."""
+        """Have it report. Not in a probe, where nobody listens: reports there would count as sent."""
         if collector.name not in self._started_sources:
             self._started_sources.add(collector.name)
             self._call_safely(collector, collector.start, self._publisher)

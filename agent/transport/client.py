@@ -35,7 +35,7 @@ from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
 ERROR_CHARACTERS_MAX = 300
-#: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
+#: A peer that vanished is noticed after this time, by the kernel: by unacknowledged data while
 #: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
 PEER_SILENCE_SECONDS_MAX = 20
 _KEEPALIVE_IDLE_SECONDS = 10

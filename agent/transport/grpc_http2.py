@@ -347,7 +347,7 @@ class UnaryCall(_Client):
     """One call of one connection without a socket: bytes out, bytes in."""
 
     def __init__(self, path: str, request: bytes, seconds_max: float) -> None:
-        """*seconds_max*: the server is told how long it is waited for."""
+        """*seconds_max*: the deadline, which the server receives, too."""
         super().__init__("localhost", tls=False, server="a gRPC server")
         timeout = f"{max(1, min(99_999_999, int(seconds_max * 1000)))}m"
         number = self._begin(

@@ -474,7 +474,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """A host is back, and watched until then. *name*: the advisory of which nothing is set on it any more."""
+    """A host is back, and watched until then. *name*: the advisory that has nothing set on it any more."""
 
     host: str
     until_ns: int
@@ -570,10 +570,10 @@ class AdvisoryLimits:
     #: Of a host that shows no fault, and is not well either (silent, or known no more), what we set is renewed for so
     #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
     missed_seconds: float = 86_400.0
-    #: A new case waits so long for others of the same cause. A certain fault of a host's own device does not
+    #: A new case waits this long for others of the same cause. A certain fault of a host's own device does not
     #: (`proposals.py`).
     gather_seconds: float = 3.0
-    #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
+    #: A host that is silent alone may be booting, or its agent is: this long nobody is sent to it.
     silent_seconds: float = 1800.0
     shared_seconds: float = 2.0  # so close they begin
     shared_hosts_min: int = 3

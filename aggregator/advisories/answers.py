@@ -402,7 +402,7 @@ HOSTS_MAX = 50_000
 
 
 def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
-    """Return whether so many may be told of, too."""
+    """Return whether this many more may be reported."""
     declared_out = state.absent
     new = {
         (one.host, event.by)

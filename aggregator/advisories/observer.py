@@ -264,7 +264,7 @@ def _cases(
 
 
 def _previous_workload(known: Sequence[Case]) -> Workload:
-    """Return what ran on a host when its cases were last told: after a restart it has not spoken yet."""
+    """Return what ran on a host when its cases were last reported: after a restart it has not reported yet."""
     one = next(iter(known), None)
     if one is None:
         return Workload()

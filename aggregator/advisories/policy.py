@@ -188,7 +188,7 @@ def price(
     return Price(wait, act, act_by, f"{wait_detail}{certain}. {act_detail}. {due_detail}.")
 
 
-#: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
+#: The sums of this many jobs of a shared cause are shown, and the total of the others.
 JOBS_SHOWN_MAX = 3
 INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of service."
 
@@ -237,7 +237,7 @@ def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> 
 
 
 def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
-    """Return what hosts lose of which no job is known, each with its own GPUs."""
+    """Return the loss of hosts without a known job, each with its own GPUs."""
     each = [
         waiting_cost(
             Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumptions
@@ -484,7 +484,7 @@ def _row(evidence: Evidence) -> PolicyRow | Xid | None:
 
 
 def _policy_row_name(evidence: Evidence) -> str:
-    """Return the row of what is told by no signal of its own; "" for the rest."""
+    """Return the row of what has no signal of its own; "" for the rest."""
     if evidence.reason is Reason.THERMAL_THROTTLE:
         return "gpu_thermal"
     if evidence.signal != HUNG_SIGNAL:

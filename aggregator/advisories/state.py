@@ -94,7 +94,7 @@ class Mute:
 
 @dataclass(slots=True)
 class HoldBackNotice:
-    """Why a case is held back; another reason is not told before then."""
+    """Why a case is held back; another reason is not reported before then."""
 
     words: str
     until_ns: int

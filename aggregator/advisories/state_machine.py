@@ -136,7 +136,7 @@ class AdvisoryStateMachine:
 def _open_case(editor: StateEditor, case: Case) -> None:
     """Keep *case*; what is news of one that went into an advisory is weighed again.
 
-    It began when it was first told, not when its symptom was last seen; unless it is other trouble by now.
+    It began when it was first reported, not when its symptom was last seen, unless the fault has changed.
     """
     before = editor.state.cases.get(case.key)
     if before is None:

@@ -40,7 +40,7 @@ _UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
 PRIOR = "prior"
 #: Signals of evidence that is a feature of the hazard's model begin with this.
 MODEL_SIGNAL_PREFIX = "hazard."
-#: The pace of a GPU is told below this.
+#: The pace of a GPU is printed below this.
 SLOW_BELOW = 0.95
 #: Units whose numbers say nothing beside the words.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")

@@ -28,9 +28,9 @@ from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
 from .scaling import ElasticSizes
 
-#: Work that takes longer is not told in hours.
+#: Work that takes longer is not given in hours.
 WORK_HOURS_MAX = 1e6
-#: Of a gang with groups so many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
+#: For a gang with groups this many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
 GROUPED_SIZES = 4
 #: Sums in another order differ in their last digits.
 _ROUNDING = 1e-11

@@ -22,13 +22,13 @@ from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tie
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 #: Share of a gang's communication, with what it may be (assumed: most of it within a tensor group, activations the least).
 TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
-#: Numbers of stages of one pipeline that are put next to each other, of which each is tried.
+#: Numbers of stages of one pipeline that are put next to each other; each is tried.
 ORDERS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """Sizes of groups in GPUs, of which the product is the gang's GPUs."""
+    """Sizes of groups in GPUs; their product is the gang's GPUs."""
 
     tensor: int
     pipeline: int

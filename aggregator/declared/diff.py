@@ -23,7 +23,7 @@ Row = tuple[Any, ...]
 
 
 class RowKind(NamedTuple):
-    """How rows of one kind are compared and told."""
+    """How rows of one kind are compared and printed."""
 
     name: str
     query: str  # gives them from a store, times as microseconds

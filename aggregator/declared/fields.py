@@ -150,11 +150,11 @@ FILE_BYTES_MAX = 16 << 20
 TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
 #: Hosts whose places are given.
 HOSTS_MAX = 50_000
-#: Entries that give a host a place, in all files: one host may be told of in several.
+#: Entries that give a host a place, in all files: one host may be in several.
 PLACES_MAX = 4 * HOSTS_MAX
 #: Columns of a CSV file, ours and others'.
 COLUMNS_MAX = 256
-#: Places that one host is told of in.
+#: Entries that one host may be in.
 SOURCES_PER_HOST_MAX = 16
 #: Entries of each kind in all files: windows, overrides, expected hosts.
 ENTRIES_MAX = 2_000
@@ -173,7 +173,7 @@ OVERRIDE_DAYS_MAX = 366
 CODES_MAX = 64
 #: Problems that are reported at once.
 PROBLEMS_MAX = 20
-#: A file of lines is not read on once there are so many.
+#: Reading a file of lines stops after this many problems.
 PROBLEMS_COUNTED_MAX = 10_000
 
 
@@ -229,7 +229,7 @@ class Problems:
     """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
 
     found: list[str] = field(default_factory=list[str])
-    #: Allowed, but hardly meant: told by `gangline declared check`.
+    #: Allowed, but hardly intended: `gangline declared check` reports it.
     notes: list[str] = field(default_factory=list[str])
     omitted: int = 0
     #: A file was not read to its end.

@@ -34,7 +34,7 @@ EntryT = TypeVar("EntryT")
 #: Answers of a kind that are kept; past it they start over.
 CACHED_MAX = 200_000
 _EVER_NS = 2**63
-#: Signals of which an override may name codes.
+#: Signals whose codes an override may name.
 CODED_SIGNALS = ("gpu.xid", "nvswitch.sxid")
 #: A rule's name, the signal that it saw, and the code where that has one.
 SymptomKey = tuple[str, str, float]
@@ -363,7 +363,7 @@ class ExpectedItem(NamedTuple):
     whole: bool = True
 
 
-#: Exactly so many, or where the name ends in `_min` so many at least.
+#: Exactly this many, or where the name ends in `_min` this many at least.
 ITEMS: dict[str, ExpectedItem] = {
     "gpus": ExpectedItem(0, 256, "GPUs"),
     "gpu_memory_gigabytes_min": ExpectedItem(
@@ -387,7 +387,7 @@ ITEMS: dict[str, ExpectedItem] = {
     ),
     "nvme_drives": ExpectedItem(0, 1024, "NVMe controllers"),
 }
-#: Patterns of which one must fit.
+#: Patterns; one must match.
 TEXTS: dict[str, str] = {
     "nvidia_drivers": "versions of the driver that are allowed, as 580.*",
     "kernels": "kernels that are allowed",

@@ -27,9 +27,9 @@ MESSAGE_BYTES_MAX = 64 << 20
 CALL_SECONDS = 5.0
 #: Scores and names of nodes, which are a hint, are waited for no longer.
 SCORES_SECONDS = 1.0
-#: The aggregator sends a bookmark each 15 s: after so long without any event the picture is not current.
+#: The aggregator sends a bookmark each 15 s: after this time without any event the picture is not current.
 SILENCE_SECONDS_MAX = 45.0
-#: After a lost connection it is tried again after so long, then after twice as long each time.
+#: A lost connection is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
 #: gRPC's own pause between attempts is two minutes at most; nothing new is done meanwhile.
 CHANNEL_OPTIONS = (

@@ -28,7 +28,7 @@ CALL_SECONDS = 10.0
 ANSWER_BYTES_MAX, EVENT_BYTES_MAX = 256 << 20, 8 << 20
 #: Objects in one page of a list: an object has a few KB.
 PAGE_OBJECTS = 500
-#: A watch is begun again after so long; a connection that is silent for longer is dead.
+#: A watch is restarted after this time; a connection that is silent for longer is dead.
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
 KUBECONFIG_BYTES_MAX = 4 << 20
 TOKEN_BYTES_MAX = 64 << 10

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 HEALTH_SECONDS = 5.0
 #: A better bucket is published once it has stood for this long; a worse one at once.
 BETTER_SECONDS = 60.0
-#: What is published ends so long after its last write; it is written again when half of that is left.
+#: What is published ends this long after its last write; it is written again when half of that is left.
 VALID_SECONDS = 7200.0
 #: Nodes that are written in one turn: a change of a whole fleet takes many turns, and the API server stays free.
 WRITES_PER_TURN = 100
 MESSAGE_CHARACTERS_MAX = 200
-#: Of a condition of which nothing is known any more.
+#: For a condition about which nothing is known any more.
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 

@@ -370,7 +370,7 @@ def _is_over(record: EventRecord, fleet: HostLifecycle, now_ns: int) -> bool:
 # Which call a device hangs in, as its agent said when it began: rows of `probe_1s` carry numbers
 # only.
 
-#: Devices of one host of which the words are kept; more are shown without.
+#: Devices of one host whose texts are kept; more are shown without.
 DEVICES_PER_HOST_MAX = 64
 HANG_MESSAGE_CHARACTERS_MAX = 240
 CALL_CHARACTERS_MAX = 80
@@ -399,7 +399,7 @@ class Hangs:
         self._hosts: dict[int, dict[str, Hang]] = {}
 
     def update(self, host: int, event: HealthEvent, time_ns: int) -> None:
-        """Take over one of `EVENTS`, told at *time_ns* of our clock."""
+        """Take over one of `EVENTS`, reported at *time_ns* of our clock."""
         group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
         collector = event.attributes.get("collector", "")
         is_whole_driver = event.name == "probe.driver_hung" and group == "gpu"

@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device is gone when it was not reported for so long: no table comes, and no reading is of now, for longer.
+#: A device is gone when it was not reported for this long: no table comes less often, and no reading stays current longer.
 GONE_NS = 180_000_000_000
 #: Rows that are chosen at once, for all rows of the host are looked at.
 CANDIDATES_MAX = 64
-#: A host that has no room is looked at again after so long: some of its devices may be gone by then.
+#: A host that has no room is looked at again after this time: some of its devices may be gone by then.
 RETRY_NS = 60_000_000_000
 #: A kind that keeps its rows.
 PINNED_KIND = "gpu"
 
 
 class Evictions:
-    """Which rows of which host may go. Owned by the fleet's thread."""
+    """Which rows of each host may be evicted. Owned by the fleet's thread."""
 
     def __init__(self, tables: Sequence[DeviceTable]) -> None:
         self._tables: dict[str, list[DeviceTable]] = {}

@@ -111,7 +111,7 @@ def device_of(inventory: Inventory, event: HealthEvent) -> str:
 
 
 def driver_of(inventory: Inventory, device: str) -> str:
-    """Return the version of the GPU's driver, or of any GPU's; "" where the host told none."""
+    """Return the version of the GPU's driver, or of any GPU's; "" if the host reported none."""
     driver = inventory.get(("gpu", device), {}).get("driver")
     others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
     return driver or next(others, "")
@@ -132,7 +132,9 @@ class FaultIsolation:
 
     def __init__(self) -> None:
         self._failed: dict[str, str] = {}  # part -> words, since `failing` was asked last
-        self._reported: dict[str, tuple[str, int]] = {}  # part -> words, until when they are told
+        self._reported: dict[
+            str, tuple[str, int]
+        ] = {}  # part -> message, until when it is reported
 
     def run(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
         """Do it, and say whether that went well. Never raises."""
@@ -413,7 +415,7 @@ class Fleet:
         return lambda device: device in judged or any(s.startswith(f"{device} ") for s in found)
 
     def _reassign_row(self, devices: Devices, row: int, name: str) -> None:
-        """Give *row* to the device *name*, of which nothing is known yet."""
+        """Give *row* to the new device *name*."""
         for table in self._tables:
             if table.devices is devices:
                 if table.name == "collector_10s":

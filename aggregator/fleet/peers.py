@@ -30,7 +30,7 @@ from .tables import DeviceTable
 
 #: Limits so near to each other are one.
 LIMIT_WATTS = 5.0
-#: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
+#: From this many hosts of a gang on, hosts at their limit are a stage of its work and not faulty.
 STAGE_HOSTS_MIN = 3
 #: This many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02

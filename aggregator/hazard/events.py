@@ -144,7 +144,7 @@ class FaultTable:
         return float(np.min(times[np.isfinite(times)], initial=np.inf))
 
     def with_nodes(self, nodes_count: int) -> FaultTable:
-        """Return the same faults in a fleet of *nodes_count*, of which the rest never failed.
+        """Return the same faults in a fleet of *nodes_count* nodes; the rest never failed.
 
         Raises EventsError if more are named than that.
         """

@@ -24,13 +24,13 @@ from .events import (
 )
 from .measured import HostDays, read_host_days
 
-#: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
+#: Nodes x days; a column of the tables below is as long. This many take about 2 GB to learn from and to judge.
 CELLS_MAX = 4_000_000
-#: A positive unit has a fault start within so many days.
+#: A positive unit has a fault start within this many days.
 WINDOW_DAYS = 7
 #: Names of the two outcomes.
 ALL, HARDWARE = "all classes", "hardware"
-#: Decay times of the counts of faults (a fault of so many days ago counts 1/e).
+#: Decay times of the counts of faults (a fault of this many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
 #: The one of them that a node is ranked by, beside the time since return and the lifetime count.
 RANK_DECAY_DAYS = 30.0
@@ -260,7 +260,7 @@ def _starts_ahead(faults: FaultTable, which: Flags, days: int, window_days: int)
 # What a store has on record to learn from: faults (findings that cost a host its state, merged into
 # incidents), and what was measured of each host at the beginning of each day.
 #
-# What a fault is, is told here alone: `read_recording` trains from it, and judging keeps each host's
+# A fault is defined here alone: `read_recording` trains from it, and judging keeps each host's
 # incidents by `add_finding`.
 
 DAY_US = 86_400_000_000

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..fleet.fleet import Fleet
 from ..model import AGGREGATOR_HOST, DUPLICATE_GPU, GPU_RELEASED, Finding
 
-#: A finding that is told by an occurrence, not by a state, ends when it has not occurred for this long.
+#: A finding of an occurrence, not of a state, ends when it has not occurred for this long.
 EXPIRES_SECONDS = 300
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 

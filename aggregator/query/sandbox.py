@@ -169,7 +169,7 @@ MACRO_SCHEMAS = frozenset({"ops", "history"})
 # DuckDB's messages as an operator needs them: short, with the place in the SQL, and a hint at what
 # is there.
 
-#: A message of DuckDB is cut to so many lines, and the line of SQL shown with it to so many characters.
+#: A message of DuckDB is cut to this many lines, and the line of SQL shown with it to this many characters.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: What lists all there is to ask; every door takes it.
 HINT = "`gangline sql '\\d'` lists list tables and views"

@@ -7,7 +7,7 @@ from ..model import HealthState, Reason
 from ..rule_declaration import FindingWhen, Rule, ThresholdRule, above
 
 #: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
-#: is told a second or two before: by then it is that driver's finding.
+#: is reported a second or two before: by then it is that driver's finding.
 DEVICE_HANGS = Rule(
     "device.hung", HealthState.WATCH, Reason.DRIVER_HUNG,
     "the agent's probe of it answers in time, and keeps answering for 30 s",

@@ -11,7 +11,7 @@ from ...contract.xid.policy import Clears
 from ..model import HealthState, Reason
 from ..rule_declaration import ClearCondition, EventKind, FindingWhen, HazardClass, Rule
 
-#: So many repaired errors within their day are worth a look; a few are every machine's.
+#: This many repaired errors within their day are worth a look; a few are every machine's.
 CORRECTED_MIN = 10
 H, W, S, U = HealthState.HEALTHY, HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 MEMORY, HOST, STORAGE = Reason.ECC_TREND, Reason.HOST_CPU, Reason.STORAGE
@@ -53,7 +53,7 @@ XID = Rule(
 SXID = Rule(
     "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.LINK, is_family=True,
 )
-#: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
+#: Events of one name that were too many to be distinguished (`agent/kernel_log/incidents.py`).
 FOLDED = _kind(
     "folded", H, Reason.BLIND, 1.0, "too many at once to list each; read the kernel log (journalctl -k)",
     is_family=True,

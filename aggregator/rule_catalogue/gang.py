@@ -54,7 +54,7 @@ SLOW_LINK = Rule(
 _CLEARS = "its GPUs are idle no more than before for two or three minutes"
 DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS, reads=(*PACE, *STALLS))
 CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS, reads=(*PACE, *STALLS))
-#: Told by runs of workloads, with a host and without it.
+#: Found by comparing runs of workloads with a host and without it.
 SLOW_RUNS = Rule(
     "runs.slow_host", HealthState.WATCH, Reason.STRAGGLER,
     "its next run of a minute or longer is as fast as earlier ones of the same workload",

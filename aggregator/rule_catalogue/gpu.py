@@ -47,7 +47,7 @@ UNREAD = Rule(
 # ----------------------------------------------------------------------
 # GPUs that compute slower than their peers, or than they did.
 
-#: What says whether a GPU computes, how fast, and of which others that may be expected.
+#: What says whether a GPU computes, how fast, and which others are comparable.
 PACE = (
     "gpu.sm_clock_hertz", "gpu.sm_clock_max_hertz", "gpu.sm_application_clock_hertz", "gpu.utilization_ratio",
     "gpu.power_watts", "gpu.power_limit_watts", "gpu.power_limit_default_watts", "gpu.energy_joules",

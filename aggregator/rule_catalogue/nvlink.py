@@ -20,7 +20,7 @@ CHANGES, C2C, FABRIC = "nvlink_10s_changes", "c2c_10s_changes", "gpu_fabric_1s_c
 DOWN_SECONDS = 20.0
 #: Errors a second that are worth a look, and how many times the peers' they must be.
 ERRORS_PER_SECOND, PEERS_RATIO = 1.0, 10.0
-#: Errors left after correction on one bit of so many: the limit that Ethernet and InfiniBand call bad
+#: Bit errors left after correction, per bit: the limit that Ethernet and InfiniBand call bad
 #: is 1e-12 (IEEE 802.3); a healthy NVLink 5 reports 1.5e-254.
 BIT_ERROR_RATIO = 1e-12
 #: Registration with the fabric is over within seconds.

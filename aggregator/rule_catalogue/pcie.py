@@ -4,7 +4,7 @@ from ..model import HealthState, Reason
 from ..rule_declaration import RateRule, Rule, suspect_rule, watch_rule
 
 #: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
-#: (`view.PERIODS_MAX`): after so long under load, what is read is of the time under load.
+#: (`view.PERIODS_MAX`): after this time under load, what is read is of the time under load.
 LOADED_SECONDS = 26.0
 #: What says whether a link is used: idle ones shrink by themselves.
 TRAFFIC = ("gpu_fast.pcie_transmitted_bytes_per_second", "gpu_fast.pcie_received_bytes_per_second")

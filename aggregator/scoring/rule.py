@@ -131,7 +131,7 @@ def short(device: str) -> str:
 # ----------------------------------------------------------------------
 # Rules that are a row alone: a reading that is wrong by itself, and a counter that counts too much.
 
-#: A counter's memory of ten minutes holds one event for about five of them, and so long many are held, too.
+#: A counter's memory of ten minutes holds one event for about five of them, and this long many are held, too.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 
@@ -502,7 +502,7 @@ def step(
 ) -> dict[RuleAndDevice, TrackedSymptom]:
     """Return the holds after the host showed *symptoms*, and no others, at *now_ns*.
 
-    *ended_rules*: rules of which it was looked at long enough, and is not so: what they held ends at once.
+    *ended_rules*: rules evaluated for long enough whose condition is false: their symptoms end at once.
     """
     result: dict[RuleAndDevice, TrackedSymptom] = {}
     for symptom in symptoms:

@@ -38,7 +38,7 @@ PLANS_MAX, RETRY_SECONDS = 16, 1.0
 #: Of a workload's share of communication, up and down: fingerprints count bytes, not what they overlap with (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
-#: The nodes of a snapshot are made ready ahead where a plan was asked for within so many versions.
+#: The nodes of a snapshot are made ready ahead where a plan was asked for within this many versions.
 PREPARED_VERSIONS = 60
 
 T = TypeVar("T")

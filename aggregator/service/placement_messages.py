@@ -41,12 +41,12 @@ from .validation import check_range, check_real, check_text
 OWN_RESERVATIONS_MAX = 16
 REQUEST_ID_CHARACTERS_MAX = 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
-#: Jobs of which a request says the priority.
+#: Jobs whose priority a request gives.
 PRIORITIES_MAX = 10_000
 #: Relative traffic of a kind of groups.
 TRAFFIC_MAX = 1e6
 NO_TENANTS: Mapping[str, ExchangeRates] = {}
-#: Of a node of which only some GPUs are free: a mask is a byte.
+#: For a node with only some GPUs free: a mask is a byte.
 SHARED_GPUS_MAX = 8
 
 # ----------------------------------------------------------------------

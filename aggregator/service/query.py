@@ -38,11 +38,11 @@ from ..query.pool import QueryCost, QueryPool
 from ..query.sandbox import without_folder
 from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
-#: After so long a place among the queries that run may be free.
+#: After this time a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
 #: Of a statement that is not even looked at, for its caller may not query, so much is logged.
 DENIED_CHARACTERS_MAX = 200
-#: Of one such caller a line each so many seconds: one agent's token would else push all others' lines out in a night.
+#: One line per such caller and this many seconds: one agent's token would else push all others' lines out in a night.
 DENIED_SECONDS = BURST_SECONDS
 
 

@@ -665,7 +665,7 @@ def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
 # In one transaction DuckDB would keep of every table what does not fill a row group: three times
 # the file. Nobody sees the file before it is whole, so it is committed bit by bit.
 
-#: When so many cells (8 bytes each) wait in memory they are committed.
+#: When this many cells (8 bytes each) wait in memory they are committed.
 CELLS_WAITING_MAX = 2_000_000
 #: What the names of a row take beside its cells, in cells.
 NAMES_CELLS = 8

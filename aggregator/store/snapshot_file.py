@@ -129,10 +129,10 @@ LATEST_SECONDS_MAX = 86_400
 #: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
 #: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
 LATE_SECONDS = 15
-#: At most so many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
+#: At most this many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
 #: functions, of which the file is 0.6 GB.
 CELLS_MAX = 400_000_000
-#: A table with more cells is put in by hosts, so many cells at a time.
+#: A table with more cells is put in by hosts, this many cells at a time.
 CELLS_AT_ONCE = CELLS_WAITING_MAX
 #: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
 #: has come again by then.
@@ -273,7 +273,7 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Leave of each host the devices heard of last; return of which hosts, as text."""
+        """Keep each host's most recently reported devices; return the affected hosts, as text."""
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"
@@ -306,7 +306,7 @@ class LatestTables:
 
 
 def host_ranges(firsts: Sequence[str]) -> list[str]:
-    """Return conditions on `host`, of which each name meets one: before the first of *firsts* (sorted), from there to
+    """Return conditions on `host`; each name meets exactly one: before the first of *firsts* (sorted), from there to
     the second, and so on."""
     since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
     until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
@@ -323,7 +323,7 @@ BASE_FILE = "operators-base.duckdb"
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: The last reading of a signal that only some agent knows is looked for this far back.
 BY_NAME_SECONDS = 600
-#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken again at most
+#: What hosts have is the largest part and hardly changes: beyond this many devices it is taken again at most
 #: this often, and `left_out` says how old it is.
 DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
 #: Rollups go into the base, which is recreated for them this often; of each at most this many cells.
@@ -334,9 +334,9 @@ ROLLUPS: dict[str, int] = {
     for table in ("gpu_1s", "rdma_1s", "host_1s")
     for grain, seconds in (("1m", 86_400), ("1h", 14 * 86_400))
 }
-#: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
+#: Readings of a fleet so large that there is room for less than this many seconds are left out whole.
 READINGS_SECONDS_MIN = 10
-#: What is copied is in memory so many rows at a time.
+#: What is copied is in memory this many rows at a time.
 BATCH_ROWS = 8192
 
 

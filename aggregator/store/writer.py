@@ -231,7 +231,7 @@ def fill_host_days(connection: Any, now_us: int) -> None:
 # Which events an open finding is about: a restart reads them whatever their age, and history keeps
 # them.
 
-#: A finding begins when its event is judged, so long after it came at the most: a code waits for its companions.
+#: A finding begins when its event is judged, this long after it came at the most: a code waits for its companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 
 #: Selects their `rowid`. By host, signal and device (`scoring/evaluate.py` puts a finding's subject together; the kernel
@@ -319,7 +319,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The table `received` is rewritten as the fewest rows once it has grown by so many.
+#: The table `received` is rewritten as the fewest rows once it has grown by this many.
 RECEIVED_GROWN_MAX = 100_000
 
 #: A checkpoint compresses again what it finds of each table, so that one after each commit costs twice what the
@@ -352,7 +352,7 @@ class Writer:
         decision_limits: DecisionLimits = DecisionLimits(),  # noqa: B008 - frozen
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store at *path*. *on_missing_inputs*: is told which inputs of decisions the store lacks. Raises StoreError."""
+        """Open the store at *path*. *on_missing_inputs*: is called with the inputs of decisions that the store lacks. Raises StoreError."""
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days

@@ -538,7 +538,7 @@ def _nvswitch(code: int, text: str, reading: LineReading) -> bool:
 
 
 _NVLINK5 = frozenset(range(144, 151))
-#: XIDs of which one line may be harmless and the next not: by its link, unit or recovery action.
+#: XIDs whose lines may differ: one is harmless and the next not, by its link, unit or recovery action.
 VARYING = _NVLINK5 | {74, 154}
 _DECODERS: dict[int, Callable[[str, LineReading], None]] = {
     13: _graphics,

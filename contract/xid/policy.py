@@ -270,7 +270,7 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def tool_actions(code: int) -> list[ToolAction]:
-    """Return what other tools do on XID *code*; a tool of which nothing is known is left out."""
+    """Return what other tools do on XID *code*; tools without a known policy are left out."""
     found = []
     for tool in _tools():
         texts = [says["words"] for says in tool["says"] if code in says["codes"]]

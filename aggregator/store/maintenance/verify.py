@@ -28,7 +28,7 @@ from . import backup_files
 # span; and the same host, so that a span with many readings is looked at by ranges of hosts: all at
 # once would be sorted on the store's disk.
 
-#: About so many readings are compared at a time, of at most this many files.
+#: About this many readings are compared at a time, of at most this many files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 

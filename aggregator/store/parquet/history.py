@@ -167,7 +167,7 @@ class History:
     def turn(self, now_ns: int, seconds_max: float = TURN_SECONDS) -> list[str]:
         """Do some of what is due as of *now_ns*, for about *seconds_max* and one step at least; return what was done.
 
-        Never raises: what fails is logged, told by `failing`, and tried again after AGAIN_SECONDS.
+        Never raises: a failure is logged, reported by `failing`, and retried after AGAIN_SECONDS.
         """
         begin = time.monotonic()
         self._now_ns = now_ns

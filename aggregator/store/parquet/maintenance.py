@@ -146,7 +146,7 @@ def gigabytes(count: int) -> str:
 
 log = logging.getLogger(__name__)
 
-#: A part is closed so long after its end: a commit that began within it has come to its end by then.
+#: A part is closed this long after its end: a commit that began within it has come to its end by then.
 CLOSED_SECONDS = 5
 #: A part that begins later than this from now was made under a clock that was wrong: it is closed.
 AHEAD_SECONDS = 3600
@@ -271,7 +271,7 @@ class HistoryMaintenance:
         return choose_for_room(recorded, bytes_wanted, free_bytes / max(1, target_bytes))
 
     def make_room(self, chosen: list[ParquetSegment]) -> Job:
-        """Remove files at once: who reads them is told that they are gone."""
+        """Remove files at once: their readers get an error that they are gone."""
         for batch in _batches(chosen):
             self._retire(batch)
             self.segment_store.drop([one.path for one in batch])
