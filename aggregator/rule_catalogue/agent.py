@@ -49,7 +49,7 @@ BARRED = ThresholdRule(
     Rule("host.barred", HealthState.UNHEALTHY, Reason.POLICY,
          "`gangline check` on the host finds nothing to enforce for 30 s", leave_seconds=30.0),
     "agent_10s", "barring_findings_count", above(0.0),
-    "has {value:.0f} findings that keep jobs off the host while the permit is in force: "
+    "reports {value:.0f} findings that keep jobs off the host while the permit is in force: "
     "`gangline check` on the host lists them",
 )
 HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)

@@ -21,12 +21,12 @@ def test_a_folder_is_read_by_name_and_what_is_no_declaration_is_left_alone(tmp_p
     assert [one.name for one in read_files([tmp_path])] == ["a.toml"]
     os.mkfifo(tmp_path / "z.toml")
     writing = os.open(tmp_path / "z.toml", os.O_RDWR)  # somebody does, and has nothing yet
-    with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
+    with pytest.raises(DeclaredError, match=r"z\.toml: not a regular file"):
         read_files([tmp_path])
     os.close(writing)
     (tmp_path / "z.toml").unlink()
     (tmp_path / "z.toml").mkdir()
-    with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
+    with pytest.raises(DeclaredError, match=r"z\.toml: not a regular file"):
         read_files([tmp_path])
     with pytest.raises(DeclaredError, match="No such file"):
         read_files([tmp_path / "none"])

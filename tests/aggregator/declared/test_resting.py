@@ -76,7 +76,7 @@ def test_an_export_that_says_something_else_each_time_is_told(
     assert running.finding == "", "a copy of some seconds is no news"
     looks(running, LOOKS_MAX, export)
     assert running.fleet.declared.place("h1") == R1
-    assert "version 1 stays in force: inventory.csv: was written again and again" in running.finding
+    assert "version 1 stays in force: inventory.csv: changed continuously" in running.finding
     told = running.finding
     looks(running, LOOKS_MAX, export)
     assert running.finding == told
