@@ -225,7 +225,7 @@ class JobForecaster:
         return bool(self._pause_shares) and self._now - self._pause_begin >= PAUSE_SECONDS_MIN
 
     def _count(self, state: int) -> None:
-        """Count which state came so many seconds after which, outside pauses."""
+        """Count which state followed which after this many seconds, outside pauses."""
         self._mix[state] += 1.0
         if sum(self._mix) > PAIRS_MAX:
             self._mix = [count / 2 for count in self._mix]

@@ -108,7 +108,7 @@ def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
     from_begin = _regularity([b.begin - a.begin for a, b in pairs], prior_interval)
     from_end = _regularity([b.begin - a.end for a, b in pairs], nan)
     found, is_from_end = from_begin, False
-    # Jobs that save each so many steps: the time that saving takes does not count.
+    # Jobs that save every n steps: the time that saving takes does not count.
     if from_end.regular >= 3 and from_end.spread < 0.8 * from_begin.spread:
         found, is_from_end = from_end, True
     durations = np.array([span.seconds for span in spans if isfinite(span.end)])

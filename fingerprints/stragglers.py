@@ -183,7 +183,7 @@ class ChangeMonitor:
         return self._streak.size
 
     def fit(self, capacity: int) -> None:
-        """Make room for so many members."""
+        """Make room for this many members."""
         more = capacity - self.capacity
         if more > 0:
             for name, array in vars(self).items():

@@ -334,7 +334,7 @@ class KernelTables:
         self._incident_until_seconds = np.zeros(hosts)
 
     def add_xids(self, host: int, count: int, now_seconds: float) -> None:
-        """Take note that the driver of *host* wrote so many XIDs, which NVML delivers as well."""
+        """Take note that the driver of *host* wrote this many XIDs, which NVML delivers as well."""
         self._records[host] += count
         self._xid_events[host] += count
         self._incident_until_seconds[host] = now_seconds + INCIDENT_SECONDS

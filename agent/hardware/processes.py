@@ -86,7 +86,7 @@ class ProcessScanner:
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
-        """*reads_max*: of those neither new nor urgent, so many are read in a turn."""
+        """*reads_max*: how many of those neither new nor urgent are read in one collection."""
         self._proc, self._processes_max, self._reads_max = proc, processes_max, reads_max
         self._known: dict[str, TaskStat] = {}
         self._last_number = 0  # the number read last of those in line

@@ -49,7 +49,7 @@ _OK = [("grpc-status", "0")]
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """A unary call whose message has come whole. `timeout_seconds`: the client waits so long, None: as long as it takes."""
+    """A unary call whose message has come whole. `timeout_seconds`: how long the client waits; None: without a limit."""
 
     stream: int
     path: str

@@ -92,7 +92,7 @@ class RecordingStorage:
         return sorted(p for p in names if p.suffix == SUFFIX and _NAME.fullmatch(p.stem))
 
     def _remove_oldest(self, files: int, size: int) -> None:
-        """Leave at most this many files of so many bytes together."""
+        """Keep at most this many files and at most this many bytes in total."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
         for path, each in zip(paths, list(sizes), strict=True):

@@ -167,7 +167,7 @@ class TieredStore:
     def recover(self, run_id: bytes, lost_frames: int) -> bool:
         """Go on with what was found; return whether all numbers are known.
 
-        *lost_frames*: so many had stood in the damaged end of the disk's newest segment. What is on the
+        *lost_frames*: how many were in the damaged end of the disk's newest segment. What is on the
         disk is left to it.
         """
         unbroken = (self.disk.folder / UNBROKEN_NAME).exists()

@@ -556,7 +556,7 @@ class AdvisoryLimits:
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2
-    cluster_hosts_min: int = 1  # so many may go of a small fleet, whatever its share
+    cluster_hosts_min: int = 1  # this many may go of a small fleet, whatever its share
     cluster_share_max: float = 0.02
     hosts_per_hour_max: int = 8
     #: Grants are held for this long once a limit of the hour, or failures, say that we may be wrong; twice as long

@@ -76,7 +76,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
-    """Return whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
+    """Return whether *host* was silent for so long that it is taken to be gone for good, as after a restart."""
     return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 

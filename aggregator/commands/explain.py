@@ -209,7 +209,7 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
 
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
-    """Return the hazard without any symptom: what each of them alone makes so many times as large."""
+    """Return the hazard without any symptom: the base that each symptom's factor multiplies."""
     added = sum(one.log_hazard_delta for one in score.contributions if not _is_of_model(one))
     return score.hazard_per_hour * math.exp(-added)
 

@@ -130,7 +130,7 @@ def run_query(job: str) -> str:
 
 
 def step_seconds_for(span_seconds: float) -> int:
-    """Return how long a step of a story of so long is."""
+    """Return the step of a story of this length."""
     return next((s for s in STEP_SECONDS if s * STEPS_MAX >= span_seconds), STEP_SECONDS[-1])
 
 

@@ -182,7 +182,7 @@ class ProgressBar:
         self.end()
 
     def begin(self, what: str, total: int) -> None:
-        """Another part begins, of so many bytes (or what *format_amount* makes words of); 0: nobody knows."""
+        """Begin another part of this many bytes (or what *format_amount* prints); 0: unknown."""
         self.end()
         self._what, self._total, self._done = what, total, 0
         self._line_at = self._monotonic()

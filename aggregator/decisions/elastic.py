@@ -155,7 +155,7 @@ def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float
 
 
 def _least_domains(counts: Floats, needed: Floats) -> Floats:
-    """Return in how few domains of *counts* nodes so many are, at least 1."""
+    """Return the smallest number of domains of *counts* nodes that holds this many, at least 1."""
     reached = np.cumsum(np.sort(counts)[::-1])
     found = np.searchsorted(reached, needed, side="left") + 1
     return np.asarray(np.clip(found, 1, max(counts.size, 1)), dtype=np.float64)

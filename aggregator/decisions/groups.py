@@ -78,7 +78,7 @@ class GroupSpans:
 
 
 def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupLayout | None:
-    """Return the groups of a gang of so many nodes. None: none are asked for, or they do not make it up."""
+    """Return the groups of a gang of this many nodes. None: none are requested, or they do not add up to it."""
     tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
     gpus = nodes * gpus_per_node
     if not needs.has_groups or not needs.groups_make_up(gpus):
@@ -296,7 +296,7 @@ def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int
 
 
 def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:
-    """Return *needs* for a gang of so many GPUs: groups that do not make it up are no longer asked for."""
+    """Return *needs* for a gang of this many GPUs, without groups that do not add up to it."""
     if needs.groups_make_up(gpus):
         return needs
     fewer = replace(needs, data_parallel=0)

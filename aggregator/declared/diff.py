@@ -28,7 +28,7 @@ class RowKind(NamedTuple):
     name: str
     query: str  # gives them from a store, times as microseconds
     key_columns: (
-        int  # so many first columns say which one it is; the next is its value; 0: all of them
+        int  # how many first columns identify the row; the next is its value; 0: all of them
     )
 
 

@@ -245,7 +245,7 @@ class Problems:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Return whether there are so many that a file is not read to its end, which is reported."""
+        """Return whether there are too many problems to read a file to its end; that is reported."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 

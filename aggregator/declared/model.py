@@ -308,7 +308,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "gang.windows_count", 9.0, 6.0, 12.0, "1",
-            "a host is compared in a job that worked in so many of the last twelve windows of ten seconds; in all, if it has three hosts",
+            "a host is compared only if its job worked in this many of the last twelve windows of ten seconds; in all twelve, if it has three hosts",
         ),
         (
             "gang.slow_ratio", 0.04, 0.01, 0.5, "1",
@@ -332,7 +332,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "network.waits_ratio", 1.5, 1.05, 1000.0, "1",
-            "so many times as much as before do the ports of a job's hosts wait for the network",
+            "how many times longer than before the ports of a job's hosts wait for the network",
         ),
         (
             "filesystem.available_ratio", 0.02, 0.0, 0.5, "1",

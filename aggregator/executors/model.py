@@ -235,7 +235,7 @@ class PlaceHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class ExtendHold(Step):
-    """Let the hold end so many seconds from now."""
+    """Let the hold end this many seconds from now."""
 
     hold: str
     seconds: float
@@ -250,7 +250,7 @@ class RemoveHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain *node* under `reason`, by itself no longer than so many seconds where the scheduler can. `down`: it does not respond."""
+    """Drain *node* under `reason`, for at most this many seconds if the scheduler supports it. `down`: it does not respond."""
 
     node: str
     reason: str

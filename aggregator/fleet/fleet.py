@@ -478,7 +478,7 @@ class Fleet:
     def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
         """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room.
 
-        *findings_max*: there is none for it beside so many; None: FINDINGS_MAX.
+        *findings_max*: it is not kept beside this many others; None: FINDINGS_MAX.
         """
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == AGGREGATOR_HOST

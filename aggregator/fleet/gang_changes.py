@@ -67,7 +67,7 @@ class BusyChanges(NamedTuple):
 
 
 class _Scale:
-    """One scale of time: so many windows are one of its own."""
+    """One scale of time: how many windows make one of its own."""
 
     def __init__(self, windows: int, birth_streak: int) -> None:
         self._windows, self._ended = windows, 0

@@ -120,7 +120,7 @@ class HostBaseline:
         self._unusual: Codes = np.zeros(capacity, dtype=np.int32)
 
     def fit(self, capacity: int) -> None:
-        """Make room for so many hosts."""
+        """Make room for this many hosts."""
         if self._unusual.size < capacity:
             for name in ("_means", "_windows", "_unusual"):
                 setattr(self, name, grown(getattr(self, name), capacity))

@@ -40,7 +40,7 @@ NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Job:
-    """What runs as one. `gpus`: by host, so many of it; those of MIG count each."""
+    """A job on several GPUs. `gpus`: how many, by host; MIG instances count each."""
 
     key: tuple[str, str, int]  # who manages it, its name, and where that is of one host only: which
     gpus: dict[int, int] = field(default_factory=dict[int, int])

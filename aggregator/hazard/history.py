@@ -346,7 +346,7 @@ def read_incidents(
 
 
 def days_back(hosts: int) -> int:
-    """Return how many days of so many hosts are looked at."""
+    """Return how many days are examined for this many hosts."""
     return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
 
 

@@ -135,7 +135,7 @@ def folds_of(
     """Return the folds that have positives on both sides of their cut, in the order of time.
 
     *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
-    *known_share_min*: of the units before the cut, so many are of days on which something was measured.
+    *known_share_min*: the least share of units before the cut with a measurement on their day.
     """
     features, daily_positive, weekly_positive = (
         features_of(daily.state),

@@ -107,7 +107,7 @@ class BacklogStream(Protocol):
         ...
 
     def request_resend(self, frames: int) -> None:
-        """End, so that so many late frames that were passed over come again."""
+        """End, so that this many skipped late frames are sent again."""
         ...
 
 
@@ -260,7 +260,7 @@ class ReconnectSpread:
         self._hertz = reconnects_per_second
 
     def seconds(self, hosts: int) -> int:
-        """Return it for so many hosts; 0: at once."""
+        """Return it for this many hosts; 0: at once."""
         return min(hosts // self._hertz, RECONNECT_SECONDS_MAX)
 
     def retry_seconds(self, host: str, hosts: int) -> float:

@@ -129,7 +129,7 @@ class RunHistory:
         return tuple(self._paces.values())
 
     def find_drifting_hosts(self) -> None:
-        """Look for hosts on which several workloads are slow. Of so many runs as are followed some 50 ms at most."""
+        """Look for hosts on which several workloads are slow. Takes at most some 50 ms for the largest number of runs."""
         found = drifting_hosts(self.paces)
         self.drifting = {one.host: one for one in found}
 

@@ -105,7 +105,7 @@ def requirements_of(
 
 
 def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> None:
-    """Raise InvalidArgument where the groups do not make up a gang of so many nodes."""
+    """Raise InvalidArgument if the groups do not add up to a gang of this many nodes."""
     if not needs.groups_make_up(nodes * gpus_per_node):
         raise InvalidArgument(
             "gang.groups",

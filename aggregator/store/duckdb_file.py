@@ -692,7 +692,7 @@ class NewFile:
                 self.connection.unregister("new_rows")
 
     def run(self, insert: str, columns: int) -> None:
-        """Run a statement that inserts rows of so many columns, and commit when much waits. Raises duckdb.Error."""
+        """Run a statement that inserts rows of this many columns, and commit when much waits. Raises duckdb.Error."""
         ((count,),) = self.connection.execute(insert).fetchall()
         self._uncommitted_cells += count * (columns + NAMES_CELLS)
         if self._uncommitted_cells >= CELLS_WAITING_MAX:

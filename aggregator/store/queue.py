@@ -346,7 +346,7 @@ class Queue:
             return pending
 
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
-        """Wait until so many rows wait, or there is a reason to commit before."""
+        """Wait until this many rows wait, or there is a reason to commit earlier."""
         self._change.wait_for(
             lambda: (
                 self._closing

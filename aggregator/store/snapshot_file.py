@@ -155,7 +155,7 @@ class LatestTables:
     file: NewFile
     cursor: Cursor  # on the live file
     now_us: int
-    lag_seconds: float  # so long had readings waited for a commit when the file before was begun
+    lag_seconds: float  # how long readings had waited for a commit when the previous file was begun
     _since_us: int = 0
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
@@ -383,7 +383,7 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file again as of *now_ns*, when readings have waited so long for a commit.
+        """Write the file again as of *now_ns*, when readings have waited this long for a commit.
 
         Raises duckdb.Error or OSError; the file before stays.
         """

@@ -32,7 +32,7 @@ REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return how long to wait after a file that took so long to write: until *period_seconds* have passed, or twice
+    """Return how long to wait after a file that took this long to write: until *period_seconds* have passed, or twice
     as many, so that a large fleet's file takes an eighth of a processor and no more."""
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)

@@ -389,7 +389,7 @@ class Writer:
         self._load_ledger()
 
     def _checkpoint_at(self, wal: str) -> None:
-        """Let DuckDB fold the WAL in once it is so long; while the store is held it does not."""
+        """Let DuckDB checkpoint the WAL once it reaches the size *wal*; not while the store is held."""
         if not self._saved_threshold and wal != self._checkpoint_wal:
             self._connection.execute(f"SET checkpoint_threshold = '{wal}'")
             self._checkpoint_wal = wal

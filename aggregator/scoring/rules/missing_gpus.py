@@ -39,7 +39,7 @@ class MissingGpus(NamedTuple):
     has: int
     expected: int
     missing: dict[str, str]
-    declared: str  # where so many are declared; "" where the host had them
+    declared: str  # where this number is declared; "" if the host had them before
 
 
 @detects(rules.MISSING)
