@@ -91,13 +91,13 @@ class EventPublisher:
 # One XID has two witnesses: the kernel log, with its text, and NVML, without. It is reported once.
 #
 # The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment.
-# Shown by the kernel log within that, it is told from there; else from NVML. While nobody reads the
+# If the kernel log shows it within that time, it is reported from there; else from NVML. While nobody reads the
 # kernel log, NVML's word is reported at once.
 
 SECOND_NS = 1_000_000_000
 #: The two words of one XID are no further apart than this, and NVML's is held back for as long.
 DUPLICATE_NS_MAX = 2 * SECOND_NS
-#: The same thing, heard again, is told no more often than this; meanwhile it is counted.
+#: A repeated event is reported at most this often; meanwhile it is counted.
 REPEAT_NS_MIN = 10 * SECOND_NS
 #: GPUs times codes that are remembered; the oldest are forgotten.
 ENTRIES_MAX = 1024

@@ -387,7 +387,7 @@ class GpuReleaser:
         file: ReleaseStateFile,
         nodes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """*samplers* have release what *file* has from an agent before this one. *publisher* is told of each GPU that
+        """*samplers* have release what *file* has from an agent before this one. *publisher* gets each GPU that
         was released or taken back. *nodes*: of the driver -> PCI address, `nvidia3` -> `0000:9b:00.0`, asked of nobody
         who may hang."""
         self._samplers, self._callbacks, self._clock, self._roots = (

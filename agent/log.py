@@ -79,7 +79,7 @@ class RateLimitFilter(logging.Filter):
         if now - passed_at < REPEAT_SECONDS_MIN:
             return False
         del self._causes[oldest]
-        if suppressed:  # what it would have told when it spoke again is told with the others
+        if suppressed:  # what it would have logged with its next line is logged with the others
             passed_at, others = self._causes.get(OTHERS_CAUSE, (now - REPEAT_SECONDS_MIN, 0))
             self._causes[OTHERS_CAUSE] = passed_at, others + suppressed
         return True

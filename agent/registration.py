@@ -104,7 +104,7 @@ class Registration:
         return request
 
     def update(self, inventory: InventoryResult) -> bool:
-        """Take over devices and labels; return whether the last request, if any, told others.
+        """Take over devices and labels; return whether the last request, if any, had others.
 
         For a GPU that was left out, the earlier data stay.
         """

@@ -38,7 +38,7 @@ class StepOutcome(IntEnum):
     DELTA = 0
     WRAPPED = 1
     RESET = 2  # start over: never a negative rate, never "newer as delta"
-    SATURATED = 3  # stands at its ceiling: blind, not quiet
+    SATURATED = 3  # at its ceiling: blind, not quiet
     UNSUPPORTED = 4
     BLANK = 5  # a sentinel that means "no value"
     STALE = 6  # the same instant as before

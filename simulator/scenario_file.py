@@ -164,7 +164,7 @@ def _shortened(value: object) -> str:
     try:
         return repr(value)[:40]
     except ValueError:  # a whole number of thousands of digits
-        return "so many digits"
+        return "a number of thousands of digits"
 
 
 def _check(settings: WorldSettings) -> None:

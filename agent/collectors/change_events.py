@@ -15,7 +15,7 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
 RESYNC_NAME = "gpu.told_anew"
-#: The aggregator may have lost what it was told, or be another one.
+#: The aggregator may have lost its data, or be another one.
 REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000

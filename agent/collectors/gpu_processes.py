@@ -206,10 +206,10 @@ def process_key(gpu: str, process: Process) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on GPUs are, over time: listings and looks in, what must be told and counted
+# Whose the processes on GPUs are, over time: listings and checks in, what must be reported and counted
 # out. No clock, no I/O.
 #
-# A process is its number and its start. NVML names the number only, so what is told of one must
+# A process is its number and its start. NVML names the number only, so what is reported of one must
 # have held at two looks: else a process that ended between the list and the look would lend its GPU
 # to anyone who was dealt its number.
 
@@ -407,7 +407,7 @@ class GpuProcessCounts:
     others: int = 0
     unknown: int = 0
     dead: int = 0
-    dead_memory_bytes: int | None = 0  # None: some of it is not told
+    dead_memory_bytes: int | None = 0  # None: some of it is unknown
 
 
 def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:

@@ -326,7 +326,7 @@ def aspm_flags(folder: Path, files: FileReader) -> int | None:
 
 
 def iommu_code(folder: Path, files: FileReader) -> int | None:
-    """Return the code of how the function's addresses are translated; None when it cannot be told."""
+    """Return the code of how the function's addresses are translated; None if unknown."""
     kind = files.text(f"{folder}/iommu_group/type")  # may come with the function's driver
     if kind is None and not os.path.lexists(f"{folder}/iommu_group"):
         return 0 if folder.exists() else None

@@ -268,7 +268,7 @@ class OpenHandles(NamedTuple):
 
 
 def parse_gpu_minor(information: str) -> int | None:
-    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: not told."""
+    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: unknown."""
     found = _GPU_MINOR.search(information)
     return int(found.group(1)) if found else None
 

@@ -117,7 +117,7 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file; empty when it is gone. Each is told by itself: all of them may take long."""
+    """Return the file; empty when it is gone. Each read is recorded by itself: all of them may take long."""
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()

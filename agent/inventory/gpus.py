@@ -43,7 +43,7 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return what an nvmlPlatformInfo_t of *version* says; what is all zeros was not told. Nothing when it is short."""
+    """Return what an nvmlPlatformInfo_t of *version* says; all zeros mean unknown. Nothing when it is short."""
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES

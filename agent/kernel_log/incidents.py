@@ -48,7 +48,7 @@ ALL_OPEN_MAX = 4 * OPEN_MAX
 FOLDED = "folded"
 #: Processes named in the lines of one incident that are kept.
 PROCESSES_MAX = 8
-#: Added to the revision of an incident taken up after a restart: what was told just before may not
+#: Added to the revision of an incident taken up after a restart: what was reported just before may not
 #: have been noted.
 REVISION_SKIP = 16
 _REVISION_MAX = (1 << 32) - 1
@@ -72,7 +72,7 @@ class LogLine:
 
 @dataclass(slots=True)
 class OpenIncident:
-    """One event in the making. `event` is as it would be told now, but for what `refresh` brings up."""
+    """One event in progress. `event` is as it would be reported now, except for what `refresh` updates."""
 
     key: Key
     event: HealthEvent
@@ -156,7 +156,7 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Let what continues beside a new incident be told with its next line, or its last if just come."""
+        """Report incidents that continue beside a new one with their next line, or with the last if it just came."""
         for each in self._open.values():
             if each.key[:2] == key[:2] and key[1] != "host":
                 each.is_urgent = True
@@ -251,7 +251,7 @@ class IncidentTracker:
         return _report_again(incident, 0)
 
     def restore(self, key: Key, event: HealthEvent, now_ns: int) -> None:
-        """Take up an incident that was open when the agent ended. Its count may not have been told."""
+        """Take up an incident that was open when the agent ended. Its count may not have been reported."""
         event.revision = min(event.revision + REVISION_SKIP, _REVISION_MAX)
         incident = OpenIncident(
             key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True

@@ -73,7 +73,7 @@ class TimestampConverter:
 # ----------------------------------------------------------------------
 # How far the log was read, and which incidents were open then: one small file, replaced whole.
 #
-# It is written after the events that it covers are on disk. What was told past it is reported again
+# It is written after the events that it covers are on disk. Events after it are reported again
 # after a crash, with the same event ids, and the aggregator keeps one of each.
 #
 # It is for another process of the same boot, and without meaning after a power cut: so it is never
@@ -204,7 +204,7 @@ def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
 class LogReader:
     """Follows one log. All methods belong to one thread; the counts may be read from any.
 
-    Attributes: `read_count` (records taken), `reported_count` (events told, without their revisions),
+    Attributes: `read_count` (records taken), `reported_count` (events reported, without their revisions),
     `lost_count` (records that were overwritten), `not_understood_count`.
     """
 

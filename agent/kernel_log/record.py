@@ -9,7 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Of a line, as much is looked at and told. The aggregator takes no more of a message.
+#: Characters of a line that are parsed and reported. The aggregator takes no more of a message.
 LINE_CHARACTERS_MAX = 2048
 VALUE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 64

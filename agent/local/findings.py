@@ -38,7 +38,7 @@ from .policy_rules import (
 # ends it.
 #
 # The same meanings as the aggregator's (`aggregator/fleet/active_events.py`), which cannot be asked
-# here: what a code means beside others is told by one module for both
+# here: one module decides for both what a code means beside others
 # (`contract/xid/incidents.py`). A record is kept as the events that made it, and rebuilt from them
 # after a restart.
 

@@ -367,7 +367,7 @@ def _clears_when(row: PolicyRow) -> str:
 
 
 # ----------------------------------------------------------------------
-# When each GPU was last seen to be reset in this boot, and which driver asks for nothing any more.
+# When each GPU was last seen to be reset in this boot, and which driver no longer asks for a recovery action.
 
 _EPOCH = BY_NAME["gpu.counter_epoch_count"]
 _ENERGY = BY_NAME["gpu.energy_joules"]

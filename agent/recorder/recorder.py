@@ -61,7 +61,7 @@ def event_reason(event: HealthEvent) -> str:
     if event.name not in RECORDED_EVENTS or (RECORDED_EVENTS[event.name] and not event.code):
         return ""
     if event.attributes.get("state") == "back" or event.revision:
-        return ""  # it is over, or told before
+        return ""  # it is over, or was reported before
     code = f" {event.code}" if event.name in ("gpu.xid", "nvswitch.sxid") else ""
     return f"{event.name}{code} {event.device}".strip()[:REASON_CHARACTERS_MAX]
 
@@ -98,7 +98,7 @@ class RecordingTriggers:
 
 #: A sampler that does not record within this time hangs in a driver.
 ORDER_NS_MAX = 5 * SECOND_NS
-#: A disk that takes longer hangs: who requests what is on it is told so.
+#: A disk that takes longer hangs: a request for its content gets an error that says so.
 DISK_NS_MAX = 10 * SECOND_NS
 #: Requests and reasons that wait for the daemon's thread; what is beyond is dropped.
 REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64

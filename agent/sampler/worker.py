@@ -115,7 +115,7 @@ class Worker:
         recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
         """*send* sends a message, or returns False when there is no room; *send_urgent* wakes the daemon for it.
-        *measure_cost*: CPU seconds and, when it is told so, bytes of memory (0: as before). *on_group_assigned* is told what this
+        *measure_cost*: CPU seconds and, on request, bytes of memory (0: as before). *on_group_assigned* gets what this
         sampler has become."""
         self._groups, self._clock, self._send = groups, clock, send
         self._measure_cost, self._on_group_assigned = measure_cost, on_group_assigned

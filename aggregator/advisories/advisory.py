@@ -176,7 +176,7 @@ class Price:
 class Case:
     """One thing that is wrong with one host, and what the policy would do about it.
 
-    `key` is the same for as long as it is the same incident, however often it is told (`count`).
+    `key` is the same for as long as it is the same incident, however often it is reported (`count`).
     """
 
     key: str

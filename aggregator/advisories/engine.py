@@ -278,7 +278,7 @@ class AdvisoryEngine:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # told to anyone who waits; nobody may
+            task.exception()  # reported to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:

@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CostAssumptions:
-    """What nobody told us. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
+    """Assumptions where nobody declared a value. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
     (assumed until outcomes say better); the repair is the public record's median (`docs/advice.md`)."""
 
     horizon_hours: float = 8.0
@@ -356,7 +356,7 @@ ACTIONABLE_STATES = (
 FORECASTS = ("hazard.", HOST_RETURNED.name)
 #: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
 HUNG_SIGNAL = "probe.hung_seconds"
-#: What is told of calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
+#: The message about calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
 HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)

@@ -260,7 +260,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
         for one in its_cases:
             editor.assign(one, now.name)
         return
-    editor.put(now, f"nothing requires it any more: {reason}", state=AdvisoryState.WITHDRAWN)
+    editor.put(now, f"it is no longer needed: {reason}", state=AdvisoryState.WITHDRAWN)
     editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 

@@ -115,7 +115,7 @@ class AdvisoryBatch:
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
         """Yield what watchers are reported, in order: what changed, and advisories whose settings were extended or removed.
 
-        *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
+        *known*: by name, as they are on disk by now. A change itself says how long it is in force: reported once more, it
         would stand as it is by now before as it was.
         """
         changed = {one.name for one in self.published}

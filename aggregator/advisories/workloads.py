@@ -19,7 +19,7 @@ GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
 
 
 class Gang(NamedTuple):
-    """One workload. `gpus` 0: all that its hosts have; `checkpoint_seconds` 0: not told."""
+    """One workload. `gpus` 0: all that its hosts have; `checkpoint_seconds` 0: unknown."""
 
     workload: str
     hosts: tuple[str, ...]
@@ -88,7 +88,7 @@ class ScheduledGangs:
         return expired
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> list[Gang]:
-        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let what was told before last for as long as it
+        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let earlier reports last for as long as it
         would have, and return that."""
         before = [one for one in self._gangs.values() if one.reported_ns <= now_ns - jump_ns]
         moved = [one._replace(until_ns=one.until_ns + jump_ns) for one in before]

@@ -142,7 +142,7 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
     except grpc.RpcError as error:
         if (
             error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        ):  # who is no aggregator is told sooner
+        ):  # a server that is no aggregator is reported sooner
             raise
         raise CommandError(
             f"no result after {WHAT_IF_SECONDS:g} s; the aggregator continues (`gangline hosts` shows whether "

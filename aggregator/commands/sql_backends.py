@@ -169,7 +169,7 @@ class InterruptibleRunner:
     """An event loop in which Ctrl-C cancels what is run, and nothing else.
 
     `asyncio.InterruptibleRunner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
-    reads which processes have ended, or before a process is told to end. Its place would never be free again.
+    reads which processes have ended, or before a process is asked to end. Its place would never be free again.
     """
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupL
 
 
 def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
-    """Return of each kind of more than one GPU (groups, places of their members' nodes), and for how many groups a row stands."""
+    """Return of each kind of more than one GPU (groups, places of their members' nodes), and how many groups a row represents."""
     ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
     places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
     step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1

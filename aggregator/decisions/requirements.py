@@ -108,7 +108,7 @@ class GangRequirements:
     priority: int | None = None
     #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
     elastic: ElasticSizes | None = None
-    #: What stands for the assumed constants, where schedulers reported of them.
+    #: What replaces the assumed constants, where schedulers reported values.
     reports: ReportedFactors = NOTHING_REPORTED
 
     @property

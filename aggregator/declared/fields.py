@@ -267,7 +267,7 @@ def quote_value(value: object) -> str:
     try:
         text = value.isoformat() if isinstance(value, date | time) else ascii(value)
     except ValueError:  # a whole number of thousands of digits, as TOML takes it in hexadecimal
-        text = "so many digits"
+        text = "a number of thousands of digits"
     return (
         text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
     )

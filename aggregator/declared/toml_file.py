@@ -356,7 +356,7 @@ class _TomlReader:
         if selection.is_all:
             self.problems.note(entry.at("hosts"), "this is for every host")
         if end_ns <= self.now_ns:
-            self.problems.note(entry.at(key), "this is over and has no effect any more")
+            self.problems.note(entry.at(key), "this has ended and no longer has an effect")
 
     def _thresholds(self, value: object) -> None:
         if not isinstance(value, dict):

@@ -158,9 +158,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         if entry.advisory in situation.advice:
             continue
         if situation.is_live:
-            removed += _take_back(
-                situation, ledger, entry, "the aggregator does not know it any more"
-            )
+            removed += _take_back(situation, ledger, entry, "the aggregator no longer knows it")
         elif entry.expires <= situation.now:
             removed += _take_back(situation, ledger, entry, "it has expired")
         else:

@@ -183,7 +183,7 @@ def _access_of(path: Path, cluster: Any, user: Any) -> ApiAccess:
 
 
 def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
-    """Load the client certificate of *user*; one that stands in the file itself goes through a private temporary folder."""
+    """Load the client certificate of *user*; one embedded in the file goes through a private temporary folder."""
     if "client-certificate" in user and "client-certificate-data" not in user:
         tls.load_cert_chain(user["client-certificate"], user.get("client-key"))
     elif "client-certificate-data" in user:

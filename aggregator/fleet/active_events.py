@@ -182,7 +182,9 @@ class EventRecord:
         if self.name == LOST:
             return "the GPU responds again, is reset, or the host reboots"
         if (self.name, self.code) == (XID, RECOVERY_XID):
-            return f"the driver requests nothing any more, or {self.clear_condition.text}"
+            return (
+                f"the driver no longer asks for a recovery action, or {self.clear_condition.text}"
+            )
         if self.from_previous_boot:
             return "24 hours have passed since this boot"
         return self.clear_condition.text

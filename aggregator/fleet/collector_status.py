@@ -16,7 +16,7 @@ OK, NO_DATA, BLIND, ERROR, HUNG = range(5)
 #: More collectors of one host than this are not kept.
 COLLECTORS_PER_HOST_MAX = 64
 MESSAGE_CHARACTERS_MAX = 240
-#: An agent tells of all its collectors at once: one that it has not told of for this long is switched off. What is told
+#: An agent tells of all its collectors at once: one that it has not reported for this long is switched off. What is told
 #: first as text has its row by then.
 GONE_NS = 60_000_000_000
 #: This many different views are shared between hosts.

@@ -118,12 +118,12 @@ def driver_of(inventory: Inventory, device: str) -> str:
 
 
 # ----------------------------------------------------------------------
-# What is done in parts, so that one that fails costs the others nothing: it is told of for a while,
+# What is done in parts, so that one that fails costs the others nothing: it is reported for a while,
 # and logged once.
 
 log = logging.getLogger(__name__)
 
-#: A part that failed is told of for this long after it failed last: some are due every ten seconds only.
+#: A failure of a part is reported for this long after the last one: some are due every ten seconds only.
 FAILURE_REPORT_SECONDS = 60.0
 
 
@@ -367,7 +367,7 @@ class Fleet:
 
         *suspended*: our machine stood still for this long. Then only what was heard is: hosts booted, and things were, when they did.
         """
-        before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
+        before_ns = now_ns - jump_ns  # later times are by the clock as it is now
         self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
         reported_since = self._last_received_ns > before_ns  # and with it when it booted
         if not suspended:
@@ -432,7 +432,7 @@ class Fleet:
     ) -> bool:
         """Take over an event, or a later revision of one. What means nothing here the store keeps.
 
-        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault stands by it
+        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault is active by it
         that did not before.
         """
         host = self.index.get(name)

@@ -379,7 +379,7 @@ def _sizes_of_groups(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
 #: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
 CLOCK_ERROR = 0.01
 
-#: A host whose slowest GPU is below this share of its peers has a slow GPU: it is told as measured.
+#: A host whose slowest GPU is below this share of its peers has a slow GPU: it is reported as measured.
 MEASURED_SHARE_MAX = 0.92
 #: By no more than this the slowest GPU of a typical host is below the median of healthy parts (outliers are by 7 %).
 SPREAD_MAX = 0.05
@@ -461,7 +461,7 @@ def _span_hosts(hosts: Codes, least: int) -> bool:
 
 
 def _pace_error(measure: PeerMeasure) -> Floats:
-    """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
+    """Return the standard error of GPUs' paces, by their clocks over the median of them all.
 
     That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
     """

@@ -271,7 +271,7 @@ class ReconnectSpread:
 class RegistrationQueue:
     """Who may register now, so that a fleet that comes at once is served in turn and live frames continue.
 
-    A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line: its debt.
+    A bucket of a second's worth; a caller that finds it empty gets its own time, a place in a line: its debt.
     Anyone who comes while there is a line gets a place behind it.
     """
 

@@ -94,7 +94,7 @@ class ActiveFindings:
 # have it.
 #
 # A GPU that moves is let go by its host before the other has it: the host was switched off, or
-# registered without it. Who of two is right cannot be told from what they say, so neither pays for
+# registered without it. Their requests do not show which of two is right, so neither pays for
 # it with its score: a finding names both, and history (`parquet/views.py`) follows the GPU only
 # once one of them has let it go.
 

@@ -82,7 +82,7 @@ class EventWriter:
 
 
 # ----------------------------------------------------------------------
-# Which events are known, so that an agent that sends one again is told so, and the fleet hears of
+# Which events are known, so that an agent that repeats one gets an acknowledgment, and the fleet hears of
 # each revision once.
 
 #: Events remembered, the half of them that was heard of last at the least; the store looks at all.

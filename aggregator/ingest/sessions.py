@@ -280,7 +280,7 @@ EVENTS_MAX = 1000
 EVENT_BYTES_MAX = 64 << 10
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
-#: What an event carries beside its words: a storm is told by a count and its distinct forms.
+#: What an event carries beside its words: a storm is summarized by a count and its distinct forms.
 FORMS_MAX = 32
 FORM_CHARACTERS_MAX = 256
 EVENT_ATTRIBUTES_MAX = 32

@@ -38,7 +38,7 @@ GPU_ERRORS = (
     ),
     RateRule(
         watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
-        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
+        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were dropped after four replays",
     ),
     RateRule(
         watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),

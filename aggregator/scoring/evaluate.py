@@ -247,7 +247,7 @@ def _run_rules(
 ) -> tuple[dict[RuleFunction, list[Symptom]], str]:
     """Return what each rule sees, and words for those that failed: one must not blind the others.
 
-    What counted of a failing one stands meanwhile: not looked at is not healthy. *degraded_before*: what was degraded before; what
+    What a failing one had counted stays meanwhile: not evaluated is not healthy. *degraded_before*: what was degraded before; what
     fails once a second is logged once.
     """
     symptoms: dict[RuleFunction, list[Symptom]] = {}

@@ -50,7 +50,7 @@ class Symptom:
     retained_state: HealthState | None = None
     #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
     fault_source: str = ""
-    #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
+    #: Of two with equal weight the greater is listed first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:

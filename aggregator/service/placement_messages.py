@@ -58,7 +58,7 @@ def requirements_of(
     reports: ReportedFactors = NOTHING_REPORTED,
     tenants: Mapping[str, ExchangeRates] = NO_TENANTS,
 ) -> GangRequirements:
-    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. *tenants*: exchange rates that
+    """Return what a gang asks for, without its workload. *reports*: what replaces assumed constants. *tenants*: exchange rates that
     count where the request has none. Raises InvalidArgument."""
     elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes

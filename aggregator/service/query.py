@@ -174,7 +174,7 @@ class QueryService(QueryServiceServicer):
         key, most = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= most:
             raise messages.TooManyQueries(
-                f"{most} queries of {who.role} {who.name!r} run, and no more of one caller may at once "
+                f"{most} queries of {who.role} {who.name!r} run, the limit for one caller "
                 "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
             )
         self._running[key] += 1

@@ -562,7 +562,7 @@ class TelemetryService(TelemetryServiceServicer):
         return len(self._streams)
 
     def stop_reading(self) -> None:
-        """Read no further frames; each stream ends once its last receipt is sent, told when to come back."""
+        """Read no further frames; each stream ends once its last receipt is sent, with the time to come back."""
         self._admission_control.stop()
         for stream in self._streams:
             stream.stop_reading()

@@ -602,7 +602,7 @@ def size_of(path: Path) -> int:
 
 
 # ----------------------------------------------------------------------
-# The scripts of views and macros (`ops`, `history`) in the live file: run only when what stands is
+# The scripts of views and macros (`ops`, `history`) in the live file: run only when what is there is
 # not what they make.
 #
 # To run them takes more than all else at a start. The comment of a view `scripts_run`, made after

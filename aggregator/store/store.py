@@ -264,7 +264,7 @@ class Store(Queue):
             store.history.start(wall_ns)
         return store
 
-    # -- what is told of it, and what waits on the caller's thread ----------------------------------
+    # -- what is reported of it, and what waits on the caller's thread ----------------------------------
 
     @property
     def journal_bytes(self) -> int:

@@ -208,7 +208,9 @@ def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
         and policy.code == RECOVERY_XID
         and _needs_no_recovery(view, record)
     ):
-        return XidAssessment(XidSeverity.IGNORE, details=("the driver asks for nothing any more",))
+        return XidAssessment(
+            XidSeverity.IGNORE, details=("the driver no longer asks for a recovery action",)
+        )
     return gravest(policy, record.incidents.values(), view.now_ns)
 
 

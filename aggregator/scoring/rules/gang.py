@@ -600,7 +600,7 @@ def _symptom(
 
 
 # ----------------------------------------------------------------------
-# Hosts on which jobs are slow from their first step on: told by earlier runs of the same workloads, with them and
+# Hosts on which jobs are slow from their first step on: found by earlier runs of the same workloads, with them and
 # without.
 #
 # Within such a run nothing changes, and where the host was slow from the beginning its gang has no better past.

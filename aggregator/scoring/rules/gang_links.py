@@ -1,4 +1,4 @@
-"""Links and networks that slow down a gang: told by a link's errors and by the pace of its gang, which fell as they began.
+"""Links and networks that slow down a gang: found by a link's errors and by the pace of its gang, which fell as they began.
 
 Errors on a link are watched only: most cost nothing. Where the pace of the whole gang falls as one host's link begins to have
 them, and nothing says that a host computes or stalls longer, it is that link.

@@ -299,7 +299,7 @@ def _check_duplicates(
 ) -> None:
     """Look for readings that are stored twice, and for hosts with readings that the ledger does not know."""
     known: set[str] | None = None
-    with suppress(duckdb.Error):  # a ledger that cannot be read has been told of
+    with suppress(duckdb.Error):  # a ledger that cannot be read was reported before
         rows = connection.execute("SELECT DISTINCT host FROM received").fetchall()
         known = {host for (host,) in rows}
     live = [name for schema, name in tables(connection) if schema == "hours"]
@@ -333,7 +333,7 @@ def _live_sources(
     for name in live:
         if name.rpartition("__")[0] != table:
             continue
-        with suppress(duckdb.Error):  # one that cannot be read has been told of
+        with suppress(duckdb.Error):  # one that cannot be read was reported before
             ((first_us, last_us, rows),) = connection.execute(
                 f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {qualified_name('hours', name)}"
             ).fetchall()

@@ -74,7 +74,7 @@ class History:
         step: Callable[[str], None] = lambda _: None,
         packer: PackerHandle | None = None,
     ) -> None:
-        """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done.
+        """*free_bytes*: () -> (total, free) of the disk. *step* is called with each step's name as it is done.
 
         *packer*: what sorts and writes, a process by default.
         """

@@ -41,7 +41,7 @@ from .segment_store import SegmentStore
 from .views import span_us
 
 # ----------------------------------------------------------------------
-# Leftovers: what a crash between two steps left in the data folder, found at the start and told in
+# Leftovers: what a crash between two steps left in the data folder, found at the start and reported in
 # words.
 #
 # An unfinished file goes. A file that nobody recorded goes where its rows are elsewhere for sure

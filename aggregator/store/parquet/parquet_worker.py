@@ -443,7 +443,7 @@ def serve(control: socket.socket, packer: Packer) -> None:
             name, arguments = json.loads(data)
             try:
                 answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
-            except Exception as error:  # noqa: BLE001 - told to the aggregator, which tries again later
+            except Exception as error:  # noqa: BLE001 - reported to the aggregator, which tries again later
                 answer = {"error": _error_message(error)}
             finally:
                 for each in descriptors:
