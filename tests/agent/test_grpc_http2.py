@@ -328,7 +328,9 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
     head = (FRAME_BYTES_MAX + 1).to_bytes(3, "big") + b"\0\0\0\0\0\3"
     data = server.connection.data_to_send() + head
     session.receive(data[:-1])
-    with pytest.raises(SessionError, match="a frame of 16385 bytes: at most 16384"):
+    with pytest.raises(
+        SessionError, match="a frame of 16385 bytes exceeds the agreed limit of 16384"
+    ):
         session.receive(data[-1:])
 
 

@@ -124,7 +124,7 @@ def test_what_goes_wrong_is_said(
     port, token_port = served.aggregator.port, served.aggregator.token_port
     at, ca = ["--aggregator", f"localhost:{port}"], ["--ca", str(secured.ca)]
     assert "it speaks TLS: name the CA" in failing(at, capsys)
-    assert "a certificate of ours is wanted" in failing([*at, *ca], capsys)
+    assert "it requires a client certificate" in failing([*at, *ca], capsys)
     other = Secured(tmp_path / "other", tmp_path / "unused")
     assert "no CA in" in failing([*at, "--ca", str(other.ca)], capsys)
     assert "not for 'head.example'" in failing([*at, *ca, "--server-name", "head.example"], capsys)
