@@ -18,7 +18,7 @@ from .hardware.files import device_key
 #: An error's words are cut here, so that one sensor cannot fill a log.
 MESSAGE_CHARACTERS_MAX = 240
 NO_DEVICES = frozenset[str]()
-#: A collector that passes over its turns says in one of so many what it would have said in each.
+#: A collector that skips samples reports its last outcome in every n-th of them.
 NO_DATA_TURNS = 10
 
 
@@ -173,7 +173,7 @@ def run_collector(collector: Collector, clock: Clock) -> CollectResult:
 
 
 # ----------------------------------------------------------------------
-# Calls that may not return: told in `ext.place` while they last, and left out where a device is
+# Calls that may not return: recorded in `ext.place` while they last, and left out where a device is
 # spared.
 
 #: What a place shows of a device's name.
@@ -181,7 +181,7 @@ NAME_BYTES_MAX = 63
 
 
 def call_slot_name(name: str) -> str:
-    """Return the name by which a device is told to the place, and named when it must be spared."""
+    """Return the name by which a device is recorded in the call slot, and named when it must be skipped."""
     return device_key(name, NAME_BYTES_MAX)
 
 

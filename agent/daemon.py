@@ -135,7 +135,7 @@ class Daemon:
         begin then have sent their messages. It returns earlier when it has set *stop*, or a sampler has sent a
         message; and what can be read, if it knows (`SamplerPool.take`).
         Never raises, unless *wait* does."""
-        # The first tick stands on the second's grid, as all that follow.
+        # The first tick is on the grid of seconds, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
         while not stop.is_set():
             ready = wait(self.tick(ready))

@@ -98,7 +98,7 @@ def parse_report(content: bytes) -> DiagnosticReport:
             for number in numbers or list(gpus):
                 _add(gpus.setdefault(number, GpuDiagnostic(number)), name, status, texts)
     if not any(each.passed or each.skipped or each.warned or each.failed for each in gpus.values()):
-        raise NotAReport("no result of a GPU in it")
+        raise NotAReport("it has no result of a GPU")
     places = (body, root, _mapping(body.get("metadata")), _mapping(root.get("metadata")))
     return DiagnosticReport(
         _first(places, "version", "DCGM Version"),

@@ -91,13 +91,13 @@ class EventPublisher:
 # One XID has two witnesses: the kernel log, with its text, and NVML, without. It is reported once.
 #
 # The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment.
-# Shown by the kernel log within that, it is told from there; else from NVML. While nobody reads the
+# If the kernel log shows it within that time, it is reported from there; else from NVML. While nobody reads the
 # kernel log, NVML's word is reported at once.
 
 SECOND_NS = 1_000_000_000
 #: The two words of one XID are no further apart than this, and NVML's is held back for as long.
 DUPLICATE_NS_MAX = 2 * SECOND_NS
-#: The same thing, heard again, is told no more often than this; meanwhile it is counted.
+#: A repeated event is reported at most this often; meanwhile it is counted.
 REPEAT_NS_MIN = 10 * SECOND_NS
 #: GPUs times codes that are remembered; the oldest are forgotten.
 ENTRIES_MAX = 1024
@@ -118,7 +118,7 @@ class XidDeduplicator:
 
     @property
     def reads_the_kernel_log(self) -> bool:
-        """Whether somebody reads the kernel log now; until told so, nobody does."""
+        """Whether somebody reads the kernel log now; nobody does until this is set."""
         return bool(self._memory[0])
 
     @reads_the_kernel_log.setter
@@ -152,7 +152,7 @@ NVML_XIDS = XidDeduplicator()
 
 @dataclass(slots=True)
 class PendingReport:
-    """Something that was heard, once or more, since it was last told."""
+    """Something that was received, once or more, since it was last reported."""
 
     first_ns: int
     last_ns: int
@@ -161,7 +161,7 @@ class PendingReport:
 
 @dataclass(slots=True)
 class PendingReports:
-    """What NVML said and was not told yet, by what it is about. Pure: times are handed in; for one thread."""
+    """What NVML reported and was not sent yet, by its subject. Pure: times are handed in; for one thread."""
 
     _waiting: dict[Hashable, PendingReport] = field(default_factory=dict[Hashable, PendingReport])
     _published_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
@@ -178,7 +178,7 @@ class PendingReports:
             self.dropped += 1
 
     def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, PendingReport]]:
-        """Return what has waited *hold_ns*, and longer if it was told lately. It is told by that."""
+        """Return what has waited *hold_ns*, and longer if it was reported lately. The caller then reports it."""
         due = [
             (key, report)
             for key, report in self._waiting.items()

@@ -91,7 +91,7 @@ class GpuList:
         except OSError as error:
             self.last_error = f"{self._path}: {error.strerror}"
         except ValueError as error:
-            self.last_error = f"{self._path}: {error}; the list is created anew"
+            self.last_error = f"{self._path}: {error}; the agent creates a new list"
         return {}
 
     def _store(self, expected: dict[str, str]) -> None:

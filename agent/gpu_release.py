@@ -302,7 +302,7 @@ class ReleaseStateFile:
 # ----------------------------------------------------------------------
 # What other threads ask of the daemon's own: put in from anywhere, done between its turns.
 
-#: More are not taken: who asks is told so.
+#: More requests are rejected with an error.
 CALLBACKS_MAX = 1024
 
 log = logging.getLogger(__name__)
@@ -351,13 +351,13 @@ class CallbackQueue:
 
 #: What is released without a time is taken back after a quarter of an hour.
 RELEASE_SECONDS_DEFAULT = 900.0
-#: A sampler that has not let go by then is stuck in the driver: who asked is told so.
+#: A sampler that has not let go by then is stuck in the driver: the caller gets an error that says so.
 RELEASE_NS_MAX = 5 * SECOND_NS
 #: Looked at so often while somebody waits for it.
 HANDLE_POLL_NS = 20_000_000
 #: The driver's links to its devices are looked at so often.
 BINDING_CHECK_NS = SECOND_NS
-#: What must be kept longer is asked for again so long before its end.
+#: A release that must last longer is renewed this long before its end.
 EXTEND_NS = 10 * SECOND_NS
 #: States of a device that nobody but the samplers' own trials is to enter (`agent.sampler.quarantine.State`). One that is
 #: HUNG is not yet: it may only be slow to open.
@@ -387,7 +387,7 @@ class GpuReleaser:
         file: ReleaseStateFile,
         nodes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """*samplers* have release what *file* has from an agent before this one. *publisher* is told of each GPU that
+        """*samplers* have release what *file* has from an agent before this one. *publisher* gets each GPU that
         was released or taken back. *nodes*: of the driver -> PCI address, `nvidia3` -> `0000:9b:00.0`, asked of nobody
         who may hang."""
         self._samplers, self._callbacks, self._clock, self._roots = (
@@ -416,7 +416,7 @@ class GpuReleaser:
     # From any thread -----------------------------------------------------------------------
 
     def observe(self, event: HealthEvent) -> None:
-        """Look at an event that was told: an observer of the `EventPublisher`. Quick, and never raises."""
+        """Look at a reported event: an observer of the `EventPublisher`. Quick, and never raises."""
         if quarantine_reason(event):
             copy = HealthEvent()
             copy.CopyFrom(event)
@@ -456,7 +456,7 @@ class GpuReleaser:
     ) -> None:
         """Release *devices* (None: all GPUs) for *seconds*, and *on_done* once nothing is held, or who still does.
 
-        A longer time that somebody asked for before stands.
+        A longer time from an earlier request stays in force.
         """
         self._release(devices, seconds, reason)
         now_ns = self._clock.boottime_ns()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REPEAT_SECONDS_MIN = 60.0
-#: Of more different causes within a minute, all further ones are told as one.
+#: Limit of different causes in a minute; all further ones are logged as one.
 CAUSES_MAX = 256
 OTHERS_CAUSE = "log.others"
 MESSAGE_CHARACTERS_MAX = 1000
@@ -45,7 +45,9 @@ class RateLimitFilter(logging.Filter):
         self._lock = threading.Lock()
         # cause -> (when last let through, how many kept back since); the least lately seen is first
         self._causes: dict[str, tuple[float, int]] = {}
-        self._failing_topics: dict[str, bool] = {}  # topic -> whether its last line told of trouble
+        self._failing_topics: dict[
+            str, bool
+        ] = {}  # topic -> whether its last line reported a failure
 
     def filter(self, record: logging.LogRecord) -> bool:
         cause = getattr(record, "cause", f"{record.name}:{record.lineno}")
@@ -69,7 +71,7 @@ class RateLimitFilter(logging.Filter):
         return passes
 
     def _has_room(self, now: float) -> bool:
-        """Make room for one more cause; False if each of them has been told within the last minute."""
+        """Make room for one more cause; False if each of them was logged within the last minute."""
         if len(self._causes) < CAUSES_MAX:
             return True
         oldest = next(iter(self._causes))
@@ -77,7 +79,7 @@ class RateLimitFilter(logging.Filter):
         if now - passed_at < REPEAT_SECONDS_MIN:
             return False
         del self._causes[oldest]
-        if suppressed:  # what it would have told when it spoke again is told with the others
+        if suppressed:  # what it would have logged with its next line is logged with the others
             passed_at, others = self._causes.get(OTHERS_CAUSE, (now - REPEAT_SECONDS_MIN, 0))
             self._causes[OTHERS_CAUSE] = passed_at, others + suppressed
         return True

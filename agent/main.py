@@ -184,7 +184,7 @@ def run(
 
 
 def read_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return name -> value of those that an aggregator reads; others are told of in the log."""
+    """Return name -> value of those that an aggregator reads; the log names the others."""
     for message in filter(None, map(label_error, labels)):
         log.error("the label %s; it is left out", message, extra={"cause": "labels"})
     return dict(one.split("=", 1) for one in labels if not label_error(one))

@@ -46,7 +46,7 @@ class InventoryResult(Protocol):
     @property
     def reason(self) -> str: ...
     @property
-    def left_out(self) -> frozenset[str] | None: ...  # GPUs of which nobody was asked; None: all
+    def left_out(self) -> frozenset[str] | None: ...  # GPUs that nobody was asked about; None: all
 
 
 def version() -> str:
@@ -104,9 +104,9 @@ class Registration:
         return request
 
     def update(self, inventory: InventoryResult) -> bool:
-        """Take over devices and labels; return whether the last request, if any, told others.
+        """Take over devices and labels; return whether the last request, if any, had others.
 
-        Of a GPU that was left out stands what was known before.
+        For a GPU that was left out, the earlier data stay.
         """
         with self._lock:
             before = list(_copies_of_gpus(self._request.devices, inventory.left_out))
@@ -244,7 +244,7 @@ class InventoryCollector(Collector):
         registration: Registration,
         on_change: Callable[[], None],
     ) -> None:
-        """*on_change* is called when devices or labels are not those that the last request told."""
+        """*on_change* is called when devices or labels differ from those of the last request."""
         self._read = read
         self._registration = registration
         self._on_change = on_change
@@ -256,7 +256,7 @@ class InventoryCollector(Collector):
             self._registration.stop_waiting()
             raise
         if inventory.reason and not inventory.devices:
-            # Nothing was read: what was known before stands.
+            # Nothing was read: the earlier data stay.
             self._registration.stop_waiting()
         elif self._registration.update(inventory):
             self._on_change()

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 _STATM = OpenFile(Path("/proc/self/statm"))
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-#: That there is no connection is told no more often, so that the log lets it through.
+#: A lost connection is logged at most this often, so that the log's limit lets it through.
 DISCONNECT_LOG_SECONDS_MIN = 60.0
-#: Both tables are told so often, and sooner when an outcome has changed.
+#: Both tables are sent this often, and sooner when an outcome has changed.
 SELF_METRICS_SECONDS = PERIOD_SECONDS[TABLES["agent_10s"][0].pace]
 _COLLECTOR_SIGNALS = (
     "collector.turn_seconds",
@@ -162,7 +162,7 @@ class ConnectionLog:
             self._log_losses(before)
 
     def _log_connection(self) -> None:
-        """What the log says last is how it stands: at once when it is well again, else within a minute."""
+        """The last log line shows the current state: at once after a recovery, else within a minute."""
         connected, error = now = self._connection.connected, self._connection.last_error
         if now == self._logged:
             return

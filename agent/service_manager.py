@@ -24,7 +24,7 @@ CHILDREN_SECONDS_MAX = 0.5
 
 
 class Notifier:
-    """Tells the manager how it stands. Without one, as in a terminal, everything here does nothing.
+    """Reports the daemon's state to the service manager. Without one, as in a terminal, everything here does nothing.
 
     Never raises and never waits: a manager that does not read loses what we said, and nothing else.
     """
@@ -43,7 +43,7 @@ class Notifier:
     def heartbeat(self) -> None:
         """The loop has turned: READY the first time, and WATCHDOG as often as the manager wants it.
 
-        To be called by the loop itself and by nothing else, so that one that stands still is noticed.
+        To be called by the loop itself and by nothing else, so that a loop that stops is noticed.
         """
         now_ns = self._boottime_ns()
         if not self._is_ready:

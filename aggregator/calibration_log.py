@@ -36,7 +36,7 @@ RECOVERIES_MAX, THROUGHPUTS_MAX = 10_000, 20_000
 INCIDENTS_KNOWN_MAX = 100_000
 #: Recoveries that wait for the disk; from then on none is taken.
 WAITING_MAX = 10_000
-#: After an estimate the next one waits so many times what it took: 0.5 s, with as many reports as are remembered.
+#: After an estimate the next one waits this many times what it took: 0.5 s, with as many reports as are remembered.
 REST_SHARE = 20.0
 #: Reports age by the hour, so that a price that nothing else moves stays the same.
 ESTIMATED_NS = 3600 * 10**9

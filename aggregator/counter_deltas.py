@@ -98,7 +98,7 @@ RATES_MAX = {
     "gpu.pcie_received_bytes": 1.28e11,
 }
 THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
-#: What no device can count: so many rows of spare memory (all ones of a register that is gone).
+#: A count that no device can reach: rows of spare memory (all ones, from a register that is gone).
 VALUES_MAX = {
     "gpu.remapped_correctable_rows": 0xFFFE,
     "gpu.remapped_uncorrectable_rows": 0xFFFE,

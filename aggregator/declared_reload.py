@@ -22,7 +22,7 @@ from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 # ----------------------------------------------------------------------
 # Whether files rest, so that half a copy is not used, and what becomes of those that never do.
 
-#: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
+#: After a run of this many looks (a minute), the files' content is compared at the last two.
 UNSTABLE_POLLS = 12
 
 

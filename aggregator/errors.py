@@ -8,7 +8,7 @@ class ServiceError(Exception):
 
     #: When the other side is to try again, where we know it.
     retry_seconds: float | None = None
-    #: The field of the request that is not what it may be, and what of it is wrong; "" where it is none of them.
+    #: The invalid field of the request and what is wrong with it; "" if no field is invalid.
     field = ""
     field_message = ""
 

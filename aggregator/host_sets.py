@@ -46,7 +46,7 @@ def expand_hosts(text: str, hosts_max: int = HOSTS_MAX) -> list[str]:
 
 
 def _count(item: str) -> int:
-    """Return how many names *item* stands for at most. Raises HostSetError where a bracket is not a list of numbers."""
+    """Return the most names that *item* can expand to. Raises HostSetError where a bracket is not a list of numbers."""
     brackets = _BRACKET.findall(item)
     if "[" in (rest := _BRACKET.sub("", item)) or "]" in rest:
         raise HostSetError("a bracket without its other half: expected a range as gpu[001-016]")

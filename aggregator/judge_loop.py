@@ -69,7 +69,7 @@ def rest_seconds(turn_seconds: float, period_seconds: float) -> float:
     return max(min(turn_seconds, REST_SECONDS_MAX), period_seconds - turn_seconds)
 
 
-#: An early turn begins so long after the event that asks for it: what hosts report at once is judged at once.
+#: An early turn begins this long after the event that asks for it: what hosts report at once is judged at once.
 EARLY_DELAY_SECONDS = 0.05
 #: Early turns may use this share of the loop, and so much of it at once after a quiet time. Beyond that events wait for
 #: the next regular turn: a storm of them costs no more than this.

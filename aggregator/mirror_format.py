@@ -140,7 +140,7 @@ def excludable(faulty: Iterable[str], slurm: SlurmNodes) -> tuple[list[str], int
     Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes
     that are equal in everything a job can request are interchangeable. While as many of each kind are left as the job
     has nodes, another choice fits wherever one with excluded nodes did.
-    Kinds of which more than half is faulty are not touched. Across
+    Kinds with more than half faulty are not touched. Across
     switches one node does not stand in for another, so that with a topology this holds for jobs of one node.
     """
     kinds = {name: (key, slurm.features[name]) for name, key in slurm.kinds.items()}
@@ -160,7 +160,7 @@ def preferable(feature: str, slurm: SlurmNodes) -> int:
     if not others:
         return 1 if slurm.has_topology else len(kinds)
     named, safe_nodes = _substitutes(kinds, others, 0.0, slurm.has_topology)
-    # Else there is a kind of which no node has it.
+    # Else there is a kind that no node has.
     return safe_nodes if len(named) == len(others) else 0
 
 

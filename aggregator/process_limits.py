@@ -10,7 +10,7 @@ import resource
 import time
 from contextlib import suppress
 
-#: A query that does not end when it is interrupted is killed after so long.
+#: A query that does not end when it is interrupted is killed after this time.
 KILL_AFTER_SECONDS = 1.0
 _PR_SET_NO_NEW_PRIVS = 38
 #: ioprio_set(2) by machine; elsewhere the disk is shared as everybody's.

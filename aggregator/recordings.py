@@ -22,7 +22,7 @@ REQUESTS_PER_HOST_MAX = 4
 ANSWER_BYTES_MAX = 128 << 20
 #: Of one piece.
 PIECE_BYTES_MAX = 256 << 10
-#: A request is forgotten after so long, whatever became of it.
+#: A request is forgotten after this time, whatever its state.
 REQUEST_SECONDS_MAX = 60.0
 #: When another request of the same host may find room.
 REQUEST_RETRY_SECONDS = 5.0

@@ -26,7 +26,7 @@ FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20
 RESERVATIONS_MAX, HOSTS_MAX = 1000, 100_000
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
-#: After so long some reservation may have ended.
+#: After this time some reservation may have ended.
 RETRY_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Reservations:
         option: int = 0,
         request_id: str = "",
     ) -> HostReservation:
-        """Reserve *hosts*, of which none may be reserved. Raises ResourceExhausted."""
+        """Reserve *hosts*; none may be reserved already. Raises ResourceExhausted."""
         self._expire()
         assert not any(host in self._by_host for host in hosts)
         if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:

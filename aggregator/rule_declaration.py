@@ -123,7 +123,7 @@ class ThresholdRule:
 class RateRule:
     """A counter of *table* that counts at least `least`: within ten minutes, or, `per_second`, a second.
 
-    `peers_ratio`: and so many times what the median of all such devices counts; 0: whatever they do.
+    `peers_ratio`: and this many times the median of all such devices; 0: regardless of them.
     """
 
     rule: Rule

@@ -211,9 +211,9 @@ def _probe(address: str, port: int) -> None:
         probe.listen(1)
 
 
-#: Calls still running this long after we are told to stop are ended.
+#: Calls still running this long after a request to stop are ended.
 GRACE_SECONDS = 3.0
-#: `close` takes about so long, and the store at least so much of it.
+#: `close` takes about this long, and the store at least so much of it.
 CLOSE_SECONDS, STORE_CLOSE_SECONDS_MIN = 5.0, 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

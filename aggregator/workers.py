@@ -18,9 +18,9 @@ from typing import Any
 
 from ..contract.workers import packet_sockets
 
-#: A worker that does not end when its socket closes is killed after so long.
+#: A worker that does not end when its socket closes is killed after this time.
 END_SECONDS = 2.0
-#: One that was killed and is not gone after so long waits for a disk: it ends with that, and does nothing more.
+#: A killed worker that is still there after this time waits for a disk: it ends when the disk answers, and does nothing more.
 GONE_SECONDS = 5.0
 #: What libraries would start threads for, which a fork server must not have; and malloc gives memory back.
 _ENVIRONMENT = {

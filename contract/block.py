@@ -11,7 +11,7 @@ from .signals import BY_ID, TABLES
 class Block:
     """`len(signal_ids)` columns of `len(devices)` rows; a cell is 64 bits, and valid or not.
 
-    Cell (column, row) stands at `column * rows + row`. `ints` and `floats` are two views of the same
+    Cell (column, row) is at `column * rows + row`. `ints` and `floats` are two views of the same
     memory: gauges are IEEE doubles, everything else unsigned 64 bits. A cell that is not valid is
     missing: neither zero nor healthy. The memory is made once, so that a turn allocates nothing.
     """

@@ -38,7 +38,7 @@ class StepOutcome(IntEnum):
     DELTA = 0
     WRAPPED = 1
     RESET = 2  # start over: never a negative rate, never "newer as delta"
-    SATURATED = 3  # stands at its ceiling: blind, not quiet
+    SATURATED = 3  # at its ceiling: blind, not quiet
     UNSUPPORTED = 4
     BLANK = 5  # a sentinel that means "no value"
     STALE = 6  # the same instant as before
@@ -73,7 +73,7 @@ class CounterSpec:
         return int(min(bound, 2.0**63)) if self.rate_max < inf else None
 
 
-#: A counter of 64 bits of which nothing else is known.
+#: A 64-bit counter about which nothing else is known.
 COUNTER_64 = CounterSpec()
 
 

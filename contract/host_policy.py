@@ -176,7 +176,7 @@ class Policy:
 
 
 def _rollout_position(host: str) -> float:
-    """Return where *host* stands among all hosts, 0 to 1, the same for ever."""
+    """Return the position of *host* among all hosts, 0 to 1; it never changes."""
     import hashlib  # with libcrypto a megabyte, which only those pay whose policy wants it
 
     return int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big") / 2**64
@@ -350,7 +350,7 @@ def _enum_value(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
 
 
 def _contradiction(row: PolicyRow, entry: Mapping[str, Any]) -> str:
-    """Return what of *row* contradicts itself; "" where nothing does."""
+    """Return the contradiction in *row*; "" for none."""
     if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
         return "expected either when, of readings, or event, or judged"
     if row.policy:

@@ -26,7 +26,7 @@ QUEUE_RECORDS_MAX = 4096
 BATCH_RECORDS, BATCH_SECONDS = 256, 1.0
 REQUEST_SECONDS_MAX = 5.0
 ANSWER_BYTES_MAX = 1 << 20
-#: After a failure it is tried again after so long, then after twice as long each time.
+#: A failure is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 #: The collector may take a batch later; any other refusal drops it.
 LATER = (429, 502, 503, 504)

@@ -85,7 +85,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _literal(text: str, kind: Any) -> Any:
-    """Take *text* as TOML if it is, else as it stands.
+    """Parse *text* as TOML if it is, else take it literally.
 
     Where a text is wanted it needs no quotes, also when it looks like a number (a host named 1234);
     where a list is wanted, commas do: `gpu,rdma`.

@@ -66,7 +66,7 @@ class Signal:
     `signal_id` is given once and never again, also when a signal retires (the ids travel in frames).
     `width_bits` is where the hardware's counter ends; `sticks` says that it then stays there.
     `on_change` signals travel when one of their device's changes, and whole every 60 s. A signal whose
-    reader is not that of its device's other ones stands in a table `apart`.
+    reader is not that of its device's other ones is in a table `apart`.
     """
 
     signal_id: int

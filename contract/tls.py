@@ -23,20 +23,20 @@ _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKE
 #: What the other side's alert says of our certificate (RFC 8446, 6.2), by OpenSSL's names.
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "it requires a client certificate, and none is set",
-    "CERTIFICATE_EXPIRED": "it says that the client certificate has expired",
+    "CERTIFICATE_EXPIRED": "it reports that the client certificate has expired",
     "UNKNOWN_CA": "it does not know the CA of our certificate",
-    "BAD_CERTIFICATE": "it does not take our certificate",
-    "CERTIFICATE_UNKNOWN": "it does not take our certificate",
-    "CERTIFICATE_REVOKED": "it says that the client certificate is revoked",
+    "BAD_CERTIFICATE": "it does not accept our certificate",
+    "CERTIFICATE_UNKNOWN": "it does not accept our certificate",
+    "CERTIFICATE_REVOKED": "it reports that the client certificate is revoked",
     "UNSUPPORTED_CERTIFICATE": "the certificate is not valid for a client",
     "HANDSHAKE_FAILURE": "no common TLS version or cipher, or it requires a client certificate",
-    "PROTOCOL_VERSION": "it speaks other versions of TLS",
+    "PROTOCOL_VERSION": "it supports no common TLS version",
     "NO_APPLICATION_PROTOCOL": "it does not speak HTTP/2: no aggregator listens there",
 }
 
 
 class TlsError(Exception):
-    """TLS cannot be had; the words say why and what to do."""
+    """TLS cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def _no_password() -> str:
 def _file_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
-            return "the key is not that of the certificate"
-        return f"no PEM as it should be ({error.reason or 'no certificate or no key in it'})"
+            return "the key does not match the certificate"
+        return f"not a valid PEM file ({error.reason or 'no certificate or no key in it'})"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
@@ -90,9 +90,7 @@ def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | 
         )
     reason = str(getattr(error, "reason", None) or "")
     if reason in _PLAIN:
-        return (
-            "what listens there speaks plain text, this side TLS: one of the two is set up wrongly"
-        )
+        return "the server uses plain text, but this side uses TLS. Configure both alike"
     for alert, message in _ALERTS.items():
         if reason.endswith(f"ALERT_{alert}"):
             return f"TLS: {message}"
@@ -105,8 +103,8 @@ def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | 
 
 def _client_auth_hint(files: TlsFiles) -> str:
     if files.certificate:
-        return ": it does not take our certificate, or does not speak TLS"
-    return ": it does not speak TLS, or requires a client certificate, and none is set"
+        return ": it does not accept our certificate, or does not use TLS"
+    return ": it does not use TLS, or requires a client certificate, and none is set"
 
 
 def _verification_error(
@@ -114,14 +112,16 @@ def _verification_error(
 ) -> str:
     clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if error.verify_code == _EXPIRED:
-        return f"TLS: its certificate has run out ({clock}): renew it there, or set the clock here"
+        return f"TLS: its certificate has expired ({clock}). Renew it there, or set the clock here"
     if error.verify_code == _NOT_YET_VALID:
-        return f"TLS: its certificate does not hold yet ({clock}): set the clock, here or where it was made"
+        return f"TLS: its certificate is not valid yet ({clock}). Set the clock, here or where it was made"
     if error.verify_code in _UNKNOWN_CA:
-        return f"TLS: its certificate is of no CA in {files.ca}: another CA, or another aggregator"
+        return (
+            f"TLS: its certificate is from no CA in {files.ca}: another CA, or another aggregator"
+        )
     if error.verify_code in (_NAME_MISMATCH, _ADDRESS_MISMATCH):
-        return f"TLS: its certificate is not for {name!r}: dial a name that it has, or set the server name"
-    return f"TLS: its certificate is not taken: {error.verify_message}"
+        return f"TLS: its certificate is not for {name!r}. Connect to a name that it has, or set the server name"
+    return f"TLS: its certificate is not accepted: {error.verify_message}"
 
 
 def read_token(path: str) -> str:

@@ -123,10 +123,10 @@ class Dcgm:
         """Have the engine watch *fields* in a field group of that name."""
 
     def listen_to_policies(self, group: int, conditions: int) -> None:
-        """Be told of violations of whatever policy is set. Sets none, and no action."""
+        """Subscribe to violations of the policies in force. Sets no policy and no action."""
 
     def violations(self) -> list[Violation]:
-        """Return what was told since the last call. Enters no library."""
+        """Return what was reported since the last call. Calls no library."""
 
     @property
     def lost_violations(self) -> int:

@@ -154,7 +154,7 @@ cdef class Encoder(_Context):
         return to
 
     cdef const uint8_t *_table(self, const uint8_t *at, const uint8_t *end) except NULL:
-        """Append the table that stands at *at*; return where the next stands."""
+        """Append the table at *at*; return where the next is."""
         cdef Py_ssize_t rows = 0, width = 0
         cdef uint64_t offset
         cdef const uint8_t *offset_at = need(at, end, 9 + need(at, end, 1)[0]) + 1 + at[0]

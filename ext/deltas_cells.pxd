@@ -18,7 +18,7 @@ cdef enum:
     BATCH = 8
     #: Bits of a difference of cells as they are: the codes up to here.
     WIDTH_MAX = 64
-    #: Bits of a difference of decimals: the codes after, once for each of so many places.
+    #: Bits of a difference of decimals: the codes after, once for each of this many places.
     DECIMAL_WIDTH_MAX = 47
     DECIMALS = 4
 

@@ -184,7 +184,7 @@ cdef class DeviceKeys:
         self.used = to + size - shared - self.text
 
     cdef const uint8_t *_at(self, Py_ssize_t row) noexcept nogil:
-        """Return where the name of a row stands."""
+        """Return where the name of a row is."""
         if row < self.renamed_room and self.renamed[row]:
             return self.others + self.renamed[row] - 1
         cdef const uint8_t *at = self.text + self.begins[row // BLOCK]
@@ -193,7 +193,7 @@ cdef class DeviceKeys:
         return at
 
     cdef Py_ssize_t _slot(self, int32_t host, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-        """Return where the device's row stands, or where it would."""
+        """Return where the device's row is, or where it would be."""
         cdef Py_ssize_t at = _hash(self.seed, host, name, size) & (self.slot_count - 1)
         cdef int32_t row = self.slots[at]
         while row != -1:
@@ -235,7 +235,7 @@ cdef class DeviceKeys:
 
 
 cdef inline const uint8_t *_next(const uint8_t *at) noexcept nogil:
-    """Return where the name after the one at *at* stands."""
+    """Return where the name after the one at *at* is."""
     return at + at[0] - at[1] + (HEAD_SHARED if at[1] else HEAD)
 
 
@@ -247,7 +247,7 @@ cdef inline const uint8_t *_shared(const uint8_t *at) noexcept nogil:
 
 
 cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
-    """Put the name that stands at *at* together; return its size."""
+    """Assemble the name at *at*; return its size."""
     if at[1]:
         memcpy(name, _shared(at), at[1])
         memcpy(name + at[1], at + HEAD_SHARED, at[0] - at[1])
@@ -257,7 +257,7 @@ cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
 
 
 cdef bint _is(const uint8_t *at, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-    """Return whether the name that stands at *at* is this one."""
+    """Return whether the name at *at* is this one."""
     if at[0] != size:
         return False
     if not at[1]:

@@ -143,7 +143,7 @@ cdef class DriverStatistics:
         return 0
 
     cdef int _ask(self, interface) except -1:
-        """Send what stands in the room. It is called with the room filled, and fills it."""
+        """Send what is in the buffer. It is called with the room filled, and fills it."""
         cdef Request request
         cdef bytes name = os.fsencode(interface)
         cdef int fd = self.fd, result, error

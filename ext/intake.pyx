@@ -28,7 +28,7 @@ cdef enum:
     DEVICE_BYTES_MAX = 96
     #: What is known of one stream's tables: more of it is reread each time. A host with eight GPUs has 40 tables.
     KEPT_BYTES_MAX = 12 << 10
-    #: Tables in different columns that are kept, of all agents, in about so many bytes: dozens of versions of agents.
+    #: Tables in different columns that are kept, of all agents, in about this many bytes: dozens of versions of agents.
     #: More would be an attack.
     COLUMNS_KEPT_BYTES_MAX = 8 << 20
 cdef Py_ssize_t FRAME_MAX = 1 << 20

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """What each GPU's calls cost: counted and capped, with the process's place told around them. C only, no Python object.
 
-An account stands in memory that processes forked later share, so that its counts go on when another takes over.
+An account is in memory that processes forked later share, so that its counts go on when another takes over.
 The cap is a bucket: CALLS_PER_SECOND_MAX on average, CALLS_AT_ONCE_MAX in one second in which every lane has its turn
 and MIG devices are looked up. Beyond that a call is left out, and counted. A quarter of the bucket is kept for who comes
 first: the lane of 1 s, by which a GPU is judged, still has its calls when something else makes too many.

@@ -20,11 +20,11 @@ cdef enum:
     ADDRESS_BYTES = 32
     #: More places of lost data in SRAM than this are not believed: 112 KiB of entries.
     SRAM_PLACES_MAX = 4096
-    #: A GPU that could not be opened is tried again after so many sweeps: an attach may take seconds.
+    #: A GPU that could not be opened is tried again after this many sweeps: an attach may take seconds.
     OPEN_EVERY_SWEEPS = 60
     #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
     OPEN_SLOT = 7
-    #: A GPU that is over its time in so many passes, one after the other, is slow.
+    #: A GPU that is over its time in this many passes, one after the other, is slow.
     SLOW_PASSES = 3
     #: A GPU over its time in a pass that may skip it is skipped so often, and twice as often each time, up to a minute.
     SKIP_PASSES = 8

@@ -50,7 +50,7 @@ class SampleRing:
         """*cells*, *valid*: what both fill, column by column, the first column a double that every GPU has.
 
         *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
-        can be (0: any), and its number. *gpm_every*: GPM is asked at each so many samples, and missing in the others:
+        can be (0: any), and its number. *gpm_every*: GPM is queried at every n-th sample, and missing in the others:
         its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two; what the sweep
         has a call of its own for (utilisation) is asked in the others. *tracker*,
         *history*: each sample goes to them too; *sources*: of each of `phases.SIGNALS` its column, below 0 for none.

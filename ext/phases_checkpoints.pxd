@@ -91,7 +91,7 @@ cdef inline double middle(double *values, int count) noexcept nogil:
 
 cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work, Cadence *found) noexcept nogil:
     """Say whether the *count* longest stretches come regularly. *order*: the longest first. *by_work*: after as much time
-    between them, however long each takes, as when a job writes one each so many steps; else by the clock."""
+    between them, however long each takes, as when a job writes one every n steps; else by the clock."""
     cdef double[STRETCHES_MAX] gaps, sorted_gaps, durations
     cdef int[STRETCHES_MAX] by_time
     cdef int i, k, at, times

@@ -31,11 +31,11 @@ cdef extern from *:
     #define NOMINAL_SECONDS 0.1  /* what a sample stands for that has none before it */
     #define GAP_SECONDS 1.5  /* of longer ones nothing is known */
     #define HOLD_SECONDS 0.25  /* GPM and utilisation are sampled at every second pass */
-    #define IDLE_SECONDS 30.0  /* quiet for so long: the job is over */
+    #define IDLE_SECONDS 30.0  /* quiet for this long: the job is over */
     #define REORDER_SECONDS 10.0  /* what is older than the last sample by more: another clock */
     #define FORGET_SECONDS 1800.0  /* time constant of the histograms */
     #define CLASS_SECONDS_MIN 2.0  /* of either level, before both are believed */
-    #define STRETCH_OPEN_SECONDS 0.3  /* so long without computing opens a stretch; so long of computing ends it */
+    #define STRETCH_OPEN_SECONDS 0.3  /* this long without computing opens a stretch; this long of computing ends it */
     #define STRETCH_SECONDS_MIN 1.0  /* a shorter one is no candidate for a checkpoint */
     #define STRETCH_AGE_MAX 14400.0
     #define SEGMENT_SECONDS_MIN 0.5  /* a state that is shorter begins no segment */

@@ -63,7 +63,7 @@ class Reader:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def came(self, count: int) -> bool:
-        """Take so many bytes of the room. True: they fill it, there may be more."""
+        """Take this many bytes of the room. True: they fill it, there may be more."""
 
     @property
     def waiting(self) -> bool:

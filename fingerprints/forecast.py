@@ -44,9 +44,9 @@ SEEN_SECONDS_MIN, CONFIDENCE_MIN = 60, 0.3
 ONSETS_MIN = 3
 #: A summary that is older than the last by no more is late or a duplicate, and left out; by more, the clock was set back.
 LATE_SECONDS_MAX = 60
-#: After so many seconds without a summary the pauses on both sides are not taken for neighbors, and nothing is predicted.
+#: After this many seconds without a summary the pauses on both sides are not taken for neighbors, and nothing is predicted.
 GAP_SECONDS_MAX = 30
-#: A pause: the gang computes less than this share of its usual share for so many seconds; it ends above the second share.
+#: A pause: the gang computes less than this share of its usual share for this many seconds; it ends above the second share.
 PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
 #: What comes more often than this many seconds is no checkpoint.
 CHECKPOINT_INTERVAL_MIN = 10.0
@@ -56,7 +56,7 @@ USUAL_SECONDS = 120.0
 READINGS_MAX, PAIRS_MAX = 96, 1200.0
 #: No power and no traffic is larger; what is, a driver made up.
 DEMAND_MAX = 1e15
-#: Weight of what the job did in all against what it did so many seconds after a state: as so many pairs.
+#: Weight of what the job did in all against what it did this many seconds after a state: as this many pairs.
 PAIRS_PRIOR = 8.0
 #: Probability that is left for states that were not expected.
 SURPRISE = 0.01
@@ -225,7 +225,7 @@ class JobForecaster:
         return bool(self._pause_shares) and self._now - self._pause_begin >= PAUSE_SECONDS_MIN
 
     def _count(self, state: int) -> None:
-        """Count which state came so many seconds after which, outside pauses."""
+        """Count which state followed which after this many seconds, outside pauses."""
         self._mix[state] += 1.0
         if sum(self._mix) > PAIRS_MAX:
             self._mix = [count / 2 for count in self._mix]

@@ -21,7 +21,7 @@ RATE_TOLERANCE = 0.025
 AGREE_WINDOWS_MIN, TORN_WINDOWS_MAX = 6, 6
 #: This much of a gang's hosts are the same hosts.
 SAME_SHARE_MIN = 0.8
-#: A gang has so many hosts; of two, nothing says which is the odd one.
+#: A gang has this many hosts; of two, nothing says which is the odd one.
 HOSTS_MIN = 3
 
 

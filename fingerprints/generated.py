@@ -12,7 +12,7 @@ import numpy as np
 
 from .fingerprint import NUMBERS, Floats
 
-#: The classes that are told apart.
+#: The classes that are distinguished.
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
 
 #: Number -> range from which each class draws a workload's value; shares are normalized after. These are assumptions

@@ -16,7 +16,7 @@ import numpy as np
 from .fingerprint import NUMBERS, Fingerprint, features
 
 #: Runs of one workload on alike hosts differ by about this much (standard deviation of the logarithm of their pace), an
-#: assumption that counts as much as so many runs: two runs alone say little of their spread.
+#: assumption that counts as much as this many runs: two runs alone say little of their spread.
 SPREAD_PRIOR, PRIOR_RUNS = 0.02, 4
 #: A run that is less slower than this is not slower: 3 %.
 SLOWER_RATIO_MAX = 0.97
@@ -26,7 +26,7 @@ EARLIER_RUNS_MAX = 32
 _Z, _Z_VERDICT = 1.6449, 2.3263
 #: Of a slowdown, the part that more waiting explains: below, the work itself took longer.
 WAITING_EXPLAINS_MAX = 0.25
-#: A host is slow over so many workloads, and in so many runs, or nothing is said of it.
+#: A host is slow over this many workloads, and in this many runs, or nothing is said of it.
 WORKLOADS_MIN, RUNS_OF_HOST_MIN = 2, 3
 #: Hosts that are looked at: those that were in slow runs the most often.
 CANDIDATES_MAX = 128
@@ -107,7 +107,7 @@ class Movement(NamedTuple):
 def movements(
     now: Fingerprint, earlier: Sequence[Fingerprint], change_min: float = 2.0
 ) -> list[Movement]:
-    """Return what of *now* differs from the median of *earlier* by *change_min* spreads or more, the largest first."""
+    """Return the parts of *now* that differ from the median of *earlier* by *change_min* spreads or more, largest first."""
     if not earlier:
         return []
     with np.errstate(all="ignore"):

@@ -26,7 +26,7 @@ EVENTS_MAX = 24
 #: An interval is regular when it is off the median, or a multiple of it up to three, by no more than three times the usual
 #: scatter; at least and at most by these shares of the median.
 TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.2, 0.5, 3
-#: What is assumed of a cadence before it is known, as so many intervals: its spread as a share, and at least in seconds.
+#: What is assumed of a cadence before it is known, as this many intervals: its spread as a share, and at least in seconds.
 SPREAD_PRIOR, SPREAD_PRIOR_SECONDS, SPREAD_PRIOR_WEIGHT = 0.03, 0.7, 1.5
 #: Counts assumed of regular intervals, of those with one left out, and of those without memory.
 KINDS_PRIOR = (1.0, 0.1, 0.25)
@@ -108,7 +108,7 @@ def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
     from_begin = _regularity([b.begin - a.begin for a, b in pairs], prior_interval)
     from_end = _regularity([b.begin - a.end for a, b in pairs], nan)
     found, is_from_end = from_begin, False
-    # Jobs that save each so many steps: the time that saving takes does not count.
+    # Jobs that save every n steps: the time that saving takes does not count.
     if from_end.regular >= 3 and from_end.spread < 0.8 * from_begin.spread:
         found, is_from_end = from_end, True
     durations = np.array([span.seconds for span in spans if isfinite(span.end)])

@@ -29,7 +29,7 @@ COMPUTE, MEMORY, PCIE, NVLINK, NETWORK, HOST_CPU, STORAGE = range(len(COMPONENTS
 MEMORY_REACHED, TENSOR_REACHED = 0.9, 0.6
 #: A host whose tasks wait for its disks for this share of the time is held by them, not by its cores.
 DISK_PRESSURE_MIN = 0.05
-#: No host is told to be slower than this for a workload: a component that is all but gone stops it.
+#: No host is reported to be slower than this for a workload: a component that is all but gone stops it.
 SLOWDOWN_MAX = 20.0
 SPEED_MIN = 0.01
 
@@ -133,7 +133,7 @@ def _memory_share(fingerprint: Fingerprint, compute: float) -> float:
 def expected_slowdowns(needs: WorkloadNeeds, speeds: Singles) -> Singles:
     """Return how much longer a step takes on each host: 0 as long, 0.1 a tenth longer.
 
-    *speeds*: (hosts, components), 1 at full speed; NaN of a host of which nothing is known, as is its slowdown.
+    *speeds*: (hosts, components), 1 at full speed; NaN of a host without any data, as is its slowdown.
     """
     known = np.maximum(speeds, SPEED_MIN)
     longer = 1.0 / known - 1.0

@@ -37,7 +37,7 @@ from .fingerprint import (
 MODEL_FILE = Path(__file__).parent / "run_similarity.json"
 #: Distances are in units of the limit, which NOT_FOUND_RATIO of the pairs of runs of one workload exceed.
 SAME_DISTANCE_MAX = 1.0
-#: The budget that the limits are fitted to: of runs whose workload was seen once, so many are said to be new.
+#: The budget that the limits are fitted to: of runs whose workload was seen once, this many are said to be new.
 NOT_FOUND_RATIO = 0.05
 #: The run of another user is so much farther away: most workloads are one user's, and nearly all of these are alike in
 #: little else than what they do (assumed).
@@ -228,7 +228,7 @@ class RunIndex:
         product = self._matrix[: len(self)] @ terms
         squares, known = np.maximum(product[:, 0], 0.0), product[:, 1]
         limits = self._model.limits.astype(np.float32)[known.astype(np.intp)]
-        # A run of which half is known by both is compared by that half, and by no less.
+        # Two runs are compared only if both know at least half.
         known_min = max(float(KNOWN_MIN), float(mask.sum()) / 2)
         return np.where(known >= known_min, squares / limits, np.float32(np.inf)), known
 

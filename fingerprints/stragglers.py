@@ -109,9 +109,9 @@ def outliers_max(sizes: Indexes) -> Indexes:
 PAST_WINDOWS_MIN, WARMUP_WINDOWS = 6, 2
 #: Windows after which a past has forgotten the rest.
 PAST_WINDOWS = 60
-#: What is unusual for so many windows (an hour of ten seconds each) is usual from then on.
+#: What is unusual for this many windows (an hour of ten seconds each) is usual from then on.
 UNUSUAL_WINDOWS_MAX = 360
-#: A change shows in a window where it is so many times the noise, and leads all but the few by this share of itself.
+#: A change shows in a window where it is this many times the noise, and leads all but the few by this share of itself.
 NOISE_FACTOR, LEAD_SHARE = 4.0, 0.5
 #: What befalls any member of a gang alike (stalls that go round) befalls the same one so often no more often than this.
 CHANCE_MAX = 5e-6
@@ -183,7 +183,7 @@ class ChangeMonitor:
         return self._streak.size
 
     def fit(self, capacity: int) -> None:
-        """Make room for so many members."""
+        """Make room for this many members."""
         more = capacity - self.capacity
         if more > 0:
             for name, array in vars(self).items():

@@ -74,7 +74,7 @@ class HostEffects:
         self.wait_ticks: Floats = np.zeros(shape)  # ticks that a port waits for credits
         self.downed: Floats = np.zeros(shape)  # a count, once
         self.port_down: Flags = np.zeros(shape, bool)
-        self.overruns: Floats = np.zeros(shape)  # what the four-bit counter stands at
+        self.overruns: Floats = np.zeros(shape)  # the four-bit counter's value
         self.pressure: Floats = np.zeros(hosts)
         self.steal: Floats = np.zeros(hosts)
         self.iowait: Floats = np.zeros(hosts)
@@ -129,7 +129,7 @@ def thermal(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def power_cap(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Somebody, or the firmware, has lowered the limit: power stands at it, the die is cool."""
+    """Somebody, or the firmware, has lowered the limit: power is at the limit, the die is cool."""
     _combine(effects.capped, faults, 0.95 * faults.strength, np.maximum)
     _combine(effects.speed, faults, 1 - faults.amount * faults.strength, np.minimum)
     _combine(effects.limit, faults, (1 - faults.amount * faults.strength) ** 2.2, np.minimum)

@@ -139,7 +139,7 @@ class MachineTables:
         return np.maximum(self._random.normal(mean, deviation, self.hosts), 0.0)
 
     def _add_jitter(self, tables: Tables, writing: Floats) -> None:
-        """Let what stands still from second to second in *tables* stray, as it does on real hosts."""
+        """Add noise to what is constant from second to second in *tables*, as on real hosts."""
         cpu = {
             name: tables.read(f"host.cpu_{name}_ratio")[:, 0]
             for name in ("user", "steal", "iowait")
@@ -334,7 +334,7 @@ class KernelTables:
         self._incident_until_seconds = np.zeros(hosts)
 
     def add_xids(self, host: int, count: int, now_seconds: float) -> None:
-        """Take note that the driver of *host* wrote so many XIDs, which NVML delivers as well."""
+        """Take note that the driver of *host* wrote this many XIDs, which NVML delivers as well."""
         self._records[host] += count
         self._xid_events[host] += count
         self._incident_until_seconds[host] = now_seconds + INCIDENT_SECONDS

@@ -147,7 +147,7 @@ def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_ca
 def _draw_hosts(
     context: DrawContext, each: FaultClass, random: Random
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return how many rows there are, and of which hosts."""
+    """Return how many rows there are, and for which hosts."""
     hosts = context.hosts
     if each.per == "share":
         chosen_hosts = np.flatnonzero(
@@ -313,7 +313,7 @@ def days_until_next(context: DrawContext, exponential: float) -> float:
 def build_timelines(
     context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
 ) -> HostTimelines:
-    """Return what of *rows* happened, and what followed. *rows*: of classes that end a host's uptime or
+    """Return the *rows* that happened, and their consequences. *rows*: of classes that end a host's uptime or
     kill its job."""
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)

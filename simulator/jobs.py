@@ -15,7 +15,7 @@ from .scenario import JobShapes, ScenarioError
 
 #: Assumed: share of the hosts, in whole hosts, that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03
-#: Assumed: so many jobs wait at any time. Who starts is followed by another draw, so each that is drawn runs.
+#: Assumed: this many jobs wait at any time. Who starts is followed by another draw, so each that is drawn runs.
 QUEUED_JOBS = 64
 #: More jobs than this are a slip in a file.
 JOBS_MAX = 500_000

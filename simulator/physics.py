@@ -279,7 +279,7 @@ def _job_column(jobs: list[SimulatedJob], name: str) -> Floats:
 
 #: Dies and coolers follow their load with this time constant.
 HEAT_SECONDS = 40.0
-#: A power limit that is lowered stands this little above what is drawn at work.
+#: A lowered power limit is this little above what is drawn at work.
 POWER_LIMIT_MARGIN = 1.01
 
 

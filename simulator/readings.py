@@ -54,7 +54,7 @@ IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
 #: State, physical state. One that is down polls; disabled (3) would be on purpose.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
 _NO_GPUS: frozenset[int] = frozenset()
-#: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work (assumed).
+#: A port that nothing crowds waits a tick in this many bytes: some 3,000 a second at work (assumed).
 BYTES_PER_WAIT_TICK = 2e6
 
 
@@ -74,7 +74,7 @@ class WindowReadings:
         rows: Rows,
         tables: Collection[str] = SCORED_TABLES,
     ) -> None:
-        """*hosts*: of the window's, the first so many are told of. *rows*: earlier uncorrectable errors."""
+        """*hosts*: of the window's, of these the first are reported. *rows*: earlier uncorrectable errors."""
         self._window, self._count = window, hosts
         self._host_indexes = window.hosts[:hosts]
         self._hardware = hardware
@@ -538,7 +538,7 @@ def incident_events(
 
 
 def _event_id(host: str, cause: int, code: int) -> str:
-    """Return an event's id, of which nobody can read which cause it is of: that the truth log alone says."""
+    """Return an event's id, which does not reveal its cause: only the truth log does."""
     return hashlib.blake2b(f"{host} {cause} {code}".encode(), digest_size=12).hexdigest()
 
 
@@ -553,7 +553,7 @@ REPEAT_SECONDS = 1800.0
 
 
 class RankEvents:
-    """What was told of some hosts. A host that is silent tells what it missed once it reports again."""
+    """What was reported of some hosts. A silent host sends what it missed once it reports again."""
 
     def __init__(
         self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints

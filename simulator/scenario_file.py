@@ -95,7 +95,7 @@ def _named_tables(tables: Mapping[str, Any], name: str) -> list[tuple[str, Any]]
 
 
 def _scenario(name: str, table: Any, jobs: Any) -> Scenario:
-    """Return a scenario; its `jobs` say what of the file's [jobs] is otherwise in it."""
+    """Return a scenario; its `jobs` override the file's [jobs]."""
     where, overrides = f"scenario.{name}", None
     if isinstance(table, dict) and "jobs" in table:
         overrides = _typed(f"[{where}] jobs", table["jobs"], dict, "a table")
@@ -164,7 +164,7 @@ def _shortened(value: object) -> str:
     try:
         return repr(value)[:40]
     except ValueError:  # a whole number of thousands of digits
-        return "so many digits"
+        return "a number of thousands of digits"
 
 
 def _check(settings: WorldSettings) -> None:

@@ -192,7 +192,7 @@ RETRANSMISSION_EFFECTS = {
 
 
 def publish_ports(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:
-    """Put what is told beside bytes and errors. (hosts, 8): moved in either direction, and sent again, since the boot."""
+    """Put the other signals beside bytes and errors. (hosts, 8): moved in either direction, and sent again, since the boot."""
     packets = np.floor(moved_bytes / PACKET_BYTES)
     for direction in ("received", "transmitted"):
         tables.put(f"rdma.{direction}_packets", packets + MULTICAST_PACKETS)

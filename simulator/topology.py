@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HostLocation:
-    """Where one host stands, by name."""
+    """The location of one host, by name."""
 
     rack: str
     power_domain: str

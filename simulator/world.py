@@ -90,7 +90,7 @@ class World:
         return [machine.name for machine in self.machines]
 
     def location(self, host: int) -> HostLocation:
-        """Return where a host stands, by its index."""
+        """Return the location of a host, by its index."""
         return self.schedule.topology.location(host)
 
     def labels(self, host: int) -> dict[str, str]:

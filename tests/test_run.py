@@ -61,7 +61,7 @@ WELL = score("a", "HEALTHY")
         ([XID, WELL, score("b", "HEALTHY")], "b (thermal) is not among the worst 2"),
         (
             [XID, score("b", "DEGRADED", "REASON_PCIE"), WELL],
-            "b (thermal) stands there for REASON_PCIE: ",
+            "b (thermal) is listed for REASON_PCIE: ",
         ),
         ([XID, HEAT, score("a", "SUSPECT")], "a: these have no fault"),
     ],

@@ -46,7 +46,7 @@ def link_key(gpu: AmdGpu, link: int) -> str:
 
 
 def all_links_key(gpu: AmdGpu) -> str:
-    """Return the key of what is told of all links of a GPU together."""
+    """Return the key of what is reported of all links of a GPU together."""
     return device_key(f"{gpu.key}/xgmi")
 
 

@@ -34,7 +34,7 @@ CHECK_NS = 10 * SECOND_NS
 LIST_NS = 3600 * SECOND_NS
 #: A RAS count is read this often: each read asks the firmware.
 RAS_NS = 10 * SECOND_NS
-#: What a process holds is looked at again after so long; that a process came or went, at once.
+#: What a process holds is read again after this time; a process that starts or ends is noticed at once.
 HOLDINGS_NS = 10 * SECOND_NS
 #: Blocks whose errors are those of links, not of what the GPU stores and computes.
 LINK_BLOCKS = frozenset({"xgmi_wafl", "pcie_bif"})

@@ -79,7 +79,7 @@ class Cells:
         block.put_int(column, row, value)
 
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
-        """Return where a signal of this lane stands: cells, valid, column. KeyError of another."""
+        """Return where a signal of this group is stored: cells, valid, column. KeyError for any other."""
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 

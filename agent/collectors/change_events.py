@@ -15,19 +15,19 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
 RESYNC_NAME = "gpu.told_anew"
-#: The aggregator may have lost what it was told, or be another one.
+#: The aggregator may have lost its data, or be another one.
 REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000
 _BOOT = re.compile("[0-9a-f]{32}")
-#: Thousands of short processes must not fill the aggregator. So many at once (a job that starts on every instance of a
+#: Thousands of short processes must not fill the aggregator. This many at once (a job that starts on every instance of a
 #: large host), and one more every so often.
 AT_ONCE_MAX = 512
 REFILL_SECONDS = 5.0
 
 
 def revision_at(now_ns: int) -> int:
-    """Return the revision of what is told at that boot time."""
+    """Return the revision of what is reported at that boot time."""
     return now_ns // _REVISION_NS
 
 
@@ -40,13 +40,13 @@ def boot_of(proc: Path) -> str:
 def resync_event(
     boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: int
 ) -> HealthEvent:
-    """Return the event which says that all events *name* of *device* that still hold were told since *since_ns*."""
+    """Return the event which says that all active events *name* of *device* were reported since *since_ns*."""
     return HealthEvent(
         event_id=f"{boot}/anew/{name}/{device[:48]}",
         device_kind=kind,
         device=device,
         name=RESYNC_NAME,
-        message=f"every {name} that holds here was told anew",
+        message=f"every {name} that is active here was reported again",
         boottime_ns=since_ns,
         last_boottime_ns=now_ns,
         revision=revision_at(now_ns),

@@ -84,7 +84,7 @@ U64_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class FileField:
-    """Where under a device's path a signal stands, and how it is written (see `ext.counterfiles`)."""
+    """The file below a device's path that has a signal, and its format (see `ext.counterfiles`)."""
 
     file: str  # put after the device's path as it is
     shape: int = NUMBER
@@ -98,7 +98,7 @@ class FileField:
 
 @dataclass(frozen=True, slots=True)
 class CounterDevice:
-    """A device, how the paths of its files begin, and what stands there."""
+    """A device, the prefix of its files' paths, and what is there."""
 
     name: str
     path: str
@@ -109,7 +109,7 @@ class CounterDevice:
 
     @property
     def call_device(self) -> str:
-        """By which name it is told to the place, and spared."""
+        """The name by which it is recorded in the call slot, and skipped."""
         return call_slot_name(self.responder or self.name)
 
 
@@ -148,7 +148,7 @@ class CounterFileCollector(ExcludingCollector):
     """Fills one block per table by one pass over the devices' files.
 
     The devices are listed again every `list_seconds`; when they are others, so are the blocks. Of one that
-    enters a driver each read is told to the place.
+    enters a driver each read is recorded in the call slot.
     """
 
     def __init__(self, spec: CollectorSpec) -> None:

@@ -34,11 +34,11 @@ RETRY_SECONDS = 10
 HEALTH_SECONDS = 10
 #: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
 RECHECK_SECONDS = 60
-#: An incident that stands is reported again this often: the aggregator forgets one that is not.
+#: An active incident is reported again this often: the aggregator forgets one that is not.
 RETELL_SECONDS = 300
 #: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
 SHOWN_SECONDS = 3
-#: Standing incidents, and XIDs that wait; more are not told.
+#: Active incidents, and waiting XIDs; more are not reported.
 INCIDENTS_MAX, XIDS_MAX = 256, 256
 #: How often the agent has the engine sample, in `watch`.
 WATCH_SECONDS = 1.0
@@ -327,7 +327,7 @@ class DcgmListener(Collector):
             wanted = [*fields.PROFILING_COLUMNS, fields.GRAPHICS_ACTIVE]
             dcgm.watch_fields(library.ALL_GPUS, wanted, f"{FIELD_GROUP}-profiling", WATCH_SECONDS)
 
-    # ---- what is told
+    # ---- what is reported
 
     def _publish(self, now_ns: int) -> None:
         publisher = self._publisher
@@ -414,7 +414,7 @@ def _xid_event(gpu: DcgmGpu, code: int, at_ns: int) -> HealthEvent:
 
 
 def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
-    """Return an SXID as the kernel log's line would have told it."""
+    """Return an SXID as the kernel log's line would have shown it."""
     is_fatal = {**SWITCH_SXIDS, **LINK_SXIDS}[report.field]
     is_of_link = report.group == library.ENTITY_LINK
     link = f", Link {link_parts(report.entity)[1]}" if is_of_link else ""
@@ -445,7 +445,7 @@ class _StandingIncidents:
         return len(self._standing)
 
     def update(self, found: Sequence[Incident], now_ns: int) -> None:
-        """Take what stands now; what does not is forgotten. That nothing is found is no health: nothing is told of it."""
+        """Keep the incidents that are active now and forget the others. Finding none does not prove health: nothing is reported."""
         new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
         for each in found[:INCIDENTS_MAX]:
             if each.health >= fields.WARNING:
@@ -455,7 +455,7 @@ class _StandingIncidents:
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
-        """Return (incident, since when, revision) of what must be told now: at first, and then every `RETELL_SECONDS`."""
+        """Return (incident, since when, revision) of what must be reported now: at first, and then every `RETELL_SECONDS`."""
         due = list[tuple[Incident, int, int]]()
         for key, (incident, began_ns, revision, published_ns) in self._standing.items():
             if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:
@@ -474,7 +474,7 @@ class _CodeReport(NamedTuple):
 
 
 class _CodeReports:
-    """XIDs and SXIDs as DCGM has them: told where neither the kernel log nor NVML has shown them, and otherwise once, by those."""
+    """XIDs and SXIDs as DCGM has them: reported only if neither the kernel log nor NVML has shown them."""
 
     def __init__(self) -> None:
         self.reported_by_others = 0

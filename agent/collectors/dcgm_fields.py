@@ -169,7 +169,7 @@ class ProfilingReader:
 def incident_text(incident: Incident) -> str:
     """Return the message about an incident: the system and DCGM's words."""
     system = HEALTH_SYSTEMS.get(incident.system, f"system {incident.system:#x}")
-    return f"DCGM health, {system}: {incident.message or 'no words'}"
+    return f"DCGM health, {system}: {incident.message or 'no message'}"
 
 
 def violation_text(violation: Violation) -> str:

@@ -13,7 +13,7 @@ from ..hardware.files import FileReader, names_in, read_text
 from .counter_files import descriptors_max
 
 T = TypeVar("T")
-#: After so many turns it is worked out anyway.
+#: After this many turns it is worked out anyway.
 TURNS_MAX = 60
 #: There are five, and each keeps such a part of the descriptors that a process may have; other files are opened again.
 DESCRIPTORS_SHARE = 64
@@ -27,7 +27,7 @@ class ReadRecorder(FileReader):
         self.folders: dict[str, None] = {}
 
     def text(self, path: Path | str, device: str = "") -> str | None:
-        """As of `FileReader`; a call into a driver is told to the place."""
+        """As of `FileReader`; a call into a driver is recorded in the call slot."""
         self.files[str(path)] = device
         if not device:
             return read_text(path)

@@ -253,7 +253,7 @@ class GpuLifecycle:
         return changes
 
     def recall(self, key: str, epoch: int, *, lost: bool) -> None:
-        """Take what another process of this agent knew of a GPU. That it was lost was told, if so, by this one's lane."""
+        """Take what another process of this agent knew of a GPU. If it was lost, this process's group has reported it."""
         if key not in self.epochs and lost:
             self._lost.add(key)
         self.epochs[key] = max(epoch, self.epochs.get(key, 0))

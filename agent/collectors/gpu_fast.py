@@ -43,7 +43,7 @@ PERIOD_NS = 100_000_000
 GPM_EVERY = 2
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
-#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
+#: After this time without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
 #: as long as that does not help, ever more rarely.
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
@@ -67,7 +67,7 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
 )
 COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
 COLUMNS = len(COLUMN_NAMES)
-#: The step's period is looked for in so many of the last samples, of one GPU a second at most.
+#: The step's period is looked for in this many of the last samples, of one GPU a second at most.
 PERIOD_SAMPLES = 1200
 PERIOD_SIGNALS = (
     "power_watts",
@@ -78,7 +78,7 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: A period takes a third of a millisecond of CPU: one GPU in so many turns, each of eight twice a minute.
+#: A period takes a third of a millisecond of CPU: one GPU every this many samples, each of eight twice a minute.
 PERIOD_TURNS = 4
 #: Finds the period of some signals: `gangline.ext.periods.estimate`.
 PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
@@ -263,7 +263,9 @@ class StepPeriods:
             seconds, confidence = self._estimate(signals, PERIOD_NS / SECOND_NS)
             parts = split(signals, PERIOD_NS / SECOND_NS, seconds)
         except Exception:
-            log.exception("no period of row %d", row, extra={"cause": "gpu_fast.period"})
+            log.exception(
+                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
+            )
             return row
         if seconds > 0:  # NaN: it abstains
             self.found[row] = seconds, confidence

@@ -27,11 +27,11 @@ CONFIRMING_LATE_NS_MAX = 50_000_000
 #: More than that is no measure of time: drivers renew their counts about once a second.
 IMPOSSIBLE_LATE_NS = 1_000_000_000
 #: So often it may grow through more than half of the time between samples with its reason set at neither end, nor
-#: at the sample before (the count comes late); and once more for each so many confirmations: in months of true
+#: at the sample before (the count comes late); and once more per this many confirmations: in months of true
 #: throttling that happens again and again.
 REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
-#: A field whose GPU says the same again is judged for so many turns more: then nothing comes of it.
+#: A field whose GPU repeats a value is judged for this many more samples, then dropped.
 SETTLING_TURNS = 2
 
 log = logging.getLogger(__name__)

@@ -128,7 +128,7 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Look who is there; as long as every GPU says the same, the block stands, but for a look at the PIDs."""
+        """Look who is there. While no GPU's answer changes, the block stays the same; only the PIDs are checked."""
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()
@@ -206,16 +206,16 @@ def process_key(gpu: str, process: Process) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on GPUs are, over time: listings and looks in, what must be told and counted
+# Whose the processes on GPUs are, over time: listings and checks in, what must be reported and counted
 # out. No clock, no I/O.
 #
-# A process is its number and its start. NVML names the number only, so what is told of one must
+# A process is its number and its start. NVML names the number only, so what is reported of one must
 # have held at two looks: else a process that ended between the list and the look would lend its GPU
 # to anyone who was dealt its number.
 
 #: Processes that were known at the last look are looked at again after this many turns of an unchanged list.
 RECHECK_TURNS = 10
-#: An ended process that NVML continues to list at so many looks holds what nobody will give back by itself.
+#: An ended process that NVML continues to list at this many looks holds what nobody will give back by itself.
 DEAD_OBSERVATIONS_MIN = 2
 
 FOREIGN = "its PID belongs to another PID namespace than the agent's"
@@ -244,7 +244,7 @@ class TrackedProcess:
     ended_observations: int = 0  # at how many, in a row, it had ended
     state: ProcessState = ProcessState.HIDDEN  # at the last look
     is_reused: bool = False
-    #: What was told of it last, and when, and as which event: that stays, also when more is found out.
+    #: What was last reported of it, when, and as which event: that stays, also when more is found out.
     reported: Mapping[str, str] = field(default_factory=dict[str, str])
     reported_ns: int | None = None
     event_id: str = ""
@@ -381,7 +381,7 @@ class ProcessTracker:
             tracked.snapshot = snapshot
 
     def take_ended(self) -> list[TrackedProcess]:
-        """Return those that are listed no more and had been told of, each once."""
+        """Return those that are no longer listed but were reported, each once."""
         ended, self._ended = (
             [tracked for tracked in self._ended if tracked.reported_ns is not None],
             [],
@@ -389,7 +389,7 @@ class ProcessTracker:
         return ended
 
     def put_back(self, ended: Iterable[TrackedProcess]) -> None:
-        """Take back what could not be told."""
+        """Take back what could not be reported."""
         self._ended += ended
 
     def identities(self) -> set[Identity]:
@@ -407,7 +407,7 @@ class GpuProcessCounts:
     others: int = 0
     unknown: int = 0
     dead: int = 0
-    dead_memory_bytes: int | None = 0  # None: some of it is not told
+    dead_memory_bytes: int | None = 0  # None: some of it is unknown
 
 
 def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
@@ -519,8 +519,10 @@ class GpuJobs(Collector):
         self._is_foreign = not process_owner.in_host_pid_namespace(roots.proc)
         self._shows_all = process_owner.shows_all(roots.proc)
         self._rate_limit = event_bucket()
-        self._is_behind = False  # there was no room for all that was to be told
-        self._since: dict[str, int] = {}  # when each GPU was listed first, until all on it was told
+        self._is_behind = False  # there was no room for all that was due
+        self._since: dict[
+            str, int
+        ] = {}  # when each GPU was listed first, until all on it was reported
         self._publisher: EventPublisher | None = None
         self._block: Block | None = None
 
@@ -643,7 +645,7 @@ class GpuJobs(Collector):
         return True
 
     def _publish_resync(self, publisher: EventPublisher, now_ns: int) -> bool:
-        """Say of each GPU, once, that all on it was told: what ended while nobody looked is not among it."""
+        """Report for each GPU, once, that all processes on it were reported, except those that ended unobserved."""
         for gpu in self._processes.gpus:
             self._since.setdefault(gpu, now_ns)
         waiting = {

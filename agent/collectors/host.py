@@ -25,7 +25,7 @@ from .counter_files import (
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
-#: Frequencies of so many cores are read, spread over the host: each may take 10 ms (x86 before Linux 5.18).
+#: Frequencies of this many cores are read, spread over the host: each may take 10 ms (x86 before Linux 5.18).
 FREQUENCIES_MAX = 32
 
 
@@ -235,7 +235,7 @@ class HostMinute(Collector):
 # ----------------------------------------------------------------------
 # Each core, once a minute: /proc/stat and its frequency.
 
-#: The frequency of so many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
+#: The frequency of this many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
 CPU_FREQUENCIES_MAX = 64
 _FREQUENCY = {"cpu.frequency_hertz": FileField("cpufreq/scaling_cur_freq", scale=1000)}
 
@@ -336,7 +336,7 @@ class ClockTenSeconds(Collector):
 # Memory errors by DIMM, as the kernel's EDAC drivers count them.
 
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
-#: What stands at each kind of place.
+#: What each kind of place has.
 EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
     "controller": {
         _CORRECTED: FileField("ce_count"),

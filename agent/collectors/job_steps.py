@@ -34,15 +34,15 @@ from .block_writer import block_of, row_writer
 FOLDER = Path("shm/gangline")
 #: Slots that are read, and of one user; more are left out, and `access_error` says so.
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
-#: Names of the folder that are seen in a turn, and of what is no live slot so many are removed.
+#: Names of the folder read in one collection; and at most this many files that are no live slot are removed.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
 #: The folder is listed again after this many turns, also when nothing in it changed.
 LISTING_TURNS = 10
 #: What has not become a slot after this many turns is removed.
 DEAD_TURNS = 30
-#: Step times are of the steps of so many seconds, and of the last one at least.
+#: Step times are of the steps of this many seconds, and of the last one at least.
 WINDOW_NS = 10_000_000_000
-#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job stands.
+#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job is stopped.
 STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
 #: The spread of fewer steps is not known.
 SPREAD_STEPS_MIN = 3

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
-#: Records taken between two checks at the clock: what is due is told also in the midst of a storm.
+#: Records taken between two checks at the clock: due events are reported even during a storm.
 RECORDS_PER_GROUP = 256
 #: A storm's groups are so far apart, and at least as long as the one before took: half a core at the most.
 STORM_REST_SECONDS = 0.003
@@ -36,7 +36,7 @@ CLOSE_SECONDS_MAX = 1.0
 
 
 class KernelLog(Collector):
-    """Tells what the kernel's log says, at once; `collect` reports how much was read, told and lost.
+    """Reports kernel log lines at once; `collect` counts how many were read, reported and lost.
 
     Without `start` a turn reads by itself what there is, and tells nobody.
     """

@@ -22,7 +22,7 @@ from ..hardware.process_owner import Allocation, KubeletError
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 
 EVENT = "gpu.allocation"
-#: The name under which a sampler that may not query is told so.
+#: The name by which a sampler is told not to query.
 DEVICE_NAME = "kubelet"
 _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
 #: A kubelet that does not respond is asked ever more rarely, in turns of 10 s.
@@ -49,9 +49,9 @@ class KubeletAllocations(Collector):
         self._block = Block("kubelet_10s_changes", ("host",))
         self._publisher: EventPublisher | None = None
         self._rate_limit = event_bucket()
-        #: What was told -> since when it was held, and when it was told last; boot time.
+        #: What was reported -> since when it was held, and when it was last reported; boot time.
         self._reported: dict[Allocation, tuple[int, int]] = {}
-        self._since_ns: int | None = None  # from when on all was told; 0: that is said
+        self._since_ns: int | None = None  # since when all was reported; 0: that was announced
         self._wait_turns, self._turns_left = 1, 0
         self._last_error: KubeletError | None = None
 

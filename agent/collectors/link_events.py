@@ -32,7 +32,7 @@ from .block_writer import put
 # ----------------------------------------------------------------------
 # What happened to links, from what the kernel tells: messages in, events out, no I/O.
 #
-# The kernel puts changes of a carrier together, so that a link which went and came back may be told
+# The kernel puts changes of a carrier together, so that a link which went and came back may be reported
 # as one message that says `up` as before. Its counts of ups and downs tell: they are compared, not
 # the state alone. An interface that flaps without end makes few events with large counts.
 
@@ -42,7 +42,7 @@ INTERFACES_MAX = 1024
 #: are counted in it.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
-#: Of an interface's states, so many of the last are kept and told with the next event.
+#: This many of an interface's last states are kept and reported with the next event.
 HISTORY_MAX = 16
 
 _SECOND_NS = 1_000_000_000
@@ -61,7 +61,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """What must be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """What must be reported: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -91,7 +91,7 @@ class _LinkRate:
 
 
 class LinkFlapFilter:
-    """The state of the watched links. All methods return the events to be told, in order."""
+    """The state of the watched links. All methods return the events to be reported, in order."""
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
         """*is_watched* says whether an interface that is new to us must be watched."""
@@ -108,7 +108,7 @@ class LinkFlapFilter:
         return len(self._interfaces)
 
     def observe(self, message: LinkInfo | LinkRemoved, now_ns: int) -> list[LinkEvent]:
-        """Take what the kernel told of one link."""
+        """Handle a kernel message about one link."""
         known = self._interfaces.get(message.index)
         if isinstance(message, LinkRemoved):
             return self._remove(message.index, now_ns) if known else []
@@ -124,7 +124,7 @@ class LinkFlapFilter:
         return events
 
     def release_due(self, now_ns: int) -> list[LinkEvent]:
-        """Return what was withheld and may be told now. To be called about every second."""
+        """Return what was withheld and may be reported now. To be called about every second."""
         events: list[LinkEvent] = []
         now = now_ns / _SECOND_NS
         for name, rate in list(self._rates.items()):
@@ -253,7 +253,7 @@ class LinkListener(Collector):
         open_socket: Callable[[], LinkSocket] = LinkSocket,
         is_watched: Callable[[LinkInfo], bool] | None = None,
     ) -> None:
-        """*is_watched*: the interfaces with a device of their own, and bonds, unless told otherwise."""
+        """*is_watched*: the interfaces with a device of their own, and bonds, by default."""
         self._roots, self._open_socket = roots, open_socket
         self._filter = LinkFlapFilter(is_watched or self._has_device)
         self._block = Block("rtnetlink_10s", ["host"])
@@ -359,7 +359,7 @@ class LinkListener(Collector):
             if self._dump_indexes is not None:
                 self._dump_indexes.add(
                     content.index
-                )  # also when it was told by itself during the dump
+                )  # also when its own message came during the dump
             self._publish(self._filter.observe(content, self._now_ns()))
 
     def _end_dump(self, end: DumpEnd) -> None:

@@ -73,7 +73,7 @@ def net_1s(
     a driver may hold as long as its firmware does not respond; the statistics may be the driver's to add up.
 
     An interface that comes or goes is listed again in the next turn. One that was replaced under its
-    name is told by its ifindex, in the same block as its first counters.
+    name is recognized by its ifindex, in the same block as its first counters.
     """
     return CounterFileCollector(
         CollectorSpec(

@@ -220,7 +220,7 @@ class GpuFabric(GpuPartsCollector):
         self._answers = {}
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """As long as every GPU says the same, the block stands."""
+        """While no GPU's answer changes, the block stays the same."""
         answers = self._query(parts.fabric)
         if self._block is None or answers != self._answers or not answers:
             self._block, self._answers = self._fill(answers), answers

@@ -93,7 +93,7 @@ class NvmlEvents(Collector):
         self._session.exclude(devices)
 
     def release(self) -> None:
-        """Free the event sets; what still waits is told: nothing more will be heard for a while."""
+        """Free the event sets and report what still waits: no more events come for a while."""
         for events in (self._events, self._system):
             if events is not None:
                 events.close()

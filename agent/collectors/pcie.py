@@ -76,7 +76,7 @@ UNCORRECTABLE: Mapping[bytes, str] = {
 
 
 def _aer() -> dict[str, FileField]:
-    """Return every AER signal of a function with the file and the word where it stands."""
+    """Return every AER signal of a function with its file and the word in it."""
     fields = {
         signal: FileField("aer_dev_correctable", KEYED, word)
         for word, signal in CORRECTABLE.items()
@@ -248,7 +248,7 @@ class PcieMinute(ExcludingCollector):
         self._functions = FileCache(self._compute)
         self._block = Block("pcie_60s", ())
         self._writer = row_writer(self._block, _COLUMNS)
-        self._written_values: dict[int, tuple[object, ...]] = {}  # what stands in each row
+        self._written_values: dict[int, tuple[object, ...]] = {}  # the current content of each row
         self.access_error = ""
 
     def exclude(self, devices: frozenset[str]) -> None:
@@ -326,7 +326,7 @@ def aspm_flags(folder: Path, files: FileReader) -> int | None:
 
 
 def iommu_code(folder: Path, files: FileReader) -> int | None:
-    """Return the code of how the function's addresses are translated; None when it cannot be told."""
+    """Return the code of how the function's addresses are translated; None if unknown."""
     kind = files.text(f"{folder}/iommu_group/type")  # may come with the function's driver
     if kind is None and not os.path.lexists(f"{folder}/iommu_group"):
         return 0 if folder.exists() else None

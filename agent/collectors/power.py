@@ -42,7 +42,7 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
 
 
 def _energy(zone: Path) -> dict[str, FileField]:
-    """Return where a zone's energy stands: beyond the counter's range nothing is a reading."""
+    """Return a zone's energy. A value beyond the counter's range is no reading."""
     span = host.energy_range_microjoules(zone) or 0
     file_field = FileField("energy_uj", scale=1e-6, raw_max=span or U64_MAX, wraps_at=span)
     return {"rapl.energy_joules": file_field}

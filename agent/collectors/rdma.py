@@ -261,7 +261,7 @@ class _PortListing:
         ] = {}  # inode of the folder, and how many there were
 
     def devices(self) -> list[CounterDevice]:
-        """Return the ports with the files that they have, and how many of those no signal stands for."""
+        """Return the ports with their files, and how many of the files no signal covers."""
         return [self._device(name, folder) for name, folder in rdma_ports(self._sys).items()]
 
     def _device(self, name: str, folder: Path) -> CounterDevice:
@@ -288,7 +288,7 @@ def counter_files(port: Path) -> frozenset[str]:
 
 
 def fields_of(files: frozenset[str]) -> dict[str, FileField]:
-    """Return where each signal stands on a port with these files.
+    """Return the file of each signal on a port with these files.
 
     Without a single one they are all tried: a folder may be there that we may not list.
     """
@@ -306,7 +306,7 @@ def fields_of(files: frozenset[str]) -> dict[str, FileField]:
 
 
 def unnamed(files: frozenset[str]) -> list[str]:
-    """Return the files that no signal stands for: another vendor's, or a newer kernel's."""
+    """Return the files that no signal covers: another vendor's, or a newer kernel's."""
     return sorted(files - _KNOWN_FILES)
 
 

@@ -130,7 +130,7 @@ def of_kernel(folder: Path, files: FileReader) -> dict[str, float | None]:
 # Which of the services that a GPU host needs are there, and run.
 
 RUNNING, NOT_RUNNING = 1, 2
-#: Of processes that are known and none of these, so many are read in a turn: a name changes by exec only.
+#: Of the other known processes, this many are read in one collection: a name changes by exec only.
 READS_MAX = 2048
 #: Unit files are on the root filesystem, by the name that it has as a mount point.
 _ROOT = "/"

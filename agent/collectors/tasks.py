@@ -18,7 +18,7 @@ from .block_writer import row_writer
 #: More processes are not looked at in a turn, nor more threads of those that hold a GPU.
 PROCESSES_MAX = 16384
 THREADS_MAX = 4096
-#: Of the processes that neither are new nor were blocked nor hold a GPU, so many are read in a turn.
+#: Of the processes that are not new, were not blocked and hold no GPU, this many are read in one collection.
 READS_MAX = 512
 #: Of a process's descriptors, the first: a driver is opened before files and sockets are.
 DESCRIPTORS_MAX = 512

@@ -56,7 +56,7 @@ def _report(
 ) -> int:
     name = uuid or f"GPU {gpu.number}, serial {gpu.serial}"
     if gpu.outcome is None:
-        print(f"{name}: every test was skipped, so the result says nothing", file=sys.stderr)
+        print(f"{name}: every test was skipped, so the result proves nothing", file=sys.stderr)
         return OK
     request = pb.ReportDiagnosticRequest(
         gpu=uuid,
@@ -102,7 +102,7 @@ def _named_gpus(options: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _check_names(report: DiagnosticReport, gpus: dict[str, str]) -> None:
-    """Raise NotAReport where a GPU can be told from others by DCGM's number alone, which is nobody else's."""
+    """Raise NotAReport if a GPU is identified by DCGM's number alone, which no one else uses."""
     unnamed = [gpu.number for gpu in report.gpus if not gpu.serial and gpu.number not in gpus]
     if unnamed:
         raise NotAReport(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 OK, REFUSED, USAGE = 0, 1, 2
 RESTARTS_DEFAULT, RESTARTS_MAX = 3, 1000
-#: After a step has failed Slurm may take so long to say that a node is lost.
+#: After a step has failed Slurm may take this long to say that a node is lost.
 SETTLE_SECONDS, POLL_SECONDS = 2.0, 0.05
 #: A controller that does not respond for this long is asked again, a few times, before the step's own exit code counts.
 COMMAND_SECONDS, COMMAND_TRIES = 10.0, 3

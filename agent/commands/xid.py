@@ -68,7 +68,7 @@ NVIDIA = {
 
 @dataclass(frozen=True)
 class CodeQuery:
-    """One thing to explain: a code, or the line that it stands in."""
+    """One thing to explain: a code, or the log line with it."""
 
     table: str
     code: int

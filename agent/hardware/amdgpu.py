@@ -68,7 +68,7 @@ class AmdGpu:
 
 
 def amd_gpus(sys: Path) -> list[AmdGpu]:
-    """Return the GPUs that the driver shows, by PCI address. Never raises; what is not told is empty."""
+    """Return the GPUs that the driver shows, by PCI address. Never raises; unknown values are empty."""
     nodes = list(_nodes(sys))
     found: dict[str, AmdGpu] = {}
     for card in names_in(sys / "class/drm"):

@@ -244,7 +244,7 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
 
 
 def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, FieldPlace]:
-    """Return each partition's part of what is told of all compute dies, which stand in the partitions' order."""
+    """Return each partition's part of the values of all compute dies, which are in the partitions' order."""
     busy = fields["gfx_busy_inst"]
     partitions = 1
     if "num_partition" in fields:

@@ -96,7 +96,7 @@ class RankReader:
         self._child: subprocess.Popen[bytes] | None = None
         self._output = b""
         self._until_ns = 0  # the child's, or before which no other is started
-        #: What stands in the way, as text; empty: nothing.
+        #: The obstacle, as text; empty: none.
         self.access_error = ""
 
     def request(self, processes: Iterable[Identity]) -> None:

@@ -57,7 +57,7 @@ def variable_of(entry: bytes) -> tuple[str, str] | None:
 
 
 def variables_of(descriptor: int) -> dict[str, str]:
-    """Return the variables of an open `environ`; of a name that stands twice the first, as getenv(3) does."""
+    """Return the variables of an open `environ`; the first of duplicate names, as getenv(3) does."""
     found: dict[str, str] = {}
     left, size, skipping = b"", 0, False
     while size < ENVIRON_BYTES_MAX and (chunk := os.read(descriptor, CHUNK_BYTES)):

@@ -183,7 +183,7 @@ SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {
 def select_statistics(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
     """Return signal -> place of its statistic among *names*; none for a driver that is not known.
 
-    A name that stands there twice is not picked: nobody could say which of them is meant.
+    A name that occurs twice there is not picked, because it is ambiguous.
     """
     known = SIGNALS_OF.get(driver.partition(b" ")[0], {})
     occurrences = Counter(name for name in names if name in known)
@@ -268,7 +268,7 @@ class OpenHandles(NamedTuple):
 
 
 def parse_gpu_minor(information: str) -> int | None:
-    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: not told."""
+    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: unknown."""
     found = _GPU_MINOR.search(information)
     return int(found.group(1)) if found else None
 
@@ -360,7 +360,7 @@ def children(proc: Path, process_id: int) -> list[int]:
 def blocking(
     found: tuple[OpenHandle, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> list[tuple[OpenHandle, str]]:
-    """Return who stands in the way of *devices* (None: of the driver as a whole), with the GPU's PCI address.
+    """Return which processes block *devices* (None: the driver as a whole), with the GPU's PCI address.
 
     A process that has only the driver's common nodes open is in the way of no single GPU.
     """

@@ -54,7 +54,7 @@ class Function:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether it is a part that a job stands on, rather than what leads there."""
+        """Return whether a job depends on this part itself, rather than on the path to it."""
         return self.is_gpu or self.is_network or self.is_nvme or self.is_nvswitch
 
 

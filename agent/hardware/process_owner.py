@@ -84,7 +84,7 @@ _KUBELETS = (
     r"system\.slice/(?:k3s|k3s-agent|rke2-server|rke2-agent|k0scontroller|k0sworker|kubelet|containerd|docker|crio"
     r"|snap\.[a-z0-9]{1,32}\.daemon-(?:kubelite|kubelet|containerd))\.service"
 )
-#: What stands before a pod: containers that are themselves a node (kind), kubelet's service and root, the QoS class.
+#: What comes before a pod: containers that are themselves a node (kind), kubelet's service and root, the QoS class.
 _BEFORE_POD = re.compile(
     rf"(?:(?:docker/{_HEX}|system\.slice/docker-{_HEX}\.scope|machine\.slice/libpod-{_HEX}\.scope(?:/container)?)/){{0,3}}"
     rf"(?:{_KUBELETS}/)?(?:kubelet(?:\.slice)?/)?(?:kubepods(?:/(?P<folder>{_QOS}))?"
@@ -244,7 +244,7 @@ STATUS_BYTES_MAX = 1 << 16
 STAT_BYTES_MAX = 4096
 #: What `/proc/self/ns/pid` shows in the host's own PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
 HOST_PID_NAMESPACE = "pid:[4026531836]"
-#: The name under which a sampler that may not look here is told so (`agent/collector.py`, `exclude`).
+#: The name by which a sampler is told not to look here (`agent/collector.py`, `exclude`).
 DEVICE_NAME = PROC
 
 _STATUS_UID = re.compile(rb"^Uid:\t([0-9]{1,10})\t", re.MULTILINE)
@@ -283,7 +283,7 @@ def parse_user_id(status: bytes) -> int | None:
 
 
 def parse_namespace_pid(status: bytes) -> int | None:
-    """Return the process's number in the innermost PID namespace; None where that is ours (or not told)."""
+    """Return the process's number in the innermost PID namespace; None if that is ours (or unknown)."""
     found = _NAMESPACE_PIDS.search(status)
     numbers = found[1].split() if found else []
     return parse_unsigned(numbers[-1]) if len(numbers) > 1 else None
@@ -343,7 +343,7 @@ def shows_all(proc: Path) -> bool:
 
 def in_host_pid_namespace(proc: Path) -> bool:
     """Return whether this reader counts processes as the host does. In a container of its own it does not, and a number
-    that a driver names may be another process's there. True where it is not told: a /proc that is a folder."""
+    that a driver names may be another process's there. True if unknown: a /proc that is a folder."""
     try:
         return os.readlink(proc / "self/ns/pid") == HOST_PID_NAMESPACE
     except OSError:

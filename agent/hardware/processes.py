@@ -16,7 +16,7 @@ from ...ext import place
 from ...ext.hostfiles import task_fields
 from .files import read_bytes
 
-#: By this name /proc is told to the place, and spared.
+#: The name by which /proc is recorded in the call slot, and skipped.
 PROC = "proc"
 _PROC = PROC.encode()
 
@@ -24,7 +24,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TaskStat(NamedTuple):
-    """A process, as its main thread stands, or a thread. Number and start together are its identity."""
+    """A process, by the state of its main thread, or a thread. Number and start together are its identity."""
 
     number: int
     start_ticks: int  # since boot
@@ -86,7 +86,7 @@ class ProcessScanner:
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
-        """*reads_max*: of those neither new nor urgent, so many are read in a turn."""
+        """*reads_max*: how many of those neither new nor urgent are read in one collection."""
         self._proc, self._processes_max, self._reads_max = proc, processes_max, reads_max
         self._known: dict[str, TaskStat] = {}
         self._last_number = 0  # the number read last of those in line
@@ -117,7 +117,7 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file; empty when it is gone. Each is told by itself: all of them may take long."""
+    """Return the file; empty when it is gone. Each read is recorded by itself: all of them may take long."""
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()

@@ -54,7 +54,7 @@ class Inventory:
     devices: tuple[HostDevice, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     reason: str = ""
-    #: GPUs of which nobody was asked.
+    #: GPUs that nobody was asked about.
     left_out: ExcludedGpus = frozenset()
 
 
@@ -126,7 +126,7 @@ def run_child(
     _running = None
     if not reason and not output.endswith(b"\n"):
         last_line = error_output.decode(errors="replace").strip().rpartition("\n")[2]
-        reason = f"the inventory ended without an answer: {last_line or 'it said nothing'}"
+        reason = f"the inventory ended without an answer: {last_line or 'no output'}"
     return output, reason
 
 

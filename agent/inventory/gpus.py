@@ -21,7 +21,7 @@ from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import ExcludedGpus, HostDevice
 
 # ----------------------------------------------------------------------
-# Where a GPU stands in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
+# A GPU's position in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
 #
 # Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
 # 12.9.
@@ -43,7 +43,7 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return what an nvmlPlatformInfo_t of *version* says; what is all zeros was not told. Nothing when it is short."""
+    """Return what an nvmlPlatformInfo_t of *version* says; all zeros mean unknown. Nothing when it is short."""
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES
@@ -182,7 +182,7 @@ def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostD
 
 
 def _driver_listed_gpu(roots: Roots, address: str, attribute: str, message: str) -> HostDevice:
-    """Return a GPU of which the kernel's driver knows, and NVML tells nothing."""
+    """Return a GPU that the kernel's driver knows and NVML does not report."""
     key = driver_gpu_uuid(roots.proc, address) or address
     return HostDevice("gpu", key, {"pci_address": address, attribute: message})
 

@@ -17,7 +17,7 @@ from ..hardware.pci import is_asleep
 from . import VALUE_CHARACTERS_MAX, HostDevice
 from .host import link_name, pci_address
 
-#: Of a long list, an attribute names so many.
+#: An attribute names at most this many items of a long list.
 LISTED_MAX = 64
 
 
@@ -110,7 +110,7 @@ def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
 
 
 def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
-    """Return how the bond stands, each slave with its state and how often it failed."""
+    """Return the state of the bond, and each slave with its state and how often it failed."""
     bond, folder = read_bond(roots.sys, name), roots.sys / "class/net" / name / "bonding"
     states = {True: "up", False: "down", None: "unknown"}
     slaves = [

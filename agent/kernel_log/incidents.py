@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 QUIET_NS = 60 * SECOND_NS
 #: Within this, one code explains another (`wait_seconds` of `xid.toml`).
 RELATED_NS = 5 * SECOND_NS
-#: When an incident that continues is reported again, from the time it was told before. The last stays.
+#: When an incident that continues is reported again, counted from the report before. The last delay stays.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 #: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
 #: top is folded: first the scopes of one device and code into one, then all of one event name.
@@ -48,7 +48,7 @@ ALL_OPEN_MAX = 4 * OPEN_MAX
 FOLDED = "folded"
 #: Processes named in the lines of one incident that are kept.
 PROCESSES_MAX = 8
-#: Added to the revision of an incident taken up after a restart: what was told just before may not
+#: Added to the revision of an incident taken up after a restart: what was reported just before may not
 #: have been noted.
 REVISION_SKIP = 16
 _REVISION_MAX = (1 << 32) - 1
@@ -72,15 +72,15 @@ class LogLine:
 
 @dataclass(slots=True)
 class OpenIncident:
-    """One event in the making. `event` is as it would be told now, but for what `refresh` brings up."""
+    """One event in progress. `event` is as it would be reported now, except for what `refresh` updates."""
 
     key: Key
     event: HealthEvent
     templates: MessageTemplates
     processes: dict[str, None] = field(default_factory=dict)
     awaits_body: bool = False  # a head was counted whose body has not come
-    has_changed: bool = False  # since it was told last
-    is_urgent: bool = False  # its next line is told soon
+    has_changed: bool = False  # since it was last reported
+    is_urgent: bool = False  # its next line is reported soon
     reports: int = 0
     reported_ns: int = 0
     report_ns: int = 0  # not before
@@ -156,7 +156,7 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Let what continues beside a new incident be told with its next line, or its last if just come."""
+        """Report incidents that continue beside a new one with their next line, or with the last if it just came."""
         for each in self._open.values():
             if each.key[:2] == key[:2] and key[1] != "host":
                 each.is_urgent = True
@@ -218,7 +218,7 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what must be told now: incidents that continued, and the ends of those that ended.
+        """Return what must be reported now: incidents that continued, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """
@@ -240,7 +240,7 @@ class IncidentTracker:
         return min(times, default=None)
 
     def flush(self, now_ns: int) -> list[HealthEvent]:
-        """Return all that was not told yet, and keep all open: the agent is about to end."""
+        """Return all that was not reported yet, and keep all open: the agent is about to end."""
         return [event for each in self for event in _report_again(each, now_ns)]
 
     def _close(self, incident: OpenIncident) -> list[HealthEvent]:
@@ -251,7 +251,7 @@ class IncidentTracker:
         return _report_again(incident, 0)
 
     def restore(self, key: Key, event: HealthEvent, now_ns: int) -> None:
-        """Take up an incident that was open when the agent ended. Its count may not have been told."""
+        """Take up an incident that was open when the agent ended. Its count may not have been reported."""
         event.revision = min(event.revision + REVISION_SKIP, _REVISION_MAX)
         incident = OpenIncident(
             key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True

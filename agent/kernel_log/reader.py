@@ -37,7 +37,7 @@ from .rules import classify
 # suspended.
 
 MICROSECOND_NS = 1_000
-#: The least drift of so many records just written is taken: each is too large by what reading took.
+#: The least drift of this many records just written is taken: each is too large by what reading took.
 DRIFTS_MAX = 16
 #: Of those only what was learned within this time before the last: at 50 ppm, 30 ms of drift.
 DRIFTS_NS = 600_000_000_000
@@ -73,7 +73,7 @@ class TimestampConverter:
 # ----------------------------------------------------------------------
 # How far the log was read, and which incidents were open then: one small file, replaced whole.
 #
-# It is written after the events that it covers are on disk. What was told past it is reported again
+# It is written after the events that it covers are on disk. Events after it are reported again
 # after a crash, with the same event ids, and the aggregator keeps one of each.
 #
 # It is for another process of the same boot, and without meaning after a power cut: so it is never
@@ -180,7 +180,7 @@ class CheckpointFile:
 
 
 LOST = "host.kernel_log_lost"
-#: What was told is noted so long after, so that the disk is the event's first; less than the first step
+#: Reported events are noted this long after, so that the event reaches the disk first; less than the first step
 #: of an incident's pace, so that few revisions come before.
 SAVE_SOON_NS = 500_000_000
 #: A log that moves without telling anything is noted this often: reading again from there is harmless.
@@ -204,7 +204,7 @@ def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
 class LogReader:
     """Follows one log. All methods belong to one thread; the counts may be read from any.
 
-    Attributes: `read_count` (records taken), `reported_count` (events told, without their revisions),
+    Attributes: `read_count` (records taken), `reported_count` (events reported, without their revisions),
     `lost_count` (records that were overwritten), `not_understood_count`.
     """
 
@@ -234,7 +234,7 @@ class LogReader:
         self._saved_sequence = -1
         self._save_ns = clock.boottime_ns() + SAVE_NS  # when the position must be kept, if it moved
         self._published_since_save = False
-        self._unsaved_event: HealthEvent | None = None  # something told that is not on disk
+        self._unsaved_event: HealthEvent | None = None  # a reported event that is not on disk
         self._last_save_error = ""  # why the position could not be kept, as it was said last
         self._restore()
         #: Whether the log is read on from where an agent before this one ended.
@@ -376,7 +376,7 @@ class LogReader:
         return self._published_since_save or self._sequence != self._saved_sequence
 
     def _save(self, now_ns: int) -> None:
-        """What is only in memory must be read again after a crash: then the old position stands."""
+        """What is only in memory must be read again after a crash, from the old position."""
         self._published_since_save = False
         self._save_ns = now_ns + SAVE_NS
         if self._unsaved_event is not None and self._publish(self._unsaved_event):
@@ -403,7 +403,7 @@ class LogReader:
         return min((time for time in times if time is not None), default=None)
 
     def finish(self) -> None:
-        """Tell the counts that were not told yet, and keep the position: the agent is about to end."""
+        """Report the remaining counts and keep the position: the agent is about to end."""
         now_ns = self._clock.boottime_ns()
         self._publish_all(self.incidents.flush(now_ns))
         self._save(now_ns)

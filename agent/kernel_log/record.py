@@ -9,7 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Of a line, as much is looked at and told. The aggregator takes no more of a message.
+#: Characters of a line that are parsed and reported. The aggregator takes no more of a message.
 LINE_CHARACTERS_MAX = 2048
 VALUE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 64
@@ -149,7 +149,7 @@ def printable(text: str, characters_max: int) -> str:
 
 #: Forms kept as text, as of HealthEvent.forms.
 TEMPLATES_MAX = 32
-#: Distinct forms are told apart up to here; a count that stands there means "or more".
+#: Distinct forms are told apart up to here; a count of this size means "or more".
 TEMPLATES_COUNTED_MAX = 256
 TEMPLATE_CHARACTERS_MAX = 120
 

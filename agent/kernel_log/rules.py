@@ -514,7 +514,7 @@ _DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede"
 
 
 def _recovered(parsed: ParsedLine) -> ParsedLine:
-    """An incident of its own: what failed before it and what fails after it are not told by it."""
+    """An incident of its own: it does not report what failed before or after it."""
     return parsed._replace(scope=BACK, attributes={**parsed.attributes, "state": BACK})
 
 
@@ -641,7 +641,7 @@ def classify(text: str) -> ParsedLine | None:
 # ----------------------------------------------------------------------
 # Which lines about network adapters are worth an event, by what came before them and by sysfs.
 
-#: Adapters remembered as failed; of more, "back" is told without looking.
+#: Adapters remembered as failed; beyond that, "back" is reported without a check.
 FAILED_MAX = 256
 
 

@@ -86,7 +86,7 @@ def addresses_of(names: Sequence[str], known: Mapping[str, str]) -> frozenset[st
     Where no GPU is known (there is no driver), addresses stand as they are.
     """
     if len(names) > NAMES_MAX:
-        raise NotAGpu(f"{len(names)} names, at most {NAMES_MAX}; none stands for all GPUs")
+        raise NotAGpu(f"{len(names)} names, at most {NAMES_MAX}; no name means all GPUs")
     return frozenset(_address(canonical_name(name), known) for name in names)
 
 

@@ -99,7 +99,7 @@ def _document(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _agent(agent: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return how the agent itself stands; None where it says nothing of it that is understood, as one of another
+    """Return the state of the agent itself; None if it reports nothing that we understand, as one of another
     version: no verdict rests on it."""
     try:
         return agent and _agent_fields(agent)

@@ -17,7 +17,7 @@ from ..latest import TableSnapshot
 
 #: GPUs shown; a host has at most 16.
 GPUS_MAX = 32
-#: A reading is shown for so many of its periods and this long.
+#: A reading is shown for this many of its periods and this long.
 STALE_PERIODS, STALE_SLACK_SECONDS = 3, 2
 SECOND_NS = 1_000_000_000
 

@@ -38,14 +38,14 @@ from .policy_rules import (
 # ends it.
 #
 # The same meanings as the aggregator's (`aggregator/fleet/active_events.py`), which cannot be asked
-# here: what a code means beside others is told by one module for both
+# here: one module decides for both what a code means beside others
 # (`contract/xid/incidents.py`). A record is kept as the events that made it, and rebuilt from them
 # after a restart.
 
 SECOND_NS = 1_000_000_000
 #: Distinct records kept; of those of the least weight the one seen longest ago goes first.
 RECORDS_MAX = 64
-#: Incidents told apart per record, each with its last event.
+#: Incidents distinguished per record, each with its last event.
 INCIDENTS_MAX = 8
 #: XID 154 tells that the recovery asked for changed; a reading so much later is of more weight.
 RECHECK_NS = 10 * SECOND_NS
@@ -92,7 +92,7 @@ class ActiveEvent:
         return ClearedBy(self.code_row.clears.value), self.code_row.clear_seconds
 
     def severity(self, now_ns: int, *, no_recovery_needed: bool) -> FindingSeverity | None:
-        """Return what it means now, beside the codes that came with it; None: nothing to be told of."""
+        """Return what it means now, beside the codes that came with it; None: nothing to report."""
         if self.code_row is None:
             return self.row.severity
         if self.code_row.code == RECOVERY_XID and self.key[0] == "gpu.xid" and no_recovery_needed:
@@ -222,7 +222,7 @@ class EventFindings:
                 )
 
     def findings(self, no_recovery_ns: Mapping[str, int], now_ns: int) -> Iterator[HostFinding]:
-        """Yield what stands. *no_recovery_ns*: GPU -> boot time of a reading that no recovery is asked for."""
+        """Yield the active findings. *no_recovery_ns*: GPU -> boot time of a reading that no recovery is asked for."""
         for record in self.records.values():
             no_recovery_needed = no_recovery_ns.get(record.key[1], 0) >= record.last_ns + RECHECK_NS
             severity = record.severity(now_ns, no_recovery_needed=no_recovery_needed)
@@ -290,7 +290,7 @@ def _retention_key(record: ActiveEvent) -> tuple[int, int]:
 
 
 def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int) -> str:
-    """Return what has ended *record*; "" while it stands."""
+    """Return what has ended *record*; "" while it is active."""
     ends, seconds = record.ends
     if ends is ClearedBy.TIME and now_ns - record.last_ns > seconds * SECOND_NS:
         return f"it did not recur for {seconds / 60:.0f} minutes"
@@ -305,11 +305,11 @@ def _clears_when(ends: ClearedBy, seconds: float) -> str:
     return "the host boots" if ends is ClearedBy.REBOOT else "the GPU is reset, or the host boots"
 
 
-#: Findings told at once; of more, the gravest.
+#: Findings reported at once; of more, the gravest.
 FINDINGS_MAX = 64
 #: Events that wait for the next turn; beyond, the oldest is forgotten and counted.
 EVENTS_WAITING_MAX = 1024
-#: What came so long before the first look is of now: an agent takes a moment to start.
+#: An event of this long before the first look counts as new: an agent takes a moment to start.
 WATCHED_BEFORE_NS = 60 * 1_000_000_000
 #: An agent that was away for longer may have missed a reset.
 DOWNTIME_NS_MAX = 180 * 1_000_000_000
@@ -331,7 +331,7 @@ class HostFindings:
         self.rule_states: list[RuleState] = []
         self.table_triggers: list[TableTriggers] = []
         self._active_rules: list[RuleState] = []  # those of whom something is wrong
-        self._inventory_addresses: Mapping[str, str] = {}  # as it was told last
+        self._inventory_addresses: Mapping[str, str] = {}  # as last reported
         self._addresses: dict[str, str] = {}
         self._waiting: deque[HealthEvent] = deque()
         self.set_policy(policy)
@@ -358,7 +358,7 @@ class HostFindings:
         self._hidden_by = {row.name: row.hidden_by for row in policy.rows if row.hidden_by}
 
     def observe(self, event: HealthEvent) -> bool:
-        """Take note of an event that is told; return whether anything is judged by it. For any thread; never blocks."""
+        """Note a reported event; return whether anything is judged by it. For any thread; never blocks."""
         if event.name not in self._event_names:
             return False
         while len(self._waiting) >= EVENTS_WAITING_MAX:
@@ -417,7 +417,7 @@ class HostFindings:
         return self._update_findings(now_ns) or bool(cleared)
 
     def _set_reset_watch(self, needed: bool) -> None:
-        """Note whether something stands that a reset would end."""
+        """Note whether a finding is active that a reset would end."""
         if needed != self.reset_detector.is_needed:
             self.reset_detector.is_needed = needed
             self._refresh_triggers({self.reset_detector.table})

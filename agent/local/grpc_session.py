@@ -31,7 +31,7 @@ MESSAGE_BYTES_MAX = 1 << 13
 STREAMS_MAX = 32
 #: Names and values of one request's headers; more ends the connection.
 HEADER_BYTES_MAX = 1 << 13
-#: After so many calls a connection is ended once none waits: `h2` remembers every one of them.
+#: After this many calls a connection is ended once none waits: `h2` remembers every one of them.
 CALLS_MAX = 10_000
 #: Answers that the client does not read; more ends the connection.
 UNSENT_BYTES_MAX = 1 << 20
@@ -49,7 +49,7 @@ _OK = [("grpc-status", "0")]
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """A unary call whose message has come whole. `timeout_seconds`: the client waits so long, None: as long as it takes."""
+    """A unary call whose message has come whole. `timeout_seconds`: how long the client waits; None: without a limit."""
 
     stream: int
     path: str

@@ -170,7 +170,7 @@ class StatusFile:
             return os.open(self._new, flags, _MODE)
 
     def remove(self) -> None:
-        """Take the file away, as at an orderly end: who asks then is told that no agent runs."""
+        """Take the file away, as at an orderly end: a reader then sees that no agent runs."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -196,7 +196,7 @@ def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# How the agent itself stands, for the status file: connection, spool, and sources that are not
+# The state of the agent itself, for the status file: connection, spool, and sources that are not
 # read.
 
 #: Groups of sources that are not read, at most.
@@ -308,7 +308,7 @@ def group_unread(results: Sequence[CollectResult]) -> list[UnreadSources]:
 
 
 SECOND_NS = 1_000_000_000
-#: While something stands that a reset ends, the file says this often that it is watched for.
+#: While a finding is active that a reset ends, the file says this often that the agent watches for the reset.
 SAVE_SECONDS = 60.0
 
 #: An event is judged when it comes, at most so often between two of the seconds' judgements; more wait for the next.
@@ -318,7 +318,7 @@ log = logging.getLogger(__name__)
 
 
 def judged_tables(config: AgentConfig) -> frozenset[str] | None:
-    """Return the tables of whose readings something is told on this host; None: any may be.
+    """Return the tables whose readings are used on this host; None: any may be.
 
     An operator's policy may be about any signal, and is tried on readings of before it came.
     """
@@ -392,7 +392,7 @@ class HostStatus:
             "boot_id": boot_id.hex(),
             "pid": os.getpid(),
         }
-        #: How the agent itself stands; set once there is a client to ask.
+        #: The state of the agent itself; set once there is a client to ask.
         self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
         self._published_key: tuple[object, ...] = ()
@@ -406,12 +406,12 @@ class HostStatus:
     # The daemon's thread -------------------------------------------------------------------
 
     def update(self) -> None:
-        """Judge what was read and what was told, and show it: once a second. Never raises."""
+        """Judge readings and events, and publish the result: once a second. Never raises."""
         self._early_updates = 0
         self._update_guarded()
 
     def _update_early(self) -> None:
-        """Judge what was told since the last judgement, without waiting for the second."""
+        """Judge the events since the last judgement, without waiting for the second."""
         self._early_requested = False
         if self.document is not None and self._early_updates < EARLY_UPDATES_MAX:
             self._early_updates += 1

@@ -142,7 +142,7 @@ class ClearedFinding:
 SECOND_NS = 1_000_000_000
 #: This many periods without a reading, and what was read last says nothing of now.
 PERIODS_MAX = 3
-#: A finding whose device is not read any more is over after so long: nobody can say that it stands.
+#: A finding whose device is no longer read ends after this time: nobody can say that it is still true.
 UNREAD_SECONDS_MAX = 600.0
 #: Devices remembered per row: those that were once well, and those that are not.
 DEVICES_MAX = 4096
@@ -287,7 +287,7 @@ class RuleState:
         return cleared
 
     def findings(self) -> Iterator[HostFinding]:
-        """Yield what stands."""
+        """Yield the active findings."""
         for device, match in self.matched.items():
             if match.active:
                 yield self._finding(device, match)
@@ -367,7 +367,7 @@ def _clears_when(row: PolicyRow) -> str:
 
 
 # ----------------------------------------------------------------------
-# When each GPU was last seen to be reset in this boot, and which driver asks for nothing any more.
+# When each GPU was last seen to be reset in this boot, and which driver no longer asks for a recovery action.
 
 _EPOCH = BY_NAME["gpu.counter_epoch_count"]
 _ENERGY = BY_NAME["gpu.energy_joules"]
@@ -393,7 +393,7 @@ class GpuResetDetector:
         #: GPU -> boot time of the last reading by which its driver asked for no recovery.
         self.no_recovery_ns: dict[str, int] = {}
         self._epochs: dict[str, float] = {}
-        self.is_needed = False  # something stands that a reset would end
+        self.is_needed = False  # a finding is active that a reset would end
 
     @property
     def always_evaluate(self) -> bool:

@@ -234,7 +234,7 @@ class CpuBudget:
 
 
 RECEIVE_BYTES_MAX = 1 << 16
-#: No descriptor is left, say: connections wait so long.
+#: Connections wait this long when accepting fails, for example without a free descriptor.
 ACCEPT_RETRY_SECONDS = 1.0
 #: Who has used up its share and opens connections all the same holds up the line by this much with each.
 ACCEPT_PAUSE_SECONDS = 0.005

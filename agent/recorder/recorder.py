@@ -61,7 +61,7 @@ def event_reason(event: HealthEvent) -> str:
     if event.name not in RECORDED_EVENTS or (RECORDED_EVENTS[event.name] and not event.code):
         return ""
     if event.attributes.get("state") == "back" or event.revision:
-        return ""  # it is over, or told before
+        return ""  # it is over, or was reported before
     code = f" {event.code}" if event.name in ("gpu.xid", "nvswitch.sxid") else ""
     return f"{event.name}{code} {event.device}".strip()[:REASON_CHARACTERS_MAX]
 
@@ -96,15 +96,15 @@ class RecordingTriggers:
         return text
 
 
-#: A sampler that does not record within so long hangs in a driver.
+#: A sampler that does not record within this time hangs in a driver.
 ORDER_NS_MAX = 5 * SECOND_NS
-#: A disk that takes longer hangs: who requests what is on it is told so.
+#: A disk that takes longer hangs: a request for its content gets an error that says so.
 DISK_NS_MAX = 10 * SECOND_NS
 #: Requests and reasons that wait for the daemon's thread; what is beyond is dropped.
 REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
 #: Ids of requests that were seen: an aggregator may send one again on another connection.
 SEEN_MAX = 64
-#: What is found so soon after the start stood before; and what began so long ago is no news.
+#: What is found so soon after the start stood before; and what began this long ago is no news.
 SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
 #: Findings of these names follow an event, which is recorded itself.
 _OF_EVENTS = ("xid", "sxid")

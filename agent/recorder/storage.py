@@ -20,7 +20,7 @@ from ...contract.wire.telemetry_pb2 import StoredRecording
 from ..spool.lockdir import replace
 
 SUFFIX = ".glrec"
-#: Of the folder so many names are looked at.
+#: At most this many names of the folder are read.
 NAMES_MAX = 4096
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 _PREFIX_BYTES = 64
@@ -92,7 +92,7 @@ class RecordingStorage:
         return sorted(p for p in names if p.suffix == SUFFIX and _NAME.fullmatch(p.stem))
 
     def _remove_oldest(self, files: int, size: int) -> None:
-        """Leave at most this many files of so many bytes together."""
+        """Keep at most this many files and at most this many bytes in total."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
         for path, each in zip(paths, list(sizes), strict=True):

@@ -36,7 +36,7 @@ from .messages import CollectorGroups
 from .worker import RESTART_EXIT_CODE, serve
 
 # ----------------------------------------------------------------------
-# How a process of ours stands with the kernel: whether it waits for a driver, or only for its turn
+# What the kernel shows of a process of ours: whether it waits for a driver, or only for its turn
 # on a CPU.
 #
 # Of /proc/PID/stat, which takes no lock that a hung process could hold

@@ -90,7 +90,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class RecordCommand:
-    """Copy the last so many seconds of samples into the recording area."""
+    """Copy the most recent seconds of samples into the recording area."""
 
     number: int  # of this order
     seconds: int
@@ -236,7 +236,7 @@ def _decode_names(data: bytes) -> frozenset[str]:
 
 
 def _decode_block(shape: bytes, cell_bytes: int) -> Block:
-    """Return the block of a shape; after it come so many bytes at most."""
+    """Return the block of a shape, with at most this many bytes after it."""
     reader = _BodyReader(shape)
     name_bytes, rows, columns = reader.unpack(_SHAPE)
     table = reader.utf8(name_bytes)

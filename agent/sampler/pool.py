@@ -253,7 +253,7 @@ def _with_rows(block: Block, names: Sequence[str]) -> Block:
 
 
 SECOND_NS = 1_000_000_000
-#: A socket that was closed by a process of which nobody says that it ended.
+#: A socket that was closed by a process that has not ended as far as we know.
 CLOSED_NS_MAX = SECOND_NS
 #: A fork server that has not forked for this long is replaced, and all its samplers with it: on a host short of memory or of
 #: CPUs it takes long.
@@ -453,7 +453,7 @@ class SamplerPool:
         self._execute(self._supervisor.resume(now_ns, devices), now_ns)
 
     def released(self) -> Mapping[str | None, int]:
-        """Return what is released -> until when (boot time); the key None stands for all GPUs."""
+        """Return what is released -> until when (boot time); the key None means all GPUs."""
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
@@ -461,7 +461,7 @@ class SamplerPool:
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:
-        """Do not enter a GPU (PCI address) of which its driver said that it is ill; it is tried later."""
+        """Do not call a GPU (PCI address) that its driver reported as faulty; it is retried later."""
         now_ns = self._clock.boottime_ns()
         self._execute(self._supervisor.quarantine_gpu(now_ns, device, reason), now_ns)
 

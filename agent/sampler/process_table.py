@@ -13,7 +13,7 @@ from .quarantine import Unit
 SECOND_NS = 1_000_000_000
 #: What could not be done is tried again after this long, then ever later.
 RESTART_NS, RESTART_NS_MAX = SECOND_NS, 60 * SECOND_NS
-#: Of a lane that is late, so many looks are remembered.
+#: This many looks at a late group are remembered.
 LATE_CHECKS_MAX = 6
 
 
@@ -84,7 +84,7 @@ class SamplerGroup:
     late_checks: deque[tuple[int, str]] = field(
         default_factory=lambda: deque(maxlen=LATE_CHECKS_MAX)
     )
-    devices: tuple[str, ...] = ()  # its devices, where somebody told
+    devices: tuple[str, ...] = ()  # its devices, if known
     probes: int = 0  # of its driver
 
 

@@ -17,7 +17,7 @@ SECOND_NS = 1_000_000_000
 UNITS_MAX = 64
 #: After each trial in vain twice as long, at most the latter.
 TRY_NS, TRY_NS_MAX = 5 * SECOND_NS, 600 * SECOND_NS
-#: What was skipped for what its driver said of it is tried so long after the last word, and after a trial in vain as
+#: What was skipped for what its driver said of it is tried this long after the last word, and after a trial in vain as
 #: late as after this many: 80 s, then twice as long each time.
 QUARANTINE_NS, QUARANTINE_TRIES = 60 * SECOND_NS, 4
 #: What hangs again within this long continues where its intervals were.
@@ -33,7 +33,7 @@ Unit = tuple[str, str, str]  # lane, device, collector; either of the latter is 
 
 
 class QuarantineState(IntEnum):
-    """How it stands with a unit; the number travels as `probe.state`."""
+    """The state of a unit; the number is sent as `probe.state`."""
 
     WELL = 0
     HUNG = 1  # its call has not returned, and anyone who made it is not yet left behind
@@ -41,7 +41,7 @@ class QuarantineState(IntEnum):
     LEFT_ALONE = 3  # nobody enters it until it is tried again
     SLOW = 4  # it answers, too slowly for its neighbours
     TRIED = 5  # a process of its own tries it now
-    RELEASED = 6  # of a GPU: somebody asked that it be released; no unit's state, only told
+    RELEASED = 6  # of a GPU: somebody asked to release it; no unit's state, only reported
 
 
 @dataclass(slots=True)

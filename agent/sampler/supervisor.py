@@ -49,7 +49,7 @@ from .worker import RESTART_EXIT_CODE
 SECOND_NS = 1_000_000_000
 #: Processes that look at a single device, to try it or because it is slow.
 PROBES_MAX = 2
-#: With so many left behind nothing is tried again until one of them has ended.
+#: With this many left behind nothing is tried again until one of them has ended.
 ABANDONED_MAX = 10
 PROBE_PERIOD_NS, SLOW_PERIOD_NS = SECOND_NS // 4, 10 * SECOND_NS
 
@@ -169,7 +169,7 @@ class Reconciler:
         return not busy and len(self._table.with_role(ProcessRole.ABANDONED)) < ABANDONED_MAX
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return how it stands with the unit that a process looks at."""
+        """Return the state of the unit that a process looks at."""
         quarantined = self._quarantine.units.get(process.unit) if process.unit else None
         return quarantined.state if quarantined else QuarantineState.WELL
 
@@ -239,7 +239,7 @@ SUSPENDED_NS_MIN = 3 * SECOND_NS // 2
 HEALTHY_SECONDS_MAX = 0.25
 #: This many of one that was slow.
 HEALTHY_BATCHES = 3
-#: A lane that is late is looked at; in the same device at so many looks within this long, that one is slow.
+#: A lane that is late is looked at; in the same device at this many looks within this long, that one is slow.
 LATE_CHECKS_MIN, LATE_NS = 4, 10 * SECOND_NS
 #: A lane that has come so far has nothing to make up for.
 STABLE_BATCHES = 30
@@ -445,7 +445,7 @@ class Supervisor:
         return self._reconciler.reconcile(now_ns)
 
     def released(self) -> dict[str | None, int]:
-        """Return what was let go -> until when (boot time); None stands for all GPUs."""
+        """Return what was released -> until when (boot time); None means all GPUs."""
         return dict(self._quarantine.released)
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
@@ -454,7 +454,7 @@ class Supervisor:
         return any(p.may_hold_any(wanted) for p in self._table.processes.values())
 
     def quarantine_gpu(self, now_ns: int, device: str, reason: str) -> list[Action]:
-        """Do not enter a GPU of which the driver said that it is ill; it is tried later by itself."""
+        """Do not call a GPU that the driver reported as faulty; it is retried later by itself."""
         unit = (GPU, device, "")
         if GPU not in self._table.groups or self._quarantine.is_full(unit):
             return []
@@ -477,7 +477,7 @@ class Supervisor:
         return self._quarantine.units
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return how it stands with the unit that a solo process looks at."""
+        """Return the state of the unit that a solo process looks at."""
         return self._reconciler.state_of(process)
 
     def group_process(self, group: str) -> SamplerProcess | None:
@@ -621,7 +621,7 @@ class Supervisor:
         return [Kill(process.serial)]
 
     def _enforce_end(self, process: SamplerProcess, call_state: Seen, now_ns: int) -> list[Action]:
-        """Kill one that was told to end and did not; if it is stuck in a device, nobody else must be."""
+        """Kill a sampler that was asked to end and did not; if it is stuck in a device, no other must be."""
         if process.killed or now_ns - process.assigned_ns < END_DEADLINE_NS:
             return []
         process.killed = True

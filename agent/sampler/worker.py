@@ -115,7 +115,7 @@ class Worker:
         recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
         """*send* sends a message, or returns False when there is no room; *send_urgent* wakes the daemon for it.
-        *measure_cost*: CPU seconds and, when it is told so, bytes of memory (0: as before). *on_group_assigned* is told what this
+        *measure_cost*: CPU seconds and, on request, bytes of memory (0: as before). *on_group_assigned* gets what this
         sampler has become."""
         self._groups, self._clock, self._send = groups, clock, send
         self._measure_cost, self._on_group_assigned = measure_cost, on_group_assigned
@@ -189,7 +189,7 @@ class Worker:
         self._timed_collectors = [each for each in chosen.values() if each.names_slow_devices]
 
     def _start_source(self, collector: Collector) -> None:
-        """Have it tell. In a trial nobody hears: what is told there would count as told."""
+        """Have it report. Not in a probe, where nobody listens: reports there would count as sent."""
         if collector.name not in self._started_sources:
             self._started_sources.add(collector.name)
             self._call_safely(collector, collector.start, self._publisher)

@@ -75,7 +75,7 @@ def _write_process_id(lock: int) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Put *content* at *path*, durably: after a power cut it is the old content or the new.
 
-    Raises OSError, and the old content stands.
+    Raises OSError, and the old content stays.
     """
     new = path.with_name(path.name + ".new")
     with open(new, "wb", opener=_private) as file:

@@ -479,7 +479,7 @@ class Segments:
         segment.remove()
 
     def prune(self) -> None:
-        """Remove the segments of which nothing waits any more."""
+        """Remove the segments with nothing left to send."""
         if len(self._segments) == 1 and self._segments[0].on_disk:
             return  # it stays
         newest = self._newest_file()

@@ -47,7 +47,7 @@ class RunRecord:
     owner: str
 
     def write(self, folder: Path) -> None:
-        """Note it durably: afterwards it is there whole. Raises OSError, and the old one stands."""
+        """Write it durably and atomically. Raises OSError, and the old one stays."""
         content = {
             "format": FORMAT,
             "run_id": self.run_id.hex(),

@@ -121,7 +121,7 @@ class MemoryTier:
 #: Present while every sequence that was given out is on disk: there if there is no head, else in the head,
 #: so that an older agent, which knows of no head, takes the disk's numbers for incomplete.
 UNBROKEN_NAME = "unbroken"
-#: A head that somebody removed is noticed within so long; what has come to wait there by then is lost with it.
+#: A head that somebody removed is noticed within this time; what has come to wait there by then is lost with it.
 CHECK_SECONDS = 5.0
 
 
@@ -167,7 +167,7 @@ class TieredStore:
     def recover(self, run_id: bytes, lost_frames: int) -> bool:
         """Go on with what was found; return whether all numbers are known.
 
-        *lost_frames*: so many had stood in the damaged end of the disk's newest segment. What is on the
+        *lost_frames*: how many were in the damaged end of the disk's newest segment. What is on the
         disk is left to it.
         """
         unbroken = (self.disk.folder / UNBROKEN_NAME).exists()

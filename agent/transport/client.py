@@ -35,7 +35,7 @@ from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
 ERROR_CHARACTERS_MAX = 300
-#: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
+#: A peer that vanished is noticed after this time, by the kernel: by unacknowledged data while
 #: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
 PEER_SILENCE_SECONDS_MAX = 20
 _KEEPALIVE_IDLE_SECONDS = 10
@@ -119,7 +119,7 @@ class Connection:
             with suppress(BlockingIOError):
                 self._out = self._out[self._socket.send(self._out) :]
         if len(self._out) > OUT_BYTES_MAX:
-            message = f"the aggregator reads nothing: {len(self._out)} bytes wait for it"
+            message = f"the aggregator reads nothing: {len(self._out)} bytes are queued"
             raise SessionError(message)
         return done and not self._out
 
@@ -172,7 +172,7 @@ class Client:
         credentials: Credentials = NO_CREDENTIALS,
         uploads: RecordingUploads | None = None,
     ) -> None:
-        """*register* makes the request anew for each connection (run id and boot id are filled in
+        """*register* makes a new request for each connection (run id and boot id are filled in
         from *spool*); *live_hertz* is how often a frame is made; *on_permit* as a `TelemetryProtocol`
         has it, called by the client's thread; *credentials* are read again for each connection; *uploads*:
         recordings that were requested. Raises TargetError."""
@@ -326,7 +326,7 @@ def _with_tls_hint(error: SessionError | ConnectionResetError) -> Exception:
     """Return *error* of a plain connection that ended before a word, with what that often is."""
     if isinstance(error, SessionError) and str(error) != CLOSED:
         return error
-    return SessionError(f"{CLOSED} without a word: if it speaks TLS, set tls_ca_file")
+    return SessionError(f"{CLOSED} without an answer. If it uses TLS, set tls_ca_file")
 
 
 def _configure(plain_socket: socket.socket) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Paths as the settings name them, "" for none; read anew for each connection. Without a CA all is plain text."""
+    """Paths as the settings name them, "" for none; read again for each connection. Without a CA all is plain text."""
 
     tls_ca_file: str = ""
     tls_certificate_file: str = ""

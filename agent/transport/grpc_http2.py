@@ -84,7 +84,7 @@ class CallEnd:
     retry_seconds: float | None = None  # when to try again, if it said so
 
     def __str__(self) -> str:
-        return f"{self.method}: {self.status}: {self.message or 'no words'}"
+        return f"{self.method}: {self.status}: {self.message or 'no message'}"
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class ClientCall:
                 f"the server there is not {self.server}"
             )
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
-            raise SessionError("the answer is compressed without being requested")
+            raise SessionError("the answer is compressed, but the agent requested no compression")
         self.on_status(headers)
 
     def on_status(self, headers: Mapping[bytes, bytes]) -> None:
@@ -152,10 +152,12 @@ class ClientCall:
             return None
         length = int.from_bytes(self.received[1:PREFIX_BYTES], "big")
         if self.received[0]:
-            raise SessionError(f"{self.method}: the message is compressed without being requested")
+            raise SessionError(
+                f"{self.method}: the message is compressed, but the agent requested no compression"
+            )
         if length > self.message_bytes_max:
             raise SessionError(
-                f"{self.method}: message of {length} bytes, at most {self.message_bytes_max}"
+                f"{self.method}: message of {length} bytes exceeds the limit of {self.message_bytes_max}"
             )
         end = PREFIX_BYTES + length
         if len(self.received) < end:
@@ -301,15 +303,15 @@ def _check_protocol(data: bytes, server: str) -> None:
     if data.startswith(b"HTTP/"):
         raise SessionError(f"an HTTP/1 server listens there, not {server}")
     if data[:2] in (b"\x15\x03", b"\x16\x03"):
-        raise SessionError("the server there speaks TLS, this agent plain text")
+        raise SessionError("the server uses TLS, but this agent sends plain text. Set tls_ca_file")
     if len(data) >= _FIRST_BYTES and data[3] != _SETTINGS_FRAME:
-        raise SessionError(f"what listens there does not speak HTTP/2: it says {printable(data)!r}")
+        raise SessionError(f"the server does not speak HTTP/2: it sent {printable(data)!r}")
 
 
 def _checked_session(session: str) -> str:
     """The aggregator's word becomes a header of ours: refuse what no header may hold."""
     if len(session) > SESSION_CHARACTERS_MAX or not (session.isascii() and session.isprintable()):
-        raise SessionError("the session that the aggregator gave is not short printable ASCII")
+        raise SessionError("the aggregator's session is not short printable ASCII")
     return session
 
 
@@ -345,7 +347,7 @@ class UnaryCall(_Client):
     """One call of one connection without a socket: bytes out, bytes in."""
 
     def __init__(self, path: str, request: bytes, seconds_max: float) -> None:
-        """*seconds_max*: the server is told how long it is waited for."""
+        """*seconds_max*: the deadline, which the server receives, too."""
         super().__init__("localhost", tls=False, server="a gRPC server")
         timeout = f"{max(1, min(99_999_999, int(seconds_max * 1000)))}m"
         number = self._begin(
@@ -363,7 +365,7 @@ class UnaryCall(_Client):
             received = error.received
         for each in received:
             if isinstance(each, CallEnd):
-                raise CallFailed(each.status, each.message or "no words")
+                raise CallFailed(each.status, each.message or "no message")
             if isinstance(each, CallResponse) and isinstance(each.message, bytes):
                 return each.message
         return None
@@ -400,7 +402,7 @@ def _connect(connection: socket.socket, path: Path, until: float) -> None:
             return connection.connect(str(path))
         except BlockingIOError:
             if time.monotonic() >= until:
-                message = f"{path} takes no more connections"
+                message = f"{path} accepts no more connections"
                 raise CallFailed("UNAVAILABLE", message) from None
             time.sleep(CONNECT_RETRY_SECONDS)
 
@@ -415,6 +417,6 @@ def _exchange(connection: socket.socket, unary: UnaryCall, until: float) -> byte
         connection.settimeout(left)
         data = connection.recv(_CHUNK_BYTES)
         if not data:
-            raise CallFailed("UNAVAILABLE", "it hung up")
+            raise CallFailed("UNAVAILABLE", "the server closed the connection")
         response = unary.answer(data)
     return response

@@ -96,7 +96,7 @@ class FrameSplitter:
                 self._left, self._header = int.from_bytes(self._header[:3], "big"), b""
                 if self._left > FRAME_BYTES_MAX:
                     raise FrameTooLong(
-                        f"a frame of {self._left} bytes: at most {FRAME_BYTES_MAX} were agreed on"
+                        f"a frame of {self._left} bytes exceeds the agreed limit of {FRAME_BYTES_MAX}"
                     )
             if not self._left:
                 yield data[begin:at]

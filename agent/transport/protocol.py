@@ -65,7 +65,7 @@ class FrameBatchEncoder:
         return _whole_frame_batch(outgoing)
 
     def encode_backlog(self, frames: Iterable[OutgoingFrame]) -> Iterator[TelemetryBatch]:
-        """Yield the messages of late frames, in their order. What cannot be told by differences goes whole."""
+        """Yield the messages of late frames, in order. A frame that cannot be coded as differences is sent whole."""
         batch = _BacklogBatch(self._context_bytes)
         for outgoing in frames:
             added = self.frames_per_batch > 0 and batch.add(outgoing)
@@ -117,7 +117,7 @@ def _whole_frame_batch(outgoing: OutgoingFrame) -> TelemetryBatch:
     )
 
 
-#: A first registration without an answer for so long ends the connection.
+#: A first registration without an answer for this long ends the connection.
 RESPONSE_SECONDS_MAX = 10.0
 #: Frames on their way without any receipt or credit end it too: a stalled aggregator, a half-open connection. So does a
 #: later call if neither its answer nor anything else arrives: the aggregator answers events once they are on its disk.
@@ -128,10 +128,10 @@ CALL_SECONDS_MAX = 300.0
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
 EVENTS_PER_REPORT_MAX = 64
-#: With at most so many live frames on their way, their receipts are read when the next frame is sent, which costs
+#: With at most this many live frames on their way, their receipts are read when the next frame is sent, which costs
 #: the agent one wake-up instead of two.
 QUIET_FRAMES_MAX = 8
-#: So many periods after a frame the next one is late: the receipt is then read without it.
+#: This many periods after a frame the next one is late: the receipt is then read without it.
 QUIET_PERIODS = 1.5
 #: While more than this waits for the socket or the peer's windows, no further frame is taken from the disk.
 UNSENT_BYTES_MAX = 1 << 16
@@ -265,7 +265,7 @@ class TelemetryProtocol:
         window = self._window
         if window is not None and window.waiting_seconds(now) >= ACK_SECONDS_MAX:
             raise SessionError(
-                f"{window.in_flight} frames sent, but no receipt within {ACK_SECONDS_MAX:g} s"
+                f"{window.in_flight} frames sent, but no acknowledgment within {ACK_SECONDS_MAX:g} s"
             )
 
     def _response_due(self, since: float) -> float:

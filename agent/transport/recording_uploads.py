@@ -11,7 +11,7 @@ from ...contract.wire.telemetry_pb2 import StoredRecording, UploadRecordingReque
 
 #: A piece. A live frame that comes meanwhile waits for no more than this.
 PIECE_BYTES = 1 << 15
-#: Answers that wait; more are dropped, whoever requested them is told by a deadline.
+#: Answers that wait; more are dropped, and their requesters see a deadline pass.
 UPLOADS_MAX = 4
 #: All that wait together.
 UPLOAD_BYTES_MAX = 32 << 20

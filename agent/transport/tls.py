@@ -19,7 +19,7 @@ _WOULD_BLOCK = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def handshake(plain_socket: socket.socket, files: TlsFiles, name: str) -> TlsSocket:
-    """Shake hands over *plain_socket*, within its timeout; the files are read anew. Raises SessionError with words."""
+    """Shake hands over *plain_socket*, within its timeout. Reads the files again. Raises SessionError with a message."""
     try:
         context = client_context(files)
     except TlsError as error:

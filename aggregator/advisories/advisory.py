@@ -58,7 +58,7 @@ CERTAIN_ACTIONS = frozenset({Action.EVICT_NOW})
 
 
 class Basis(IntEnum):
-    """What a verdict stands on."""
+    """The basis of a verdict."""
 
     STATISTICAL = 1
     DETERMINISTIC = 2
@@ -98,7 +98,7 @@ class AdvisoryState(IntEnum):
     WITHDRAWN = 8
 
 
-#: The reason under which a host stands that is heard of no more.
+#: The reason of a host that no longer reports.
 SILENCE_REASON = "STALE_TELEMETRY"
 #: Reasons that name a device of the host itself, and the scopes that such a fault may touch. Power, cooling, links,
 #: fabric, storage and silence are shared with other hosts and are never in here.
@@ -149,7 +149,7 @@ TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
 
 @dataclass(frozen=True, slots=True)
 class FailureDomains:
-    """Where a host stands, for budgets and shared causes; "" where nobody has said."""
+    """A host's location, for budgets and shared causes; "" if unknown."""
 
     rack: str = ""
     power_domain: str = ""
@@ -176,7 +176,7 @@ class Price:
 class Case:
     """One thing that is wrong with one host, and what the policy would do about it.
 
-    `key` is the same for as long as it is the same incident, however often it is told (`count`).
+    `key` is the same for as long as it is the same incident, however often it is reported (`count`).
     """
 
     key: str
@@ -248,7 +248,7 @@ def restrict_to_basis(case: Case) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """An advisory as it stands. `revision` grows with each change, and is its etag."""
+    """The current state of an advisory. `revision` grows with each change, and is its etag."""
 
     name: str
     subject: str  # "host sim-003", "rack r7"
@@ -454,7 +454,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """What we set on *host* by advisory *name* stands for longer."""
+    """What we set on *host* by advisory *name* is extended."""
 
     name: str
     host: str
@@ -474,7 +474,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """A host is back, and watched until then. *name*: the advisory of which nothing is set on it any more."""
+    """A host is back, and watched until then. *name*: the advisory that has nothing set on it any more."""
 
     host: str
     until_ns: int
@@ -556,7 +556,7 @@ class AdvisoryLimits:
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2
-    cluster_hosts_min: int = 1  # so many may go of a small fleet, whatever its share
+    cluster_hosts_min: int = 1  # this many may go of a small fleet, whatever its share
     cluster_share_max: float = 0.02
     hosts_per_hour_max: int = 8
     #: Grants are held for this long once a limit of the hour, or failures, say that we may be wrong; twice as long
@@ -566,14 +566,14 @@ class AdvisoryLimits:
     failures_max: int = 3  # advice that failed in a row: then the breaker opens
     proposal_seconds: float = 3600.0  # a proposal that nobody answers expires
     lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
-    hold_seconds: float = 7200.0  # what we set lasts so long; it is renewed while its cause stands
+    hold_seconds: float = 7200.0  # how long a hold lasts; it is renewed while its cause lasts
     #: Of a host that shows no fault, and is not well either (silent, or known no more), what we set is renewed for so
     #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
     missed_seconds: float = 86_400.0
-    #: A new case waits so long for others of the same cause. A certain fault of a host's own device does not
+    #: A new case waits this long for others of the same cause. A certain fault of a host's own device does not
     #: (`proposals.py`).
     gather_seconds: float = 3.0
-    #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
+    #: A host that is silent alone may be booting, or its agent is: this long nobody is sent to it.
     silent_seconds: float = 1800.0
     shared_seconds: float = 2.0  # so close they begin
     shared_hosts_min: int = 3
@@ -629,7 +629,7 @@ class DomainSizes(NamedTuple):
 
 
 def place_of(declared: Declared | None, host: str) -> FailureDomains:
-    """Return where *host* stands; "" where nobody has said."""
+    """Return the location of *host*; "" if unknown."""
     if declared is None:
         return NOWHERE
     declared_place = declared.place(host)
@@ -650,7 +650,7 @@ class DomainCounts:
         self._declared, self._names = declared, names
 
     def sizes(self, host: str) -> DomainSizes:
-        """Return where *host* stands."""
+        """Return the location of *host*."""
         place = place_of(self._declared, host)
         if place == NOWHERE or self._declared is None:
             return DomainSizes(place, ())

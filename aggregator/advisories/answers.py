@@ -276,7 +276,7 @@ def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _earlier_work(editor: StateEditor, before: Hold | None) -> tuple[str, Action | None]:
-    """Return the advisory whose work stands on the host already, and its action; "" for none."""
+    """Return the advisory whose action is already in force on the host, and the action; "" for none."""
     if before is None:
         return "", None
     known = editor.find(before.name)
@@ -378,7 +378,7 @@ def _deferral_error(editor: StateEditor, until_ns: int) -> str:
 
 
 def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
-    """Return for how long *advisory*, which is over while its case stands, is not proposed again: a silent host, for a day."""
+    """Return how long *advisory*, which ended while its case is open, is not proposed again: for a silent host, a day."""
     is_silence = advisory.host and advisory.reason == SILENCE_REASON
     return editor.limits.rejected_seconds if is_silence else editor.limits.again_seconds
 
@@ -402,7 +402,7 @@ HOSTS_MAX = 50_000
 
 
 def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
-    """Return whether so many may be told of, too."""
+    """Return whether this many more may be reported."""
     declared_out = state.absent
     new = {
         (one.host, event.by)
@@ -446,7 +446,7 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Have what an advisory set that has ended taken away. Where its fault stands it is not asked for again at once."""
+    """Remove what an ended advisory set. While its fault lasts, it is not requested again at once."""
     if hold.name in editor.state.advisories:
         return
     for advisory in editor.open_advisories(hold.host):

@@ -58,7 +58,7 @@ from .workloads import Gang, ScheduledGangs
 CHANGES_MAX = 10_000
 #: Watchers at once.
 WATCHERS_MAX = 256
-#: A watcher that nothing is told for this long gets a bookmark.
+#: A watcher without a message for this long gets a bookmark.
 BOOKMARK_SECONDS = 15.0
 
 
@@ -81,7 +81,7 @@ class WatchFeed:
         changes_max: int = CHANGES_MAX,
         ended_with_holds: Callable[[], list[Advisory]] = list,
     ) -> None:
-        """*ended_with_holds*: returns what has ended, and of which something is still set on a host."""
+        """*ended_with_holds*: returns the ended advisories that still have something set on a host."""
         self.started_ms, self._ended_with_holds = started_ms, ended_with_holds
         self.last = 0
         #: Who watches now.
@@ -120,7 +120,7 @@ class WatchFeed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[AdvisoryChange]:
-        """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that stands."""
+        """Yield what came after *number*, then what comes; for None, or a forgotten number, first all open advisories."""
         at = number
         while True:
             changed = self._changed
@@ -149,7 +149,7 @@ T = TypeVar("T")
 #: Events, decisions and reports that wait for the disk, and hosts that these name; from then on nothing is decided or
 #: taken, which is advice withheld, not lost.
 ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
-#: Ids of outcomes that are known: one that is older and told again counts again.
+#: Ids of known outcomes: one that is older and reported again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
 #: Outcomes fade by the hour, so that a score that nothing moves stays the same.
@@ -200,7 +200,7 @@ class AdvisoryEngine:
         self._machine, self._number, self._outcomes, self._reported = read_back
         self._machine.resume(now_ns)
         state = self._machine.state
-        #: Advisories as they are on disk: what anybody may be told.
+        #: Advisories as they are on disk: what anybody may see.
         self._on_disk = {**state.ended, **state.advisories}
         self._batch = rows.AdvisoryBatch(snapshot=self._state_snapshot())
         self.outcomes: Calibration
@@ -278,7 +278,7 @@ class AdvisoryEngine:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # told to anyone who waits; nobody may
+            task.exception()  # reported to anyone who waits; nobody may
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -402,14 +402,14 @@ class AdvisoryEngine:
         self._step(back)
 
     def check_declared_out(self, out: Sequence[TakenOut]) -> None:
-        """Raise ResourceExhausted or ServiceUnavailable where *out* may not be told."""
+        """Raise ResourceExhausted or ServiceUnavailable if *out* may not be reported."""
         self.check_room()
         if not has_room_for(self._machine.state, out):
             message = f"at most {HOSTS_MAX} hosts can be reported out, one entry for each reporter"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def check_gangs(self, gangs: Sequence[Gang]) -> None:
-        """Raise ResourceExhausted or ServiceUnavailable where *gangs* may not be told."""
+        """Raise ResourceExhausted or ServiceUnavailable if *gangs* may not be reported."""
         self.check_room()
         if not self.gangs.has_room_for(gangs):
             message = "more gangs, or hosts of gangs, than can be kept"
@@ -448,7 +448,7 @@ class AdvisoryEngine:
         return await asyncio.to_thread(read)
 
     def count_new_outcomes(self, names: Iterable[str]) -> int:
-        """Return how many of *names* nobody has told of. Raises ServiceUnavailable where none can be taken."""
+        """Return how many of *names* nobody has reported. Raises ServiceUnavailable where none can be taken."""
         self.check_room()
         return len(set(names) - self._outcomes.keys())
 
@@ -501,7 +501,7 @@ class AdvisoryEngine:
         return self._machine.state.expires_ns(one)
 
     def ended_with_holds(self) -> list[Advisory]:
-        """Return what has ended, and of which something is still set on a host; nothing in shadow mode."""
+        """Return the ended advisories that still have something set on a host; nothing in shadow mode."""
         holds = self._machine.state.holds.values()
         with_holds = (self.find(name) for hold in holds for name in (hold.name, hold.earlier))
         return [one for one in with_holds if one is not None and not one.is_open]
@@ -536,7 +536,7 @@ class Publisher:
         self._last_error = ""
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Tell the book of a judgement. What it decides is written, then told. Never raises."""
+        """Hand a judgement to the advisory state. Its decisions are written, then published. Never raises."""
         try:
             self._engine.observe(judgement, gpus)
         except Exception:

@@ -76,7 +76,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
-    """Return whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
+    """Return whether *host* was silent for so long that it is taken to be gone for good, as after a restart."""
     return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 
@@ -144,7 +144,7 @@ class Observer:
         self._declared, self._work, self._places = declared, work, DomainCounts()
 
     def place(self, host: str) -> FailureDomains:
-        """Return where *host* stands."""
+        """Return the location of *host*."""
         return place_of(self._declared(), host)
 
     def events(
@@ -264,7 +264,7 @@ def _cases(
 
 
 def _previous_workload(known: Sequence[Case]) -> Workload:
-    """Return what ran on a host when its cases were last told: after a restart it has not spoken yet."""
+    """Return what ran on a host when its cases were last reported: after a restart it has not reported yet."""
     one = next(iter(known), None)
     if one is None:
         return Workload()

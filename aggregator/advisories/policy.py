@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CostAssumptions:
-    """What nobody told us. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
+    """Assumptions where nobody declared a value. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
     (assumed until outcomes say better); the repair is the public record's median (`docs/advice.md`)."""
 
     horizon_hours: float = 8.0
@@ -188,7 +188,7 @@ def price(
     return Price(wait, act, act_by, f"{wait_detail}{certain}. {act_detail}. {due_detail}.")
 
 
-#: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
+#: The sums of this many jobs of a shared cause are shown, and the total of the others.
 JOBS_SHOWN_MAX = 3
 INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of service."
 
@@ -237,7 +237,7 @@ def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> 
 
 
 def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
-    """Return what hosts lose of which no job is known, each with its own GPUs."""
+    """Return the loss of hosts without a known job, each with its own GPUs."""
     each = [
         waiting_cost(
             Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumptions
@@ -258,7 +258,7 @@ class PolicyAction(NamedTuple):
 
 
 class RequestedAction(NamedTuple):
-    """What is asked for one piece of evidence, and on what it stands."""
+    """The action for one piece of evidence, and its basis."""
 
     rule: str
     action: Action
@@ -356,7 +356,7 @@ ACTIONABLE_STATES = (
 FORECASTS = ("hazard.", HOST_RETURNED.name)
 #: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
 HUNG_SIGNAL = "probe.hung_seconds"
-#: What is told of calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
+#: The message about calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
 HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
@@ -484,7 +484,7 @@ def _row(evidence: Evidence) -> PolicyRow | Xid | None:
 
 
 def _policy_row_name(evidence: Evidence) -> str:
-    """Return the row of what is told by no signal of its own; "" for the rest."""
+    """Return the row of what has no signal of its own; "" for the rest."""
     if evidence.reason is Reason.THERMAL_THROTTLE:
         return "gpu_thermal"
     if evidence.signal != HUNG_SIGNAL:

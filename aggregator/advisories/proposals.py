@@ -121,7 +121,7 @@ def _propose_for_hosts(
 ) -> None:
     """Propose for hosts that wait no longer for others of their cause, the gravest first.
 
-    *withheld_keys*: cases of a cause of which nothing is said now; nor is it here.
+    *withheld_keys*: cases of a cause that is muted now; they are not reported here either.
     """
     due: dict[str, list[OpenCase]] = defaultdict(list)
     gathering = gathering_keys(editor, waiting)
@@ -260,7 +260,7 @@ def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[
         for one in its_cases:
             editor.assign(one, now.name)
         return
-    editor.put(now, f"nothing requires it any more: {reason}", state=AdvisoryState.WITHDRAWN)
+    editor.put(now, f"it is no longer needed: {reason}", state=AdvisoryState.WITHDRAWN)
     editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 

@@ -36,13 +36,13 @@ from .advisory import (
 from .policy import Fault, Workload, price
 from .state_machine import AdvisoryStateMachine
 
-#: A score is stored at least so often while it stands (`store/score_rows.py`), with some time to spare.
+#: An unchanged score is stored at least this often (`store/score_rows.py`), with some time to spare.
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80
 #: Pieces of a rule's evidence that are read; beyond, the newest count, and the report says since when.
 ROWS_MAX, ROWS_AT_ONCE = 500_000, 5000
-#: A drain was right where the host was found faulty within so many days.
+#: A drain was right if the host was found faulty within this many days.
 FAULT_WITHIN_DAYS = 7
 DAY_NS = 86_400 * SECOND_NS
 
@@ -119,7 +119,7 @@ def _is_within(at_ns: Sequence[int], one: RuleEpisode) -> bool:
     return first < len(at_ns) and at_ns[first] <= _end_ns(one)
 
 
-#: Of the newest so many rows, the oldest first.
+#: The newest rows, at most this many, the oldest first.
 _QUERY = """
 FROM (
     SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,

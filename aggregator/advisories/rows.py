@@ -54,7 +54,7 @@ def parse_event(kind: str, body: str) -> Event:
 
 
 Connection = duckdb.DuckDBPyConnection
-#: After so many stored events the memory is stored whole, so that a restart replays no more than these.
+#: After this many stored events the memory is stored whole, so that a restart replays no more than these.
 EVENTS_PER_SNAPSHOT = 1000
 #: This many are kept even so: who wants to know why can replay them.
 EVENTS_RETAINED_MAX = 100_000
@@ -72,7 +72,7 @@ class AdvisoryBatch:
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     #: Gangs that were reported, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
-    #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
+    #: Advisories whose settings were extended or removed, as they were then: one that ended long ago is forgotten.
     hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     #: Advisories whose times moved, by our clock or an outage: watchers are reported once this is written.
     moved: set[str] = field(default_factory=set[str])
@@ -113,9 +113,9 @@ class AdvisoryBatch:
         return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
-        """Yield what watchers are reported, in order: what changed, and that of which something is set for longer, or no more.
+        """Yield what watchers are reported, in order: what changed, and advisories whose settings were extended or removed.
 
-        *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
+        *known*: by name, as they are on disk by now. A change itself says how long it is in force: reported once more, it
         would stand as it is by now before as it was.
         """
         changed = {one.name for one in self.published}

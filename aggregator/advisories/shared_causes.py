@@ -64,7 +64,7 @@ CAUSE_KINDS: dict[str, CauseKind] = {
 }  # fmt: skip
 #: Where nobody has said how hosts stand together.
 UNPLACED = "(no topology declared)"
-#: Two things at once anywhere in a fleet are often two: it is the fleet's where it explains so many times as many hosts.
+#: Two simultaneous faults anywhere in a fleet are often independent: a fleet-wide cause must explain this many times as many hosts.
 FLEET_RATIO = 2
 _FIELDS = {one.name.replace("_", "-"): at for at, one in enumerate(fields(FailureDomains))}
 
@@ -255,7 +255,7 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 # ----------------------------------------------------------------------
-# Causes of which nothing must be said for a while: nor under another domain, nor host by host.
+# Causes that are muted for a while: neither under another domain nor host by host.
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
@@ -272,7 +272,7 @@ def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
 
 
 def is_muted(editor: StateEditor, subject: str) -> bool:
-    """Return whether nothing must be said of the cause *subject* now."""
+    """Return whether the cause *subject* is muted now."""
     return editor.is_muted(subject, Action.INSPECT)
 
 
@@ -368,7 +368,7 @@ def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) ->
 
 
 def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Put cases of one cause into its advisory. Return the keys of those of which nothing must be said now."""
+    """Put cases of one cause into its advisory. Return the keys of those that are muted now."""
     _join_causes(editor, waiting)
     candidates = _candidates(editor)
     muted = muted_candidates(editor, candidates)
@@ -409,7 +409,7 @@ def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
 
 
 def _members(editor: StateEditor, cause: Cause, candidates: Sequence[OpenCase]) -> list[OpenCase]:
-    """Return the cases of *cause*: those that began together, and what followed while nothing was told of them."""
+    """Return the cases of *cause*: those that began together, and those that followed while it was muted."""
     together = set(cause.keys)
     subject, since_ns = cause.domain.subject, cause.since_ns
     members = [

@@ -33,7 +33,7 @@ APPLIED_STATES = (AdvisoryState.ACCEPTED, AdvisoryState.DONE, AdvisoryState.FAIL
 
 @dataclass(slots=True)
 class OpenCase:
-    """A case that stands, since when we know, and the advisory that it went into ("": none yet).
+    """An open case, since when we know, and the advisory that it went into ("": none yet).
 
     `changed`: it is not any more what its advisory says.
     """
@@ -58,7 +58,7 @@ class Hold:
     confirmed: bool = False
     unsure: bool = False  # its owner failed or fell silent: it is not renewed
     missed_ns: int = 0  # since when its host has no case and is not well either; 0: it is not so
-    #: What was done before by a milder advisory, and stands if this one comes to nothing.
+    #: What a milder advisory did before; it stays if this one comes to nothing.
     earlier: str = ""
     earlier_action: Action | None = None
 
@@ -94,7 +94,7 @@ class Mute:
 
 @dataclass(slots=True)
 class HoldBackNotice:
-    """Why a case is held back; another reason is not told before then."""
+    """Why a case is held back; another reason is not reported before then."""
 
     words: str
     until_ns: int

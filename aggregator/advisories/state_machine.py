@@ -59,7 +59,7 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it must be stored: a clock that was set back stands still."""
+        """Return *event* as it must be stored: its time never goes back, even if the clock was set back."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
@@ -136,7 +136,7 @@ class AdvisoryStateMachine:
 def _open_case(editor: StateEditor, case: Case) -> None:
     """Keep *case*; what is news of one that went into an advisory is weighed again.
 
-    It began when it was first told, not when its symptom was last seen; unless it is other trouble by now.
+    It began when it was first reported, not when its symptom was last seen, unless the fault has changed.
     """
     before = editor.state.cases.get(case.key)
     if before is None:

@@ -200,7 +200,7 @@ def _repropose(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
-    """Renew what we set while its cause stands; else let it run out, and take it away."""
+    """Renew what we set while its cause lasts; otherwise let it expire and remove it."""
     length = seconds_ns(editor.limits.hold_seconds)
     if hold.missed_ns and hold.host in editor.state.well:
         hold.missed_ns, editor.is_changed = 0, True
@@ -210,7 +210,7 @@ def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
         hold.until_ns = editor.now_ns + length
         editor.is_changed = True
         editor.emit(Renew(hold.name, hold.host, hold.until_ns, reason))
-        if hold.earlier:  # what it set stands still, and is taken away with the rest
+        if hold.earlier:  # what it set is still in force, and is removed with the rest
             editor.emit(Renew(hold.earlier, hold.host, hold.until_ns, reason))
 
 
@@ -275,7 +275,7 @@ def _forget_expired(editor: StateEditor) -> None:
     for at, (name, one) in enumerate(list(state.ended.items())):
         if at >= surplus and one.changed_ns > old:
             break  # in the order in which they ended
-        if name not in held_names:  # else who set it asks until when it stands
+        if name not in held_names:  # else its owner asks until when it is in force
             del state.ended[name]
             editor.is_changed = True
     while state.granted_ns and state.granted_ns[0] <= now_ns - HOUR_NS:

@@ -19,7 +19,7 @@ GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
 
 
 class Gang(NamedTuple):
-    """One workload. `gpus` 0: all that its hosts have; `checkpoint_seconds` 0: not told."""
+    """One workload. `gpus` 0: all that its hosts have; `checkpoint_seconds` 0: unknown."""
 
     workload: str
     hosts: tuple[str, ...]
@@ -48,7 +48,7 @@ class ScheduledGangs:
         return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
 
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
-        """Return whether *gangs* may be told of, too."""
+        """Return whether *gangs* may be reported, too."""
         new = {one.workload: one for one in gangs}
         replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
         hosts = self._hosts - sum(len(one.hosts) for one in replaced)
@@ -60,7 +60,7 @@ class ScheduledGangs:
         return len((self._gangs.keys() | {one.workload for one in gangs}) - set(ended))
 
     def update(self, one: Gang) -> None:
-        """Keep *one*, in place of what was told of its workload."""
+        """Keep *one*, in place of the last report of its workload."""
         self.end(one.workload)
         self._gangs[one.workload] = one
         self._hosts += len(one.hosts)
@@ -81,14 +81,14 @@ class ScheduledGangs:
         return True
 
     def expire(self, now_ns: int) -> list[str]:
-        """Forget what nobody told again, and return its names."""
+        """Forget what nobody reported again, and return its names."""
         expired = [name for name, one in self._gangs.items() if one.until_ns <= now_ns]
         for name in expired:
             self.end(name)
         return expired
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> list[Gang]:
-        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let what was told before last for as long as it
+        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let earlier reports last for as long as it
         would have, and return that."""
         before = [one for one in self._gangs.values() if one.reported_ns <= now_ns - jump_ns]
         moved = [one._replace(until_ns=one.until_ns + jump_ns) for one in before]
@@ -97,7 +97,7 @@ class ScheduledGangs:
         return moved
 
     def on(self, host: str) -> Gang | None:
-        """Return the gang on *host*, the largest of several; None: nobody has told of one."""
+        """Return the gang on *host*, the largest of several; None: nobody has reported one."""
         there = self._of_host.get(host)
         if not there:
             return None

@@ -328,9 +328,9 @@ class AccessControl:
             )
 
     async def throttle_refusal(self, principal: Principal | None, peer: str) -> bool:
-        """Let a refusal wait, of who is refused again and again: to refuse costs us as much as to ask costs him.
+        """Delay a refusal to a caller that is refused repeatedly: a refusal costs us as much as the call costs the caller.
 
-        The calls of a connection, and the connections of a caller or an address, are so many: this bounds how often.
+        Other limits bound the calls of a connection and the connections of a caller or an address; this bounds their rate.
         Return whether it waited.
         """
         self.refused_count += 1

@@ -23,7 +23,7 @@ from .tokens import private_folder, write_private
 
 CA_DAYS = 3650
 LEAF_DAYS, LEAF_DAYS_MAX = 365, 825
-#: Machines' clocks differ; a certificate holds from so long before it is made.
+#: Machines' clocks differ; a certificate holds from this long before it is made.
 BACKDATE = timedelta(minutes=10)
 COMMON_NAME_CHARACTERS_MAX = 64
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: A chain of certificates, or all CAs of a fleet; a longer file is something else.
 FILE_BYTES_MAX = 1 << 20
-#: From so long before its end on, a certificate is spoken of.
+#: A certificate is reported from this long before its end.
 RENEW_DAYS = 14
 
 

@@ -60,7 +60,7 @@ class ConnectionLimits:
     per_caller_max: int  # with a login
     unknown_max: int  # without, together
     unknown_per_address_max: int
-    login_seconds_max: float  # so long one may be without
+    login_seconds_max: float  # how long a connection may go without a login
 
 
 class AcceptedConnection(NamedTuple):

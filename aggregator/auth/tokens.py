@@ -43,7 +43,7 @@ def write_private(path: Path, data: bytes, mode: int) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that is its owner's only, if it is not there: that of the folder it stands in. Raises OSError."""
+    """Make a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
     # Its parent is a data folder that no aggregator has made yet, as `store/duckdb_file.py` makes it.

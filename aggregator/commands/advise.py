@@ -142,7 +142,7 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
     except grpc.RpcError as error:
         if (
             error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        ):  # who is no aggregator is told sooner
+        ):  # a server that is no aggregator is reported sooner
             raise
         raise CommandError(
             f"no result after {WHAT_IF_SECONDS:g} s; the aggregator continues (`gangline hosts` shows whether "
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline advise",
         description="Lists advisories: what to do about which host, and what waiting costs compared with acting. "
-        "Gangline itself never acts: whoever accepts an advisory carries it out. The default command is list.",
+        "Gangline itself never acts: the person who accepts an advisory carries it out. The default command is list.",
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers, 4 not found",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")

@@ -28,7 +28,7 @@ from .terminal import cut, table, width_of
 HOURS_MAX = 168.0
 #: Of the hosts that are back, how many are looked at again.
 RECHECKED_MAX = 20
-#: Hosts that others took out: so many are listed.
+#: At most this many hosts that others took out are listed.
 UNAVAILABLE_SHOWN_MAX = 20
 
 
@@ -286,7 +286,7 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
 
 
 def _why(one: wire.Advisory) -> str:
-    """Return why it is in its state, without what is told above."""
+    """Return why it is in its state, without what is printed above."""
     reason = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
     return f": {reason}" if reason else ""
 

@@ -98,7 +98,7 @@ class Children:
         self._running.append((child, process, log))
 
     def _log(self, child: ChildCommand) -> IO[bytes]:
-        """Open its log anew; that of the run before is kept beside it, for after a crash."""
+        """Open a new log; keep the previous run's log beside it, for use after a crash."""
         path = self._logs / f"{child.command}.log"
         with contextlib.suppress(FileNotFoundError):
             path.replace(path.with_suffix(".log.before"))
@@ -120,7 +120,7 @@ def _exit_message(code: int, log: Path) -> str:
         hint = "; out of memory? `dmesg` says" if -code == signal.SIGKILL else ""
         return f"was killed by {name}{hint}; its log: {log}"
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return f"ended with exit code {code}: {' | '.join(lines) or 'it said nothing'}; its log: {log}"
+    return f"ended with exit code {code}: {' | '.join(lines) or 'no output'}; its log: {log}"
 
 
 def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:

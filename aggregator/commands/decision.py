@@ -40,7 +40,7 @@ from .plan import (
 from .recover import recovery_text
 from .resize import resize_text
 
-#: Fields of a request that are told beside the gang, where they are set.
+#: Fields of a request that are printed beside the gang if set.
 _FLAGS = {
     "goes_on_in_process": "healthy processes wait for the others",
     "checkpoint_on_demand": "a checkpoint can be written now",

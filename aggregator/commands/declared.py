@@ -28,7 +28,7 @@ from ..declared.model import (
 from ..declared.rows import reported_places
 from ..rule_catalogue import OVERRIDABLE_RULES
 
-#: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
+#: The default data folder of `gangline aggregator`, and the file that it writes for readers.
 DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"
 #: Hosts that are named in a line; the others are counted.
 NAMED_MAX = 6

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.json"
-#: What runs beside the executor has so long to end: it may be in a call.
+#: The executor's other threads have this long to end: they may be in a call.
 COMPANION_SECONDS_MAX = 15.0
 SUBCOMMANDS = ("run", "doctor", "undo", "status", "extender")
 

@@ -40,13 +40,13 @@ _UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
 PRIOR = "prior"
 #: Signals of evidence that is a feature of the hazard's model begin with this.
 MODEL_SIGNAL_PREFIX = "hazard."
-#: The pace of a GPU is told below this.
+#: The pace of a GPU is printed below this.
 SLOW_BELOW = 0.95
 #: Units whose numbers say nothing beside the words.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")
 #: No longer name can register.
 HOST_CHARACTERS_MAX = 253
-#: What runs a query; beside it stands where.
+#: What runs a query, and beside it where.
 COMMAND = "gangline sql"
 #: In place of a host: a decision's id follows.
 DECISION = "decision"
@@ -209,7 +209,7 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
 
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
-    """Return the hazard without any symptom: what each of them alone makes so many times as large."""
+    """Return the hazard without any symptom: the base that each symptom's factor multiplies."""
     added = sum(one.log_hazard_delta for one in score.contributions if not _is_of_model(one))
     return score.hazard_per_hour * math.exp(-added)
 

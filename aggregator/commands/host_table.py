@@ -155,7 +155,7 @@ def is_broken(score: score_pb2.NodeScore) -> bool:
 
 
 def reason(score: score_pb2.NodeScore) -> str:
-    """Return why the host stands where it stands.
+    """Return why the host has its place in the table.
 
     What moved nothing is for `gangline explain`: beside real reasons it is noise. That a host is
     silent, and its state frozen, is a real one; so is that it waits for another of its job.

@@ -58,7 +58,7 @@ from .sql_backends import QuerySession, RemoteBackend
 from .terminal import printable, table, wants_colour, width_of
 from .time_pictures import timeline_svg
 
-#: A query may take so long; rows of a day of the largest job fit.
+#: Limit of a query; enough for a day's rows of the largest job.
 SECONDS_MAX, ROWS_MAX = 60.0, 2_000_000
 #: Columns of a timeline: more than a picture can show are none.
 COLUMNS_MAX, PICTURE_COLUMNS = 160, 240

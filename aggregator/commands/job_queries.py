@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-#: The operators' file has readings of so long.
+#: The operators' file holds readings of this many seconds.
 RECENT_SECONDS = 300
 #: Ranks that a story reads.
 RANKS_MAX = 100_000
 #: Steps of a story, and what one may take.
 STEPS_MAX = 180
 STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
-#: GPU-seconds of which all readings are read; of more, the rollups.
+#: Up to this many GPU-seconds, all readings are read; beyond, the rollups.
 RAW_GPU_SECONDS_MAX = 500_000.0
 #: Raw readings in Parquet are kept for this long unless set otherwise.
 RAW_SECONDS_MAX = 72 * 3600.0
@@ -130,7 +130,7 @@ def run_query(job: str) -> str:
 
 
 def step_seconds_for(span_seconds: float) -> int:
-    """Return how long a step of a story of so long is."""
+    """Return the step of a story of this length."""
     return next((s for s in STEP_SECONDS if s * STEPS_MAX >= span_seconds), STEP_SECONDS[-1])
 
 

@@ -277,7 +277,7 @@ def _tier(name: str) -> Any:
 def plan_text(
     reply: wire.PlanPlacementResponse, names: Sequence[str], *, explain: bool = False
 ) -> str:
-    """Return a plan, or what stands in its way."""
+    """Return a plan, or what prevents it."""
     lines: list[str] = []
     if reply.degraded:
         lines.append(f"degraded: {reply.degraded_reason}")
@@ -352,7 +352,7 @@ def price_lines(price: wire.PlacementPrice, *, explain: bool = False) -> list[st
 def option_lines(
     option: wire.PlacementOption, names: Sequence[str], *, explain: bool = False
 ) -> list[str]:
-    """Return one option in full: its price in parts, its nodes, who stands by, what it strands."""
+    """Return one option in full: its price in parts, its nodes, its spares, what it strands."""
     lines = price_lines(option.price, explain=explain)
     if option.HasField("work_hours"):
         until = option.work_hours
@@ -399,7 +399,7 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
 
 
 def blocker_lines(blocker: wire.Blocker) -> list[str]:
-    """Return what stands in the way of a plan, and below it the changes that help."""
+    """Return what prevents a plan, and below it the changes that help."""
     lines = [f"- {blocker.constraint}: {blocker.message}"]
     for one in blocker.relaxations:
         total = one.price.total_gpu_hours

@@ -13,7 +13,7 @@ CHOSEN, BACKUP, FREE, BUSY, OUT = "chosen", "spare", "free", "in use", "out"
 SIGNS = {CHOSEN: "#", BACKUP: "s", FREE: ".", BUSY: "-", OUT: "x"}
 #: Tiers that a picture shows, the widest first. A node of none of them is in the last row.
 TIERS_SHOWN = (wire.TIER_SPINE, wire.TIER_LEAF, wire.TIER_RACK)
-#: A line of a terminal, of which a label has so much; a leaf with more nodes continues in the next.
+#: Width of a terminal line, and the part that a label may use; a leaf with more nodes continues in the next.
 LINE_CHARACTERS, LABEL_CHARACTERS = 120, 24
 WIDTH, LEFT, TOP, CELL, GAP = 1000, 190, 66, 10, 6
 _COLORS = {BACKUP: "#e0a030", BUSY: "#9aa0a6", OUT: "#d1495b"}

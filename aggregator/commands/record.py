@@ -122,7 +122,7 @@ def _explained(error: Any, connection_options: ConnectionOptions) -> CommandErro
 def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
     """Return the table of a host's stored recordings."""
     if not stored:
-        return f"{host} has stored no recording: no finding has begun since its agent has had a flight recorder"
+        return f"{host} has stored no recording: no finding began since its agent's flight recorder was enabled"
     rows = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
     for each in stored:
         rows.append(

@@ -21,7 +21,7 @@ from .connection import (
     open_channel,
 )
 
-#: For so long nobody asks again where the score process is, after it did not answer or there was none.
+#: After the score process did not answer or was missing, clients do not look for it again for this long.
 REST_SECONDS = 10.0
 #: A dictionary that takes longer is asked for again later.
 DICTIONARY_SECONDS = 2.0

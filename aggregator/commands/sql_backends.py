@@ -32,7 +32,7 @@ from .connection import ConnectionOptions, command_error, login_metadata, open_a
 OPS_FILE = "operators.duckdb"
 #: What one question may take of this machine, DuckDB and Python together.
 MEMORY_BYTES_MAX, THREADS = 2 << 30, 2
-#: What was cancelled has so long to end before another Ctrl-C gives up waiting for it.
+#: A cancelled query has this long to end before another Ctrl-C stops waiting for it.
 CANCEL_SECONDS = 2.0
 
 
@@ -169,7 +169,7 @@ class InterruptibleRunner:
     """An event loop in which Ctrl-C cancels what is run, and nothing else.
 
     `asyncio.InterruptibleRunner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
-    reads which processes have ended, or before a process is told to end. Its place would never be free again.
+    reads which processes have ended, or before a process is asked to end. Its place would never be free again.
     """
 
     def __init__(self) -> None:

@@ -214,7 +214,7 @@ def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int,
 
 
 def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
-    """A file that looks complete and is not misleads anyone who finds it: unless so many rows were asked for."""
+    """Fail on a truncated file, because it looks complete, unless the caller set the row limit."""
     if cut and output is not None and not rows_max:
         raise CommandError(
             f"{output} is not written, because the answer is truncated: {cut}. Query less, or "

@@ -22,7 +22,7 @@ from ..durable_file import format_bytes
 
 #: Characters of a line of prose that goes elsewhere than to a terminal.
 WIDTH_CHARACTERS = 240
-#: Text of a table with less room than this beside the other cells stands below them.
+#: Text of a table with less room than this beside the other cells is printed below them.
 TEXT_CHARACTERS_MIN = 24
 #: Between two lines of progress that go elsewhere than to a terminal.
 LINE_SECONDS = 10.0
@@ -76,7 +76,7 @@ def table(
 ) -> str:
     """Return *rows*, headings first, as lines of at most *width* characters (0: any; None: those of standard output).
 
-    Where that is too narrow, cells wrap; a last cell of text without room beside the others stands below them.
+    Where that is too narrow, cells wrap; a last cell of text without room beside the others is printed below them.
     *one_line*: the last cells are cut instead, so that a row is a line.
     *right*: headings of columns that are set to the right. *styles*: of each row below the headings, in colors.
     """
@@ -182,7 +182,7 @@ class ProgressBar:
         self.end()
 
     def begin(self, what: str, total: int) -> None:
-        """Another part begins, of so many bytes (or what *format_amount* makes words of); 0: nobody knows."""
+        """Begin another part of this many bytes (or what *format_amount* prints); 0: unknown."""
         self.end()
         self._what, self._total, self._done = what, total, 0
         self._line_at = self._monotonic()

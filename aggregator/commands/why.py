@@ -100,7 +100,7 @@ def _plan(
     channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
     version: int,
 ) -> wire.PlanPlacementResponse:  # fmt: skip
-    """Return the plan of the job on what Slurm leaves it, or what stands in its way. Raises CommandError."""
+    """Return the job's plan on the nodes that Slurm leaves it, or what prevents it. Raises CommandError."""
     known = {name: at for at, name in enumerate(names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:

@@ -28,9 +28,9 @@ from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
 from .scaling import ElasticSizes
 
-#: Work that takes longer is not told in hours.
+#: Work that takes longer is not given in hours.
 WORK_HOURS_MAX = 1e6
-#: Of a gang with groups so many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
+#: For a gang with groups this many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
 GROUPED_SIZES = 4
 #: Sums in another order differ in their last digits.
 _ROUNDING = 1e-11
@@ -155,7 +155,7 @@ def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float
 
 
 def _least_domains(counts: Floats, needed: Floats) -> Floats:
-    """Return in how few domains of *counts* nodes so many are, at least 1."""
+    """Return the smallest number of domains of *counts* nodes that holds this many, at least 1."""
     reached = np.cumsum(np.sort(counts)[::-1])
     found = np.searchsorted(reached, needed, side="left") + 1
     return np.asarray(np.clip(found, 1, max(counts.size, 1)), dtype=np.float64)
@@ -421,7 +421,7 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return what of *needs* nodes that the caller chose do not hold to, their number included."""
+    """Return the requirements in *needs* that the caller's nodes violate, their number included."""
     found = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
         found.insert(0, f"{nodes.size} nodes is not one of the requested sizes")

@@ -22,13 +22,13 @@ from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tie
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 #: Share of a gang's communication, with what it may be (assumed: most of it within a tensor group, activations the least).
 TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
-#: Numbers of stages of one pipeline that are put next to each other, of which each is tried.
+#: Numbers of stages of one pipeline that are put next to each other; each is tried.
 ORDERS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """Sizes of groups in GPUs, of which the product is the gang's GPUs."""
+    """Sizes of groups in GPUs; their product is the gang's GPUs."""
 
     tensor: int
     pipeline: int
@@ -78,7 +78,7 @@ class GroupSpans:
 
 
 def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupLayout | None:
-    """Return the groups of a gang of so many nodes. None: none are asked for, or they do not make it up."""
+    """Return the groups of a gang of this many nodes. None: none are requested, or they do not add up to it."""
     tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
     gpus = nodes * gpus_per_node
     if not needs.has_groups or not needs.groups_make_up(gpus):
@@ -91,7 +91,7 @@ def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupL
 
 
 def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
-    """Return of each kind of more than one GPU (groups, places of their members' nodes), and for how many groups a row stands."""
+    """Return of each kind of more than one GPU (groups, places of their members' nodes), and how many groups a row represents."""
     ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
     places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
     step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1
@@ -296,7 +296,7 @@ def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int
 
 
 def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:
-    """Return *needs* for a gang of so many GPUs: groups that do not make it up are no longer asked for."""
+    """Return *needs* for a gang of this many GPUs, without groups that do not add up to it."""
     if needs.groups_make_up(gpus):
         return needs
     fewer = replace(needs, data_parallel=0)

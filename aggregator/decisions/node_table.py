@@ -25,7 +25,7 @@ from .requirements import PRICED_TIERS, Tier
 #: Speed of a node that reports and computes nothing now: 0.5 % of hosts are 10 % slow, the others spread by 2 to 3 %
 #: (assumed, `design`: public figures of same-model GPUs). With its 90 % interval.
 SPEED_IDLE = (0.99, 0.94, 1.03)
-#: Speed of a node of which nothing is known now, with the interval that its score has (assumed).
+#: Speed of a node without current data, with the interval that its score has (assumed).
 SPEED_SILENT = (0.90, *SPEED_UNKNOWN)
 
 _TREE_ROWS = [tier.row for tier in PRICED_TIERS]

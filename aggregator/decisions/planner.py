@@ -33,7 +33,7 @@ from .stranding import (
 )
 
 OPTIONS_MAX = 8
-#: Sets of nodes of which the groups of a gang choose, at least.
+#: Sets of nodes that the groups of a gang choose from, at least.
 GROUPED_OPTIONS = 4
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
 STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
@@ -432,7 +432,7 @@ def plan(
 ) -> list[PlacementChoice]:
     """Return up to *options_max* answers, the cheapest first; none where nothing fits.
 
-    *grouped_options*: sets of nodes of which the groups of a gang choose; 1: only the one that is best for even traffic.
+    *grouped_options*: sets of nodes that the groups of a gang choose from; 1: only the one that is best for even traffic.
     """
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     pool = eligible(table, usable(table, candidates, needs), needs)
@@ -492,7 +492,7 @@ def _grouped_answers(
 
     The search takes traffic for even. It is changed for several sets of nodes, and for one each in which whole pipelines and tensor
     groups are in one leaf or NVLink domain; of these the groups choose. As groups may cross less than even traffic does, the bound
-    is what a gang costs of which nothing crosses.
+    is the cost of a gang without any traffic across.
     """
     fit = usable(table, candidates, needs)
     pool = eligible(table, fit, needs)
@@ -565,7 +565,7 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return what of *needs* nodes that the caller chose do not hold to, in their rank order."""
+    """Return the requirements in *needs* that the caller's nodes violate, in their rank order."""
     found: list[str] = []
     domains = table.facts.domains
     if out := int(table.excluded[nodes].sum()):

@@ -324,7 +324,7 @@ def _parts_beside(
     preferences: Mapping[Tier, float],
     stranded_gpu_hours: Quantity | None,
 ) -> list[PricePart]:
-    """Return what of a price is not lost of GPUs x hours: preferences, what is stranded, and money."""
+    """Return the parts of a price that are not lost GPU-hours: preferences, stranded nodes, and money."""
     parts: list[PricePart] = []
     for tier, rate in preferences.items():
         at = PRICED_TIERS.index(tier)

@@ -61,7 +61,7 @@ class PlanRelaxation:
 
 
 class BlockedRequest:
-    """One request of which nothing fits, and whether changed ones do."""
+    """One request that nothing fits, and whether changed ones do."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
     for node, job in request.table.snapshot.jobs.items():
         if node in occupied:
             jobs.setdefault(job, []).append(node)
-    # Those of which it is known that they count less come first.
+    # Those known to count less come first.
     smallest = sorted(
         jobs.items(),
         key=lambda item: (item[0] not in request.candidates.priorities, len(item[1]), item[0]),

@@ -20,7 +20,7 @@ from .requirements import PRICED_TIERS, GangRequirements, Tier
 
 #: Chance, over all domains of a tier, below which failures in one of them are no coincidence.
 CHANCE_MAX = 0.05
-#: Tiers of which one fault takes down several nodes.
+#: Tiers where one fault takes down several nodes.
 SUSPECT_TIERS = (Tier.NVLINK_DOMAIN, Tier.RACK, Tier.LEAF, Tier.POWER_DOMAIN, Tier.COOLING_DOMAIN)
 #: Least speeds that are tried, and nodes that are tried in each place afterwards.
 SPEEDS_MAX, SWAPS_MAX = 6, 6

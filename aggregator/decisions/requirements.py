@@ -108,7 +108,7 @@ class GangRequirements:
     priority: int | None = None
     #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
     elastic: ElasticSizes | None = None
-    #: What stands for the assumed constants, where schedulers reported of them.
+    #: What replaces the assumed constants, where schedulers reported values.
     reports: ReportedFactors = NOTHING_REPORTED
 
     @property
@@ -122,7 +122,7 @@ class GangRequirements:
         return f"{getattr(self, name):g} GPU-hours {_RATE_UNITS[name]} ({origin})"
 
     def allows(self, nodes: int) -> bool:
-        """Return whether a gang of so many nodes is of a size that was asked for."""
+        """Return whether a gang of this many nodes has a requested size."""
         return nodes in self.elastic.allowed if self.elastic else nodes == self.nodes
 
     @property
@@ -131,7 +131,7 @@ class GangRequirements:
         return max(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) > 1
 
     def groups_make_up(self, gpus: int) -> bool:
-        """Return whether whole groups are so many GPUs; of a data group there may be more members than asked for."""
+        """Return whether whole groups add up to this many GPUs; a data group may have more members than requested."""
         tensor, pipeline = max(self.tensor_parallel, 1), max(self.pipeline_parallel, 1)
         return gpus % (tensor * pipeline * max(self.data_parallel, 1)) == 0
 

@@ -53,7 +53,7 @@ class ResizeChoice:
     joined: Indexes
     left: Indexes
     wait_hours: float  #: until the checkpoint from which it continues
-    stop: Quantity  #: hours that the gang stands
+    stop: Quantity  #: hours that the gang is stopped
     gain: Quantity
     reason: str = ""
 
@@ -174,10 +174,10 @@ def _resize_choice(
     left = max(min(hours, lasts) - wait - stop.value, 0.0)
     saved = (now.price.total.value - choice.price.total.value) / hours
     useful = current.size * gpus * now.price.goodput.value
-    # The job's end is later by as long as it stands; what ends it earlier is in the prices.
+    # The job ends later by the time that it is stopped; what ends it earlier is in the prices.
     costs = useful + needs.delay_rate
     value = saved * left - costs * stop.value
-    # The members' own numbers are the same on both sides; how long the gang stands is not, nor of another size how it scales.
+    # The members' own numbers are the same on both sides; how long the gang is stopped is not, nor is how another size scales.
     unsure = 0.0
     if choice.nodes.size != current.size:
         unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
@@ -229,7 +229,7 @@ def _reason(one: ResizeChoice, margin: float) -> str:
 
 
 def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
-    """Return for how long the gang stands, in hours: it restarts, lays out its state, and writes first where it does so on demand."""
+    """Return how long the gang is stopped, in hours: it restarts, lays out its state, and writes first where it does so on demand."""
     reports = needs.reports
     parts = [
         duration_hours("restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR),

@@ -153,7 +153,7 @@ def _normal_shares() -> tuple[Floats, Floats]:
 
 @cache
 def _last_of(count: int) -> Floats:
-    """Return normals of which each is the largest of *count*."""
+    """Return normals, each the largest of *count*."""
     inverse = NormalDist().inv_cdf
     uniform = points()[:, REPAIR] ** (1.0 / max(count, 1))
     return np.array(

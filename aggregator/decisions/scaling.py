@@ -33,7 +33,7 @@ EXPONENT_ASSUMED = (0.85, 0.45, 1.0)
 NOISE_ASSUMED, NOISE_POINTS = 0.03, 2
 #: By how much a throughput may be less, or more, for each doubling away from the sizes seen, in logarithms (assumed).
 REACH_PER_DOUBLING = 0.15
-#: Beyond so many times the largest size seen the value is the lower end of the interval.
+#: Beyond this multiple of the largest size seen the value is the lower end of the interval.
 REACH_VALUE = 2.0
 #: The 95 % quantiles of Student's t by degrees of freedom from 1 on; beyond these that of the normal distribution.
 _T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)

@@ -67,7 +67,7 @@ class FreeRoom:
 
 
 def room_of_masks(gpus: Indexes, masks: dict[int, int]) -> FreeRoom:
-    """Return the room of nodes of which only whole GPUs are known: *masks* by node, all of *gpus* elsewhere."""
+    """Return the room of nodes for which only whole GPUs are known: *masks* by node, all of *gpus* elsewhere."""
     free = (np.arange(NODE_GPUS_MAX) < np.asarray(gpus)[:, None]).astype(np.float64)
     for node, mask in masks.items():
         free[node] = [mask >> gpu & 1 for gpu in range(NODE_GPUS_MAX)]

@@ -23,12 +23,12 @@ Row = tuple[Any, ...]
 
 
 class RowKind(NamedTuple):
-    """How rows of one kind are compared and told."""
+    """How rows of one kind are compared and printed."""
 
     name: str
     query: str  # gives them from a store, times as microseconds
     key_columns: (
-        int  # so many first columns say which one it is; the next is its value; 0: all of them
+        int  # how many first columns identify the row; the next is its value; 0: all of them
     )
 
 

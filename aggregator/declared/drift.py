@@ -35,7 +35,7 @@ class DriftDetector:
         self._declared = NOTHING
         self._version = -1
         self._known: list[tuple[HostHardware, Expectation | None]] = []
-        #: By node index: what the host must have, of those of which something is declared.
+        #: By node index: what the host must have, for hosts with a declaration.
         self.expected: dict[int, Expectation] = {}
         #: By node index: how its inventory differs, where it does.
         self.differences: dict[int, list[Difference]] = {}
@@ -44,7 +44,7 @@ class DriftDetector:
     def update(
         self, declared: Declared, inventory: ReportedInventory, names: Sequence[str]
     ) -> None:
-        """Bring it up to what is declared and what was told; costs only what changed."""
+        """Update it to what is declared and what was reported; costs only what changed."""
         same = declared is self._declared
         if same and self._version == inventory.version and len(self._known) == len(names):
             return

@@ -109,7 +109,7 @@ class Selection:
     places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     def matches(self, host: str, place: object) -> bool:
-        """Return whether *host*, which stands at *place* (a `HostPlacement`), is meant."""
+        """Return whether *host*, located at *place* (a `HostPlacement`), is meant."""
         if any(pattern.matches(host) for pattern in self.patterns):
             return True
         return any(getattr(place, name) in chosen for name, chosen in self.places.items())
@@ -150,11 +150,11 @@ FILE_BYTES_MAX = 16 << 20
 TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
 #: Hosts whose places are given.
 HOSTS_MAX = 50_000
-#: Entries that give a host a place, in all files: one host may be told of in several.
+#: Entries that give a host a place, in all files: one host may be in several.
 PLACES_MAX = 4 * HOSTS_MAX
 #: Columns of a CSV file, ours and others'.
 COLUMNS_MAX = 256
-#: Places that one host is told of in.
+#: Entries that one host may be in.
 SOURCES_PER_HOST_MAX = 16
 #: Entries of each kind in all files: windows, overrides, expected hosts.
 ENTRIES_MAX = 2_000
@@ -173,7 +173,7 @@ OVERRIDE_DAYS_MAX = 366
 CODES_MAX = 64
 #: Problems that are reported at once.
 PROBLEMS_MAX = 20
-#: A file of lines is not read on once there are so many.
+#: Reading a file of lines stops after this many problems.
 PROBLEMS_COUNTED_MAX = 10_000
 
 
@@ -229,7 +229,7 @@ class Problems:
     """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
 
     found: list[str] = field(default_factory=list[str])
-    #: Allowed, but hardly meant: told by `gangline declared check`.
+    #: Allowed, but hardly intended: `gangline declared check` reports it.
     notes: list[str] = field(default_factory=list[str])
     omitted: int = 0
     #: A file was not read to its end.
@@ -245,7 +245,7 @@ class Problems:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Return whether there are so many that a file is not read to its end, which is reported."""
+        """Return whether there are too many problems to read a file to its end; that is reported."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 
@@ -267,7 +267,7 @@ def quote_value(value: object) -> str:
     try:
         text = value.isoformat() if isinstance(value, date | time) else ascii(value)
     except ValueError:  # a whole number of thousands of digits, as TOML takes it in hexadecimal
-        text = "so many digits"
+        text = "a number of thousands of digits"
     return (
         text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
     )
@@ -364,7 +364,7 @@ class TomlEntry:
         self._known_keys: list[str] = []
 
     def at(self, key: str) -> SourceLocation:
-        """Return where *key* stands."""
+        """Return the location of *key* in the file."""
         return SourceLocation(self.where.file, self._line_of(key) or self.where.line)
 
     def add_problem(self, key: str, message: str | Callable[[], str]) -> None:
@@ -464,7 +464,7 @@ class TomlEntry:
 
 
 def key_text(key: str) -> str:
-    """Return a key as words bear it: as it stands where that is plain."""
+    """Return a key for a message: unquoted if it is plain."""
     return key if _PLAIN.fullmatch(key) else quote_value(key)
 
 

@@ -63,7 +63,7 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
     files: list[DeclaredFile] = []
     left_bytes = TOTAL_BYTES_MAX
     for path in (one for each in paths for one in files_in(each)):
-        if not path.name.isprintable():  # it could be neither stored nor told of
+        if not path.name.isprintable():  # it could be neither stored nor reported
             raise DeclaredError(
                 [f"{quote_value(path.name)}: expected a name of printable characters"]
             )
@@ -203,7 +203,7 @@ def _file_places(
     for host, source, place, where in places:
         sources = found.setdefault(host, {}).setdefault(source, [])
         if len(sources) >= SOURCES_PER_HOST_MAX:
-            problems.add(where, f"{host}: told of more than {SOURCES_PER_HOST_MAX} times")
+            problems.add(where, f"{host}: named more than {SOURCES_PER_HOST_MAX} times")
             continue
         for other in sources:
             differing = _differing_fields(other.place, place)

@@ -34,7 +34,7 @@ EntryT = TypeVar("EntryT")
 #: Answers of a kind that are kept; past it they start over.
 CACHED_MAX = 200_000
 _EVER_NS = 2**63
-#: Signals of which an override may name codes.
+#: Signals whose codes an override may name.
 CODED_SIGNALS = ("gpu.xid", "nvswitch.sxid")
 #: A rule's name, the signal that it saw, and the code where that has one.
 SymptomKey = tuple[str, str, float]
@@ -54,7 +54,7 @@ class EntryMatcher:
     def match(
         self, host: str, place: HostPlacement, entries: tuple[EntryT, ...], index: SelectionIndex
     ) -> tuple[EntryT, ...]:
-        """Return those of *entries* that mean *host*, which stands at *place*."""
+        """Return those of *entries* that mean *host*, located at *place*."""
         known = self._hosts.setdefault(id(entries), {})
         found = known.get(host)
         if found is None:
@@ -211,7 +211,7 @@ class SelectionIndex:
         return found
 
     def entries_for(self, host: str, place: object) -> tuple[int, ...]:
-        """Return which entries mean *host*, which stands at *place* (a `HostPlacement`), in their order."""
+        """Return which entries mean *host*, located at *place* (a `HostPlacement`), in their order."""
         named = self.by_name(host)
         placed = [
             found
@@ -308,7 +308,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "gang.windows_count", 9.0, 6.0, 12.0, "1",
-            "a host is compared in a job that worked in so many of the last twelve windows of ten seconds; in all, if it has three hosts",
+            "a host is compared only if its job worked in this many of the last twelve windows of ten seconds; in all twelve, if it has three hosts",
         ),
         (
             "gang.slow_ratio", 0.04, 0.01, 0.5, "1",
@@ -332,7 +332,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "network.waits_ratio", 1.5, 1.05, 1000.0, "1",
-            "so many times as much as before do the ports of a job's hosts wait for the network",
+            "how many times longer than before the ports of a job's hosts wait for the network",
         ),
         (
             "filesystem.available_ratio", 0.02, 0.0, 0.5, "1",
@@ -363,7 +363,7 @@ class ExpectedItem(NamedTuple):
     whole: bool = True
 
 
-#: Exactly so many, or where the name ends in `_min` so many at least.
+#: Exactly this many, or where the name ends in `_min` this many at least.
 ITEMS: dict[str, ExpectedItem] = {
     "gpus": ExpectedItem(0, 256, "GPUs"),
     "gpu_memory_gigabytes_min": ExpectedItem(
@@ -387,7 +387,7 @@ ITEMS: dict[str, ExpectedItem] = {
     ),
     "nvme_drives": ExpectedItem(0, 1024, "NVMe controllers"),
 }
-#: Patterns of which one must fit.
+#: Patterns; one must match.
 TEXTS: dict[str, str] = {
     "nvidia_drivers": "versions of the driver that are allowed, as 580.*",
     "kernels": "kernels that are allowed",
@@ -421,7 +421,7 @@ def rule_refusal(name: str, rules: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """Where a host stands; "" or () where nobody has said."""
+    """The location of a host; "" or () if unknown."""
 
     rack: str = ""
     power_domain: str = ""
@@ -644,7 +644,7 @@ class Declared:
         return [one for one in self.overrides if one.since_ns <= now_ns < one.until_ns]
 
     def place(self, host: str) -> HostPlacement:
-        """Return where *host* stands, as far as anybody has said."""
+        """Return the location of *host*, as far as it is known."""
         return self.places.get(host, NOWHERE)
 
     def place_sources(self, host: str) -> tuple[PlaceSource, ...]:

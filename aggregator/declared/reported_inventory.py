@@ -109,7 +109,7 @@ def characters_max(label: str) -> int:
 
 
 def place_of(labels: Mapping[str, str]) -> HostPlacement:
-    """Return what *labels* tell of where their host stands; what is too long, or cannot be shown, is not told."""
+    """Return the location of the host by *labels*; values that are too long or not printable are left out."""
     values: dict[str, str] = {}
     for field, names in LABELS.items():
         values_found = (labels.get(name, "").strip() for name in names)

@@ -69,7 +69,7 @@ class Content:
 
 
 # ----------------------------------------------------------------------
-# On which line of a TOML text something stands, for words: tomllib does not tell.
+# The line of a key in a TOML text, for messages: tomllib does not give it.
 
 _TABLE = re.compile(r"\s*\[(\[?)\s*([A-Za-z0-9_.\"' -]+?)\s*\]{1,2}\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*(?:\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_.-]+))\s*=")
@@ -77,7 +77,7 @@ _QUOTES = ('"""', "'''")
 
 
 class LineIndex:
-    """Where each table begins and each key of it stands. Best effort: a wrong guess costs only a line number."""
+    """The lines of each table and of its keys. Best effort: a wrong guess costs only a line number."""
 
     def __init__(self, text: str) -> None:
         self._tables: dict[tuple[str, int], int] = {}
@@ -356,7 +356,7 @@ class _TomlReader:
         if selection.is_all:
             self.problems.note(entry.at("hosts"), "this is for every host")
         if end_ns <= self.now_ns:
-            self.problems.note(entry.at(key), "this is over and has no effect any more")
+            self.problems.note(entry.at(key), "this has ended and no longer has an effect")
 
     def _thresholds(self, value: object) -> None:
         if not isinstance(value, dict):

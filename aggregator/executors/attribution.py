@@ -20,7 +20,7 @@ STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
 CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
 #: Actions that no job on the host can outlive: what asks for less lets the job continue there.
 INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
-#: Logs that launchers announced are remembered up to so many, the oldest forgotten first.
+#: Logs that launchers announced are remembered up to this many, the oldest forgotten first.
 LOGS_MAX = 10_000
 LOG_PATH_CHARACTERS_MAX = 4096
 JOB_CHARACTERS_MAX = 128
@@ -62,7 +62,7 @@ class HealthView:
 
 
 def incurable(advice: Iterable[Advice], now: float) -> dict[str, Advice]:
-    """Return node -> advice that stands, is certain, and that a restart does not cure."""
+    """Return node -> open advice that is certain and that a restart does not cure."""
     return {
         one.node: one
         for one in sorted(advice, key=lambda one: int(one.name[1:]))

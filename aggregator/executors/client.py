@@ -27,9 +27,9 @@ MESSAGE_BYTES_MAX = 64 << 20
 CALL_SECONDS = 5.0
 #: Scores and names of nodes, which are a hint, are waited for no longer.
 SCORES_SECONDS = 1.0
-#: The aggregator sends a bookmark each 15 s: after so long without any event the picture is not current.
+#: The aggregator sends a bookmark each 15 s: after this time without any event the picture is not current.
 SILENCE_SECONDS_MAX = 45.0
-#: After a lost connection it is tried again after so long, then after twice as long each time.
+#: A lost connection is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
 #: gRPC's own pause between attempts is two minutes at most; nothing new is done meanwhile.
 CHANNEL_OPTIONS = (
@@ -181,7 +181,7 @@ class AggregatorClient:
         while not self._stopped.is_set():
             started = time.monotonic()
             try:
-                # From what stands: a list that is complete is known to be so at once.
+                # From the current list: it is known at once to be complete.
                 self._call = self._stub.WatchAdvisories(wire.WatchAdvisoriesRequest())
                 for event in self._call:
                     self._take(event)
@@ -208,7 +208,7 @@ class AggregatorClient:
         self._wake()
 
     def _take(self, event: wire.AdvisoryEvent) -> None:
-        """Take one event. Events without a token list what stands; the bookmark behind them completes the list."""
+        """Take one event. Events without a token list the open advisories; the bookmark behind them completes the list."""
         now = time.monotonic()
         with self._lock:
             self._received = now

@@ -71,15 +71,15 @@ EXTEND_SECONDS_MIN = 30.0
 SETTLE_SECONDS = 5.0
 #: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
 END_MARGIN_SECONDS = 5.0
-#: A job is asked to leave so long after its checkpoint is due, for the write to finish.
+#: A job is asked to leave this long after its checkpoint is due, for the write to finish.
 CHECKPOINT_MARGIN_SECONDS = 60.0
-#: After so long without success the advisory is answered FAILED.
+#: After this time without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
-#: A requeued job that still waits for its delay is reported again to start after so long.
+#: A requeued job that still waits for its delay is reported again to start after this time.
 START_AGAIN_SECONDS = 0.3
 #: While a job is being requeued the scheduler is read this often.
 QUICK_SECONDS = 0.02
-#: Behind the second in which a requeued job may start, the scheduler is read again after so long.
+#: After the second in which a requeued job may start, the scheduler is read again after this time.
 SECOND_MARGIN_SECONDS = 0.05
 #: A job that completes for this long is killed again.
 KILLED_AGAIN_SECONDS = 5.0
@@ -87,7 +87,7 @@ KILLED_AGAIN_SECONDS = 5.0
 CLOCK_SECONDS = 2.0
 #: A job that does not complete is looked at so quickly for this long.
 QUICK_SECONDS_MAX = 60.0
-#: Answers are at most so long.
+#: Answers are at most this long.
 NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
 
 #: Of an executor that was killed while it ended replicas: they are not ended again.
@@ -106,7 +106,7 @@ class ExecutorPolicy:
 
     actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
     mark: str = "auto"
-    #: At most so many marks at one time, whatever the aggregator grants.
+    #: At most this many marks at one time, whatever the aggregator grants.
     marks_max: int = 100
     lease_seconds: float = 600.0
     #: How our answers name us; the aggregator may put a login before it.
@@ -158,9 +158,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         if entry.advisory in situation.advice:
             continue
         if situation.is_live:
-            removed += _take_back(
-                situation, ledger, entry, "the aggregator does not know it any more"
-            )
+            removed += _take_back(situation, ledger, entry, "the aggregator no longer knows it")
         elif entry.expires <= situation.now:
             removed += _take_back(situation, ledger, entry, "it has expired")
         else:
@@ -468,7 +466,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     """Answer DONE, with what was set and what became of the jobs."""
     if entry.answered:
         return []
-    what = f"{entry.hold} stands" if entry.mark == HOLD else f"{entry.node} is drained"
+    what = f"{entry.hold} is in force" if entry.mark == HOLD else f"{entry.node} is drained"
     parts = [what]
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
@@ -530,7 +528,7 @@ def _return(
 
 
 def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
-    """Remove the mark if it stands, then forget the entry. A node that somebody else took out since stays out."""
+    """Remove the mark if it is there, then forget the entry. A node that somebody else took out since stays out."""
     starts = _restart_jobs(situation, entry)
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 ROUNDS_MAX = 8
 #: After a command or call failed for an advisory, it is skipped for this long.
 PAUSE_SECONDS = 5.0
-#: Advisories that were written about once are remembered up to so many.
+#: Advisories that were written about once are remembered up to this many.
 ANNOUNCED_MAX = 10_000
 #: A failure that repeats is logged this often.
 LOG_SECONDS = 60.0

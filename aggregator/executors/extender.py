@@ -15,7 +15,7 @@ from ..mirror_format import Mirror, MirrorNode
 
 #: kube-scheduler's MaxExtenderPriority.
 SCORE_MAX = 10
-#: By bucket, 0 best to 3. A node of which the mirror says nothing is between the second and the third.
+#: By bucket, 0 best to 3. A node that is not in the mirror is between the second and the third.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
 UNKNOWN_SCORE = 5
 #: Nodes in one request: more than a cluster of Kubernetes has.

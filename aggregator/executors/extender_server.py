@@ -40,7 +40,7 @@ REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
 READ_SECONDS = 1.0
 #: Garbage is collected after this many readings, in the thread that reads: a collection within an answer would take longer than the answer.
 READINGS_PER_COLLECTION = 60
-#: A thread that reads the file lets the other one continue after so long.
+#: A thread that reads the file lets the other one run after this time.
 SWITCH_SECONDS = 0.0005
 #: The same fault is logged this often.
 LOG_SECONDS = 60.0

@@ -122,7 +122,7 @@ class Flux(Scheduler):
 
 
 def node_of(name: str, state: str, status: str, reason: str) -> Node:
-    """Return a node of which Flux says *state* and *status*."""
+    """Return a node that Flux reports with *state* and *status*."""
     is_online = status != "offline"
     if state in DRAINED:
         is_managed = reason.startswith(REASON_PREFIX)

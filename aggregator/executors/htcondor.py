@@ -42,7 +42,7 @@ PARALLEL_UNIVERSE = 11
 JOB_STATES = {
     1: "PENDING", 2: "RUNNING", 3: "CANCELLED", 4: "COMPLETED", 5: "HELD", 6: "RUNNING", 7: "SUSPENDED",
 }  # fmt: skip
-#: The collector is told of a drain by the machine itself: it is waited for this long.
+#: The machine itself reports a drain to the collector: we wait for this long.
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
 #: A busy machine is drained only where jobs may continue for this long.
 RETIREMENT_SECONDS_MIN = 86_400.0

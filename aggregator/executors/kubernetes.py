@@ -60,7 +60,7 @@ ATTEMPTS_MAX = 8
 RULES_SECONDS = 30.0
 #: Pods that we evicted are taken to be leaving for this long, then only by the API server's word.
 LEAVING_SECONDS = 300.0
-#: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
+#: Others' clocks differ: an executor takes away what is not in its ledger this long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
 #: Events of nodes, which are in no namespace, are here; `kubectl describe node` looks for the node's name as its uid, as kubelets write it.
 EVENT_NAMESPACE, EVENT_CHARACTERS_MAX = "default", 1000

@@ -28,7 +28,7 @@ CALL_SECONDS = 10.0
 ANSWER_BYTES_MAX, EVENT_BYTES_MAX = 256 << 20, 8 << 20
 #: Objects in one page of a list: an object has a few KB.
 PAGE_OBJECTS = 500
-#: A watch is begun again after so long; a connection that is silent for longer is dead.
+#: A watch is restarted after this time; a connection that is silent for longer is dead.
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
 KUBECONFIG_BYTES_MAX = 4 << 20
 TOKEN_BYTES_MAX = 64 << 10
@@ -183,7 +183,7 @@ def _access_of(path: Path, cluster: Any, user: Any) -> ApiAccess:
 
 
 def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
-    """Load the client certificate of *user*; one that stands in the file itself goes through a private temporary folder."""
+    """Load the client certificate of *user*; one embedded in the file goes through a private temporary folder."""
     if "client-certificate" in user and "client-certificate-data" not in user:
         tls.load_cert_chain(user["client-certificate"], user.get("client-key"))
     elif "client-certificate-data" in user:

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 HEALTH_SECONDS = 5.0
 #: A better bucket is published once it has stood for this long; a worse one at once.
 BETTER_SECONDS = 60.0
-#: What is published ends so long after its last write; it is written again when half of that is left.
+#: What is published ends this long after its last write; it is written again when half of that is left.
 VALID_SECONDS = 7200.0
 #: Nodes that are written in one turn: a change of a whole fleet takes many turns, and the API server stays free.
 WRITES_PER_TURN = 100
 MESSAGE_CHARACTERS_MAX = 200
-#: Of a condition of which nothing is known any more.
+#: For a condition about which nothing is known any more.
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
@@ -47,7 +47,7 @@ class BucketHysteresis:
         self._better: dict[str, tuple[int, float]] = {}
 
     def bucket(self, name: str, published: int | None, found: int, now: float) -> int:
-        """Return the bucket to publish for *name*, of which *published* stands, None for nothing."""
+        """Return the bucket to publish for *name*, whose current one is *published*; None for nothing."""
         if published is None or found >= published:
             self._better.pop(name, None)
             return found
@@ -77,7 +77,7 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
 
 
 def label_patch(node: KubernetesNode, bucket: int | None, until: float) -> dict[str, Any] | None:
-    """Return the merge patch after which *bucket* stands on *node* until then; None: no patch is needed. No *bucket*: nothing stands."""
+    """Return the merge patch that sets *bucket* on *node* until then; None: no patch is needed. Without *bucket* it is removed."""
     if bucket is None:
         if node.bucket_label is None and node.bucket_until is None:
             return None

@@ -26,13 +26,13 @@ CONTROLLER_NAME = "gangline.io/health"
 GROUP = "kueue.x-k8s.io"
 #: Versions of its API that have all that is written here, the newest first.
 VERSIONS = ("v1beta2", "v1beta1")
-#: The first list is waited for this long; where Kueue is not there, it is looked for again after so long.
+#: The first list is waited for this long; where Kueue is not there, it is looked for again after this time.
 LIST_SECONDS_MAX, ABSENT_SECONDS = 60.0, 60.0
-#: Without a change workloads are looked at again after so long.
+#: Without a change workloads are read again after this time.
 TURN_SECONDS = 5.0
 #: A bucket beyond is unhealthy.
 BUCKET_MAX = 2
-#: Kueue tries again after so long at first, twice as long each time, and no later than that.
+#: Kueue retries after the first time; the delay doubles each time, up to the second.
 REQUEUE_SECONDS, REQUEUE_SECONDS_MAX = 60, 900
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
 NODES_SHOWN_MAX, MESSAGE_CHARACTERS_MAX = 5, 1000
@@ -264,7 +264,7 @@ class KueueController:
         self._flavors: WatchedObjects[Mapping[str, str]] | None = None
         self._wake = threading.Event()
         self._problem = ""
-        #: How often each workload was told to wait.
+        #: How often each workload was asked to wait.
         self._retries: dict[tuple[str, str], int] = {}
 
     def run(self, stopped: threading.Event) -> None:

@@ -32,7 +32,7 @@ HOLD_WORD = re.compile(rf"({OUR_HOLD.pattern})=([0-9]{{1,12}})", re.ASCII)
 #: Taints by Kubernetes itself for what the Ready condition and a cordon say, too.
 CONDITION_TAINTS = "node.kubernetes.io/*"
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
-#: A key that stands on a larger share of all nodes tells what kind of node this is, not that it is out.
+#: A key on a larger share of all nodes marks a kind of node, not a node that is out.
 USUAL_SHARE_MAX = 0.5
 HOLDING_EFFECTS = ("NoSchedule", "NoExecute")
 
@@ -82,7 +82,7 @@ class KubernetesNode:
 
     @property
     def is_tainted(self) -> bool:
-        """Whether our taint stands."""
+        """Whether our taint is set."""
         return any(_is_managed(taint) for taint in self.taints)
 
     @property

@@ -12,9 +12,9 @@ from .model import SchedulerError
 
 log = logging.getLogger(__name__)
 
-#: After a lost connection it is tried again after so long, then after twice as long each time.
+#: A lost connection is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
-#: `close` waits for the thread so long: it may be in a call.
+#: `close` waits for the thread this long: it may be in a call.
 CLOSE_SECONDS = 15.0
 #: More objects of a kind are not taken: the list is an error.
 OBJECTS_MAX = 500_000

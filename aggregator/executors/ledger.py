@@ -111,7 +111,7 @@ class ExecutorLedger:
         self.entries: dict[str, Entry] = {}
         #: The highest fencing token seen of any advisory: an older one is never acted on.
         self.tokens: dict[str, int] = {}
-        #: Nodes that the aggregator was told are out: the next process reports which of them are back.
+        #: Nodes that were reported to the aggregator as out: the next process reports which of them are back.
         self.reported: frozenset[str] = frozenset()
         #: Nodes whose weight is not what it was.
         self.weights: dict[str, WeightChange] = {}

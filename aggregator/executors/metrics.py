@@ -29,7 +29,7 @@ class MarkFigures:
 
     count: int = 0
     oldest_set: float = 0.0
-    #: The earliest end of a mark that stands.
+    #: The earliest end of a mark in force.
     first_end: float = 0.0
 
 

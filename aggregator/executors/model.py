@@ -32,7 +32,7 @@ ACTIONS = (*HOLDING_ACTIONS, REBOOT, RESET_GPU, RETURN)
 
 #: States of an advisory in which it has not ended.
 OPEN_STATES = ("PROPOSED", "ACCEPTED", "DEFERRED")
-#: The state in which what was set stands until the advisory's expiry.
+#: The state in which what was set stays in force until the advisory's expiry.
 DONE = "DONE"
 
 #: What is set in a scheduler bears one of these, so that it is known again.
@@ -227,7 +227,7 @@ class PlaceHold(Step):
     hold: str
     node: str
     seconds: float
-    #: Another hold stands on the node.
+    #: Another hold is in force on the node.
     overlaps: bool = False
     #: GPUs that it is about, by UUID, where that is not the whole node: a scheduler that takes out single GPUs may hold these alone.
     devices: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ class PlaceHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class ExtendHold(Step):
-    """Let the hold end so many seconds from now."""
+    """Let the hold end this many seconds from now."""
 
     hold: str
     seconds: float
@@ -250,7 +250,7 @@ class RemoveHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain *node* under `reason`, by itself no longer than so many seconds where the scheduler can. `down`: it does not respond."""
+    """Drain *node* under `reason`, for at most this many seconds if the scheduler supports it. `down`: it does not respond."""
 
     node: str
     reason: str

@@ -13,9 +13,9 @@ from .model import ScheduledJob, SchedulerState
 
 #: A plan that takes longer is given up.
 PLAN_SECONDS = 0.5
-#: A job that does not run after so long has no recovery that could be measured.
+#: A job that does not run after this time has no recovery that could be measured.
 RECOVERY_SECONDS_MAX = 900.0
-#: Until a requeued job runs its state is read this often, for at most so long.
+#: Until a requeued job runs its state is read this often, for at most this long.
 RECOVERY_POLL_SECONDS, RECOVERY_POLLED_SECONDS = 0.2, 10.0
 #: Recoveries that are followed, and reports that wait while the aggregator is away.
 RECOVERIES_MAX = 1000

@@ -25,7 +25,7 @@ from .settings import NodeNames
 
 log = logging.getLogger(__name__)
 
-#: The names of hosts are read again after so long; where that failed, too.
+#: The names of hosts are read again after this time; where that failed, too.
 DICTIONARY_SECONDS = 60.0
 
 

@@ -11,7 +11,7 @@ from ...contract.wire import advisory_pb2, outcome_pb2
 from .ledger import ExecutorLedger
 from .model import ScheduledJob, SchedulerState
 
-#: A gang and an unavailable node stand so long unless they are reported again, which they are after a third of it.
+#: A gang and an unavailable node are valid this long unless reported again; reports repeat after a third of it.
 TTL_SECONDS = 600.0
 #: In one request.
 GANGS_PER_REQUEST, NODES_PER_GANG_MAX, NODES_PER_REQUEST = 1000, 10_000, 50_000

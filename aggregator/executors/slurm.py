@@ -72,7 +72,7 @@ JOB_LINE = re.compile(
 GPUS = re.compile(r"(?:^|[,:])gpu(?::[^,:=]*)?[:=]([0-9]{1,5})", re.ASCII)
 COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", re.ASCII)
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
-#: Comments are kept of so many jobs.
+#: The comments of at most this many jobs are kept.
 COMMENTS_MAX = 100_000
 
 WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
@@ -355,7 +355,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
 
 
 def node_of(name: str, state: str, reason: str, author: str) -> Node:
-    """Return a node of which Slurm says *state*, such as `IDLE+DRAIN` or `DOWN*`."""
+    """Return a node that Slurm reports with *state*, such as `IDLE+DRAIN` or `DOWN*`."""
     flags = {flag.rstrip(STATE_MARKS) for flag in state.split("+")}
     is_out = bool(flags & OUT_FLAGS)
     is_down = bool(flags & DOWN_FLAGS)

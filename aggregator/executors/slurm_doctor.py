@@ -20,7 +20,7 @@ SCHEDULER_PARAMETERS = {
 MIN_JOB_AGE_SECONDS = 60
 #: Where Slurm's commands look for their configuration unless SLURM_CONF names another file. The second: without files (configless).
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-#: The first command gets so long: without a configuration Slurm asks DNS for a controller, which may take long.
+#: The first command gets this long: without a configuration Slurm asks DNS for a controller, which may take long.
 FIRST_SECONDS = 3.0
 
 

@@ -21,7 +21,7 @@ import grpc
 from .model import together
 
 LIGHTHOUSES_MAX = 16
-#: A lighthouse, and each manager, answers within so long, or is skipped.
+#: A lighthouse, and each manager, answers within this time, or is skipped.
 CALL_SECONDS = 2.0
 #: A longer page is not read to its end; on one node more replicas are not ended.
 PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64

@@ -52,7 +52,7 @@ class EventInterpretation(NamedTuple):
     hit_cgroup_limit: bool = False  # a program was killed at its own limit: the workload's doing
 
     def severity_rank(self, name: str) -> int:
-        """Return of how much weight it is that it stands: what is of the least is forgotten first."""
+        """Return its weight while it is active: the event of the least weight is forgotten first."""
         if self.policy is not None:
             return _SEVERITY_RANKS.get(self.policy.severity, 0)
         if name == LOST:
@@ -165,7 +165,7 @@ class EventRecord:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether its policy takes the host for broken while it stands."""
+        """Whether its policy takes the host for broken while it is active."""
         return self.severity_rank == _SEVERITY_RANKS[XidSeverity.FATAL]
 
     @property
@@ -182,7 +182,9 @@ class EventRecord:
         if self.name == LOST:
             return "the GPU responds again, is reset, or the host reboots"
         if (self.name, self.code) == (XID, RECOVERY_XID):
-            return f"the driver requests nothing any more, or {self.clear_condition.text}"
+            return (
+                f"the driver no longer asks for a recovery action, or {self.clear_condition.text}"
+            )
         if self.from_previous_boot:
             return "24 hours have passed since this boot"
         return self.clear_condition.text
@@ -294,7 +296,7 @@ class ActiveEvents:
     ) -> bool:
         """Take over *event* of *device*. A storm of the same is one record.
 
-        Return whether a fatal fault stands now that did not before.
+        Return whether a fatal fault is active now that was not before.
         """
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
@@ -370,7 +372,7 @@ def _is_over(record: EventRecord, fleet: HostLifecycle, now_ns: int) -> bool:
 # Which call a device hangs in, as its agent said when it began: rows of `probe_1s` carry numbers
 # only.
 
-#: Devices of one host of which the words are kept; more are shown without.
+#: Devices of one host whose texts are kept; more are shown without.
 DEVICES_PER_HOST_MAX = 64
 HANG_MESSAGE_CHARACTERS_MAX = 240
 CALL_CHARACTERS_MAX = 80
@@ -399,7 +401,7 @@ class Hangs:
         self._hosts: dict[int, dict[str, Hang]] = {}
 
     def update(self, host: int, event: HealthEvent, time_ns: int) -> None:
-        """Take over one of `EVENTS`, told at *time_ns* of our clock."""
+        """Take over one of `EVENTS`, reported at *time_ns* of our clock."""
         group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
         collector = event.attributes.get("collector", "")
         is_whole_driver = event.name == "probe.driver_hung" and group == "gpu"

@@ -136,7 +136,7 @@ class Activity:
 
 
 def is_throttled(second: DeviceTable) -> Flags:
-    """Say of which GPUs the driver says that heat or the hardware's brake holds their clock down."""
+    """Return which GPUs' clocks are held down by heat or the hardware's brake, as the driver reports."""
     flags = second.state("clock_event_reasons_flags")
     throttle_flags = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
     return np.asarray(throttle_flags != 0, dtype=bool)

@@ -16,7 +16,7 @@ OK, NO_DATA, BLIND, ERROR, HUNG = range(5)
 #: More collectors of one host than this are not kept.
 COLLECTORS_PER_HOST_MAX = 64
 MESSAGE_CHARACTERS_MAX = 240
-#: An agent tells of all its collectors at once: one that it has not told of for this long is switched off. What is told
+#: An agent tells of all its collectors at once: one that it has not reported for this long is switched off. What is told
 #: first as text has its row by then.
 GONE_NS = 60_000_000_000
 #: This many different views are shared between hosts.
@@ -51,7 +51,7 @@ class CollectorStatuses:
         self._boot: Boots = np.zeros(64, dtype=np.uint16)
         self._first_ns: Times = np.zeros(64, dtype=np.int64)
         self._last_ns: Times = np.zeros(64, dtype=np.int64)
-        #: Host -> collector told of as text alone -> the host's last row then.
+        #: Host -> collector reported as text alone -> the host's last row then.
         self._message_only: dict[int, dict[str, int]] = {}
 
     def update(self, host: int, name: str, outcome: int, message: str) -> None:
@@ -91,7 +91,7 @@ class CollectorStatuses:
             self._drop(int(table.devices.host[row]), table.devices.names[row])
 
     def _forget_stopped(self, rows: Indexes, table: DeviceTable) -> None:
-        """Release what *rows*, just told of, show to be told of no more: collectors that are switched off."""
+        """Release the collectors that the reported *rows* no longer name: those that are switched off."""
         host, boot, read_ns = table.devices.host, table.boot, table.read_ns
         self._fit(int(host.max(initial=0)) + 1)
         of = host[rows]
@@ -115,7 +115,7 @@ class CollectorStatuses:
             self._forget_messages(one, table)
 
     def _forget_messages(self, host: int, table: DeviceTable) -> None:
-        """Release what was told of as text, and then of no more: told again after a restart of ours, say."""
+        """Release collectors reported as text that are no longer reported, for example after a restart of ours."""
         message_only = self._message_only[host]
         for name, at_ns in list(message_only.items()):
             row = table.devices.find(host, name)

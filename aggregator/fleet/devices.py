@@ -63,7 +63,7 @@ class Devices:
 
     @property
     def epoch(self) -> Codes:
-        """How often each row's counters were told to have started over, all of them at once."""
+        """How often each row's counters were reported to have been reset, all of them at once."""
         return self._epoch[: self.count]
 
     @property

@@ -17,21 +17,21 @@ from .tables import DeviceTable
 
 log = logging.getLogger(__name__)
 
-#: Says of a device whether anything stands against it.
+#: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device is gone when it was not reported for so long: no table comes, and no reading is of now, for longer.
+#: A device is gone when it was not reported for this long: no table comes less often, and no reading stays current longer.
 GONE_NS = 180_000_000_000
 #: Rows that are chosen at once, for all rows of the host are looked at.
 CANDIDATES_MAX = 64
-#: A host that has no room is looked at again after so long: some of its devices may be gone by then.
+#: A host that has no room is looked at again after this time: some of its devices may be gone by then.
 RETRY_NS = 60_000_000_000
 #: A kind that keeps its rows.
 PINNED_KIND = "gpu"
 
 
 class Evictions:
-    """Which rows of which host may go. Owned by the fleet's thread."""
+    """Which rows of each host may be evicted. Owned by the fleet's thread."""
 
     def __init__(self, tables: Sequence[DeviceTable]) -> None:
         self._tables: dict[str, list[DeviceTable]] = {}
@@ -58,7 +58,7 @@ class Evictions:
     ) -> int:
         """Return a row of *host* whose device is gone, to be given to another; -1: all are reported.
 
-        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether anything stands against a device.
+        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether a device has an active finding.
         *using*: rows that the frame at hand reports.
         """
         if devices.kind == PINNED_KIND:
@@ -127,7 +127,7 @@ class Evictions:
             del self.untracked[key]
 
     def hosts_to_retry(self, now_ns: int) -> set[int]:
-        """Return the hosts without room whose devices are to be looked up anew, each AGAIN_NS."""
+        """Return the hosts without room whose devices are due for another lookup, each AGAIN_NS."""
         if not self.untracked or 0 <= now_ns - self._retried_ns < RETRY_NS:
             return set()
         self._retried_ns = now_ns

@@ -111,19 +111,19 @@ def device_of(inventory: Inventory, event: HealthEvent) -> str:
 
 
 def driver_of(inventory: Inventory, device: str) -> str:
-    """Return the version of the GPU's driver, or of any GPU's; "" where the host told none."""
+    """Return the version of the GPU's driver, or of any GPU's; "" if the host reported none."""
     driver = inventory.get(("gpu", device), {}).get("driver")
     others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
     return driver or next(others, "")
 
 
 # ----------------------------------------------------------------------
-# What is done in parts, so that one that fails costs the others nothing: it is told of for a while,
+# What is done in parts, so that one that fails costs the others nothing: it is reported for a while,
 # and logged once.
 
 log = logging.getLogger(__name__)
 
-#: A part that failed is told of for this long after it failed last: some are due every ten seconds only.
+#: A failure of a part is reported for this long after the last one: some are due every ten seconds only.
 FAILURE_REPORT_SECONDS = 60.0
 
 
@@ -132,7 +132,9 @@ class FaultIsolation:
 
     def __init__(self) -> None:
         self._failed: dict[str, str] = {}  # part -> words, since `failing` was asked last
-        self._reported: dict[str, tuple[str, int]] = {}  # part -> words, until when they are told
+        self._reported: dict[
+            str, tuple[str, int]
+        ] = {}  # part -> message, until when it is reported
 
     def run(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
         """Do it, and say whether that went well. Never raises."""
@@ -365,7 +367,7 @@ class Fleet:
 
         *suspended*: our machine stood still for this long. Then only what was heard is: hosts booted, and things were, when they did.
         """
-        before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
+        before_ns = now_ns - jump_ns  # later times are by the clock as it is now
         self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
         reported_since = self._last_received_ns > before_ns  # and with it when it booted
         if not suspended:
@@ -405,7 +407,7 @@ class Fleet:
             using.add(row)
 
     def _findings_check(self, host: int) -> Callable[[str], bool]:
-        """Return what says whether a finding, or what was judged, stands against a device of *host*."""
+        """Return a function that says whether a device of *host* has a finding or a symptom."""
         judged = {device for _, device in self.active_symptoms.get(host, ())}
         name = self.names[host]
         # A finding is about a device, or about a signal of it.
@@ -413,7 +415,7 @@ class Fleet:
         return lambda device: device in judged or any(s.startswith(f"{device} ") for s in found)
 
     def _reassign_row(self, devices: Devices, row: int, name: str) -> None:
-        """Give *row* to the device *name*, of which nothing is known yet."""
+        """Give *row* to the new device *name*."""
         for table in self._tables:
             if table.devices is devices:
                 if table.name == "collector_10s":
@@ -430,7 +432,7 @@ class Fleet:
     ) -> bool:
         """Take over an event, or a later revision of one. What means nothing here the store keeps.
 
-        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault stands by it
+        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault is active by it
         that did not before.
         """
         host = self.index.get(name)
@@ -476,7 +478,7 @@ class Fleet:
     def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
         """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room.
 
-        *findings_max*: there is none for it beside so many; None: FINDINGS_MAX.
+        *findings_max*: it is not kept beside this many others; None: FINDINGS_MAX.
         """
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == AGGREGATOR_HOST

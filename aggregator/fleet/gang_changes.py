@@ -45,7 +45,7 @@ COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
 #: Of a longer step, where ranks report it, a window of ten seconds holds less than two: it shows a part of the step, and minutes
 #: alone name who is long in all of it.
 FINE_STEP_SECONDS_MAX = 5.0
-#: Of a gang's GPUs so many must count SM cycles for these to be its measure.
+#: At least this many of a gang's GPUs must count SM cycles for these to be its measure.
 READ_SHARE_MIN = 0.8
 
 
@@ -67,7 +67,7 @@ class BusyChanges(NamedTuple):
 
 
 class _Scale:
-    """One scale of time: so many windows are one of its own."""
+    """One scale of time: how many windows make one of its own."""
 
     def __init__(self, windows: int, birth_streak: int) -> None:
         self._windows, self._ended = windows, 0
@@ -247,9 +247,9 @@ def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) 
 PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
 #: Windows that the usual pace is the median of, and after how many slow ones (an hour) they are what is usual.
 PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
-#: A fall of less is none; nor is one within so many times what the pace scatters.
+#: A smaller fall is ignored, as is one within this many times the scatter of the pace.
 FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
-#: A window of less than this share of the usual pace is a checkpoint or an evaluation, unless so many come on end.
+#: A window of less than this share of the usual pace is a checkpoint or an evaluation, unless this many come on end.
 PAUSE_RATIO_MAX, PAUSE_WINDOWS_MAX = 0.7, 3
 
 

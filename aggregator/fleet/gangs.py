@@ -101,13 +101,13 @@ def _rates_by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> F
 
 
 # ----------------------------------------------------------------------
-# What is usual of each host in the job that it runs: a mean that stands still while something is
+# The usual values of each host in the job that it runs: a mean that is frozen while something is
 # unusual.
 
 #: Windows that make a past, of which the first are forgotten: a job begins slowly. And seconds after which a mean has
 #: forgotten the rest.
 WINDOWS_MIN, WARMUP_WINDOWS, BASELINE_SECONDS = 8, 2, 600.0
-#: What is unusual for so many windows (an hour) is usual from then on.
+#: What is unusual for this many windows (an hour) is usual from then on.
 UNUSUAL_MAX = 360
 
 
@@ -120,7 +120,7 @@ class HostBaseline:
         self._unusual: Codes = np.zeros(capacity, dtype=np.int32)
 
     def fit(self, capacity: int) -> None:
-        """Make room for so many hosts."""
+        """Make room for this many hosts."""
         if self._unusual.size < capacity:
             for name in ("_means", "_windows", "_unusual"):
                 setattr(self, name, grown(getattr(self, name), capacity))
@@ -235,7 +235,7 @@ OFTEN_SHARE = 0.5
 UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
 
 
-#: The tables of which each GPU has a row.
+#: The tables that have a row for each GPU.
 GPU_TABLES = ("gpu_fast_1s", "gpu_1s")
 
 
@@ -249,7 +249,7 @@ class WindowSums:
     def add(
         self, table: DeviceTable, columns: tuple[str, ...], rows: Indexes, places: Indexes
     ) -> None:
-        """Add *columns* of *rows* of *table* at *places*, of which each is there once."""
+        """Add *columns* of *rows* of *table* at *places*, each only once."""
         size = int(places.max(initial=-1)) + 1
         if size > self._sums.shape[1]:
             capacity = capacity_for(size, self._sums.shape[1])
@@ -676,7 +676,7 @@ def _jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
 
 
 def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
-    """Return *jobs* and those of *inferred* of which no host is in a job of several by now."""
+    """Return *jobs* and those of *inferred* without a host that is now in a job of several."""
     named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
     return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]
 
@@ -690,7 +690,7 @@ def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:
 
 
 def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
-    """Say of which gangs enough is known in this window."""
+    """Return which gangs have enough data in this window."""
     every = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
     several = shown >= np.minimum(every, 2)

@@ -23,7 +23,7 @@ PROCESSES_PER_HOST_MAX = 512
 NAME_CHARACTERS_MAX = 256
 #: Each is reported again every 30 minutes: anyone who was not for this long may be gone.
 REPORT_AGE_NS_MAX = 65 * 60 * 1_000_000_000
-#: A host is looked through for such once in so many seconds.
+#: A host is searched for these once in this many seconds.
 SWEEP_SECONDS = 60
 #: A count or a cadence that is reported in more digits is none.
 DIGITS_MAX = 10
@@ -40,11 +40,11 @@ NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Job:
-    """What runs as one. `gpus`: by host, so many of it; those of MIG count each."""
+    """A job on several GPUs. `gpus`: how many, by host; MIG instances count each."""
 
     key: tuple[str, str, int]  # who manages it, its name, and where that is of one host only: which
     gpus: dict[int, int] = field(default_factory=dict[int, int])
-    checkpoint_seconds: int = 0  # its cadence, by its own word; 0: not told
+    checkpoint_seconds: int = 0  # its cadence, as it reported it; 0: unknown
     user_id: str = ""  # of the last process that has one
 
     @property
@@ -58,7 +58,7 @@ class Job:
 
 
 class JobProcess(NamedTuple):
-    """A process on a GPU, as it was last told of."""
+    """A process on a GPU, as it was last reported."""
 
     job: Job
     gpu: str
@@ -206,7 +206,7 @@ class Jobs:
             self._remove(host, key)
 
     def sweep(self, now_ns: int, host_now_ns: Times) -> None:
-        """Forget what was not told for long, of a share of the hosts at a time. *host_now_ns*: their boot time now."""
+        """Forget what was not reported for long, of a share of the hosts at a time. *host_now_ns*: their boot time now."""
         for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
             if host in self._hosts:
                 self._forget(host, int(host_now_ns[host]) - REPORT_AGE_NS_MAX)
@@ -238,7 +238,7 @@ class Jobs:
         return dict(self._largest)
 
     def on_host(self, host: int) -> HostJobs:
-        """Return what runs on *host*, as far as it has told."""
+        """Return what runs on *host*, as far as it has reported."""
         _, processes = self._hosts.get(host, ("", {}))
         if not processes:
             return NO_JOBS
@@ -256,7 +256,7 @@ def job_name(source: str, attributes: Mapping[str, str]) -> str:
 
 
 def parse_count(text: str | None) -> int:
-    """Return a count that was told; 0 for none, or for what is no count."""
+    """Return a reported count; 0 for none, or for what is no count."""
     good = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
     return int(text) if good and text is not None else 0
 

@@ -56,7 +56,7 @@ class ExpectedGpus(NamedTuple):
         return {key: where for key, where in gone.items() if key not in there and where not in at}
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
-        """Return the GPUs that it did not register with as devices of EXPECTED_KIND. *listed*: it told of any devices."""
+        """Return the GPUs that it did not register with as devices of EXPECTED_KIND. *listed*: it reported any devices."""
         found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
         return [(EXPECTED_KIND, key, {"last_pci_address": at}) for key, at in gone.items()]

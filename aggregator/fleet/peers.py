@@ -30,7 +30,7 @@ from .tables import DeviceTable
 
 #: Limits so near to each other are one.
 LIMIT_WATTS = 5.0
-#: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
+#: From this many hosts of a gang on, hosts at their limit are a stage of its work and not faulty.
 STAGE_HOSTS_MIN = 3
 #: This many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
 FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
@@ -328,7 +328,7 @@ def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
 
 
 def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
-    """Return what of a key readings tell. Without a model, GPUs with an equal highest SM clock stand together."""
+    """Return the part of a key that readings show. Without a model, GPUs with an equal highest SM clock are grouped."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
     megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)
@@ -379,7 +379,7 @@ def _sizes_of_groups(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
 #: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
 CLOCK_ERROR = 0.01
 
-#: A host whose slowest GPU is below this share of its peers has a slow GPU: it is told as measured.
+#: A host whose slowest GPU is below this share of its peers has a slow GPU: it is reported as measured.
 MEASURED_SHARE_MAX = 0.92
 #: By no more than this the slowest GPU of a typical host is below the median of healthy parts (outliers are by 7 %).
 SPREAD_MAX = 0.05
@@ -461,7 +461,7 @@ def _span_hosts(hosts: Codes, least: int) -> bool:
 
 
 def _pace_error(measure: PeerMeasure) -> Floats:
-    """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
+    """Return the standard error of GPUs' paces, by their clocks over the median of them all.
 
     That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: A report is of now for this long.
 AGE_SECONDS_MAX = 5.0
-#: Of a gang's hosts so many must report, or its pace is read from its work.
+#: At least this many of a gang's hosts must report; otherwise its pace is derived from its work.
 REPORTING_SHARE_MIN = 0.8
 #: Who manages a job that is known by its hosts' work alone.
 INFERRED = "inferred"

@@ -358,7 +358,7 @@ class DeviceTable:
         return np.asarray(sums[self.counter[column], : self.devices.count])
 
     def saturated(self, column: str) -> Flags:
-        """Say where a counter stands at its ceiling and so sees nothing."""
+        """Return where a counter is at its ceiling and so counts nothing."""
         self._fit()
         index, count = self.column[column], self.devices.count
         at_ceiling = self._bits[index, :count] == np.uint64(self.sticky[column])

@@ -95,7 +95,7 @@ class Evaluation:
     last_day: int
     notes: tuple[str, ...]
     tables: tuple[OutcomeTable, ...]
-    #: Outcomes of which nothing can be told, and why.
+    #: Outcomes that say nothing, and why.
     left_out: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, object]:

@@ -144,7 +144,7 @@ class FaultTable:
         return float(np.min(times[np.isfinite(times)], initial=np.inf))
 
     def with_nodes(self, nodes_count: int) -> FaultTable:
-        """Return the same faults in a fleet of *nodes_count*, of which the rest never failed.
+        """Return the same faults in a fleet of *nodes_count* nodes; the rest never failed.
 
         Raises EventsError if more are named than that.
         """
@@ -217,7 +217,7 @@ def _rows(text: str) -> Iterator[Any]:
             raise ValueError(f"expected , or ] at character {at}")
         at = _after_space(text, at + 1)
     if _after_space(text, at + 1) != len(text):
-        raise ValueError(f"more after the list, at character {at + 1}")
+        raise ValueError(f"unexpected text after the list, at character {at + 1}")
 
 
 def _after_space(text: str, at: int) -> int:

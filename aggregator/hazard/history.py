@@ -24,13 +24,13 @@ from .events import (
 )
 from .measured import HostDays, read_host_days
 
-#: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
+#: Nodes x days; a column of the tables below is as long. This many take about 2 GB to learn from and to judge.
 CELLS_MAX = 4_000_000
-#: A positive unit has a fault start within so many days.
+#: A positive unit has a fault start within this many days.
 WINDOW_DAYS = 7
 #: Names of the two outcomes.
 ALL, HARDWARE = "all classes", "hardware"
-#: Decay times of the counts of faults (a fault of so many days ago counts 1/e).
+#: Decay times of the counts of faults (a fault of this many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
 #: The one of them that a node is ranked by, beside the time since return and the lifetime count.
 RANK_DECAY_DAYS = 30.0
@@ -260,13 +260,13 @@ def _starts_ahead(faults: FaultTable, which: Flags, days: int, window_days: int)
 # What a store has on record to learn from: faults (findings that cost a host its state, merged into
 # incidents), and what was measured of each host at the beginning of each day.
 #
-# What a fault is, is told here alone: `read_recording` trains from it, and judging keeps each host's
+# A fault is defined here alone: `read_recording` trains from it, and judging keeps each host's
 # incidents by `add_finding`.
 
 DAY_US = 86_400_000_000
 #: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
 DAYS_BACK_MAX, HOST_DAYS_MAX = 400, 1_500_000
-#: Findings of a host that begin within so long of each other, or while another stands, are one incident.
+#: Findings of a host that begin within this time of each other, or while another is active, are one incident.
 INCIDENT_US = 600_000_000
 #: Of a host; the oldest beyond are let go.
 INCIDENTS_MAX = 1_000
@@ -291,7 +291,7 @@ class FaultIncident(NamedTuple):
     """One fault of a host, in microseconds since 1970."""
 
     start_us: float
-    end_us: float  # +inf: it stands
+    end_us: float  # +inf: it is active
     classes: frozenset[str] = frozenset()  # of its findings
 
 
@@ -346,7 +346,7 @@ def read_incidents(
 
 
 def days_back(hosts: int) -> int:
-    """Return how many days of so many hosts are looked at."""
+    """Return how many days are examined for this many hosts."""
     return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from .events import FaultTable, Floats, Indexes
 
 # ----------------------------------------------------------------------
-# One column of what the model of hazard looks at, and how it is told to a person.
+# One column that the hazard model uses, and how it is shown to a person.
 
 
 class Feature(NamedTuple):

@@ -164,7 +164,7 @@ def bootstrap(
 # ----------------------------------------------------------------------
 # What a model must beat: rankings that need no fit, and their calibration by isotonic regression.
 
-#: A step of the isotonic curve counts as if it had seen so many more units at the mean rate. A day's unit overlaps
+#: A step of the isotonic curve counts as if it had seen this many more units at the mean rate. A day's unit overlaps
 #: seven windows: this is about a month of one node.
 SHRINK_UNITS = 30.0
 

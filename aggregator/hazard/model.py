@@ -207,7 +207,7 @@ def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
 
 
 def prior(outcome: str = "all classes") -> HazardModel:
-    """Return the model of a cluster of which nothing is known yet, from published rates.
+    """Return the model of a cluster without any data yet, from published rates.
 
     Only the time since the return counts in it: of counts of faults no rates are published.
     """

@@ -28,7 +28,7 @@ from .training import train
 
 log = logging.getLogger(__name__)
 
-#: A new model is compared with the one in use on so many days, from which it did not learn.
+#: A new model is compared with the one in use on this many days, from which it did not learn.
 LAST_DAYS = 28
 #: Chances are held away from 0 and 1 by this, so that one surprise is not all that counts.
 CHANCE_MIN = 1e-9

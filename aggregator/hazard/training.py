@@ -135,7 +135,7 @@ def folds_of(
     """Return the folds that have positives on both sides of their cut, in the order of time.
 
     *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
-    *known_share_min*: of the units before the cut, so many are of days on which something was measured.
+    *known_share_min*: the least share of units before the cut with a measurement on their day.
     """
     features, daily_positive, weekly_positive = (
         features_of(daily.state),
@@ -258,7 +258,7 @@ class FormEvaluation:
 #: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
 GAINS_MIN = (0.005, 0.01)
 #: Of the units before a fold's cut: with fewer known, the weights of what is measured are of the last weeks alone, and a
-#: unit of which nothing is known counts as one where all is normal.
+#: unit without data counts as one where all is normal.
 KNOWN_SHARE_MIN = 0.2
 #: Figures that differ by less are the same, summed in another order.
 ROUNDING = 1e-12
@@ -357,7 +357,7 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
 
 #: Blocks of days that are compared, each with those that are not next to it.
 BLOCK_DAYS = 14
-#: What is assumed weighs as much as so many pairs of blocks in which a fault each was expected: a few faults tell little.
+#: The prior weighs as much as this many pairs of blocks with one expected fault each: a few faults prove little.
 PAIRS_ASSUMED = 5.0
 #: What the interval holds.
 SHARE = 0.9
@@ -406,7 +406,7 @@ def _root(falling: Callable[[float], float], most: float) -> float:
 
 
 def _variance_of(factor: float) -> float:
-    """Return the variance of such a lognormal of which 90 % are within *factor*."""
+    """Return the variance of a lognormal with 90 % of its mass within *factor*."""
     sigma = _root(lambda one: _share_within(log(factor), one) - SHARE, 5.0)
     return expm1(sigma**2)
 

@@ -19,7 +19,7 @@ BACKLOG_RATE_RATIO = 2
 #: This many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
 #: message, of which nothing must be remembered for long.
 BURST_FRAMES = LATE_FRAMES_MAX
-#: Late frames of one stream that wait for their turn; with more the agent is told to send them again.
+#: Late frames of one stream that wait for their turn; with more the agent is asked to send them again.
 WAITING_FRAMES_MAX = 64
 #: Of the memory for what waits for a commit (`queue_bytes_max`), late frames that wait for their turn have one part in:
 WAITING_BYTES_SHARE = 4
@@ -107,7 +107,7 @@ class BacklogStream(Protocol):
         ...
 
     def request_resend(self, frames: int) -> None:
-        """End, so that so many late frames that were passed over come again."""
+        """End, so that this many skipped late frames are sent again."""
         ...
 
 
@@ -260,18 +260,18 @@ class ReconnectSpread:
         self._hertz = reconnects_per_second
 
     def seconds(self, hosts: int) -> int:
-        """Return it for so many hosts; 0: at once."""
+        """Return it for this many hosts; 0: at once."""
         return min(hosts // self._hertz, RECONNECT_SECONDS_MAX)
 
     def retry_seconds(self, host: str, hosts: int) -> float:
-        """Return when this one of *hosts* is to come that are all told to now."""
+        """Return when this one of *hosts* should come, when all are asked to come now."""
         return 0.5 + host_fraction(host) * self.seconds(hosts)
 
 
 class RegistrationQueue:
     """Who may register now, so that a fleet that comes at once is served in turn and live frames continue.
 
-    A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line: its debt.
+    A bucket of a second's worth; a caller that finds it empty gets its own time, a place in a line: its debt.
     Anyone who comes while there is a line gets a place behind it.
     """
 
@@ -279,7 +279,7 @@ class RegistrationQueue:
         self._hertz = float(reconnects_per_second)
         self._bucket = TokenBucket(self._hertz, self._hertz, now)
         self._due_times: OrderedDict[str, float] = OrderedDict()
-        #: Registrations that were told to come later.
+        #: Registrations that were deferred.
         self.deferred = 0
 
     def wait_seconds(self, host: str, now: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..fleet.fleet import Fleet
 from ..model import AGGREGATOR_HOST, DUPLICATE_GPU, GPU_RELEASED, Finding
 
-#: A finding that is told by an occurrence, not by a state, ends when it has not occurred for this long.
+#: A finding of an occurrence, not of a state, ends when it has not occurred for this long.
 EXPIRES_SECONDS = 300
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
@@ -94,7 +94,7 @@ class ActiveFindings:
 # have it.
 #
 # A GPU that moves is let go by its host before the other has it: the host was switched off, or
-# registered without it. Who of two is right cannot be told from what they say, so neither pays for
+# registered without it. Their requests do not show which of two is right, so neither pays for
 # it with its score: a finding names both, and history (`parquet/views.py`) follows the GPU only
 # once one of them has let it go.
 

@@ -22,7 +22,7 @@ def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:
     return plan(name, signal_ids, _TABLE_NUMBERS.get(name, -1), columns)
 
 
-#: Table -> where it stands among the fleet's, if anything of it is kept there.
+#: Table -> its position among the fleet's, if anything of it is kept there.
 _TABLE_NUMBERS = {
     name: number for number, (name, table) in enumerate(Fleet().tables.items()) if table.is_tracked
 }

@@ -82,7 +82,7 @@ class EventWriter:
 
 
 # ----------------------------------------------------------------------
-# Which events are known, so that an agent that sends one again is told so, and the fleet hears of
+# Which events are known, so that an agent that repeats one gets an acknowledgment, and the fleet hears of
 # each revision once.
 
 #: Events remembered, the half of them that was heard of last at the least; the store looks at all.
@@ -90,7 +90,7 @@ EVENTS_MAX = 100_000
 
 
 class KnownRevisions(NamedTuple):
-    """Up to which revision an event was told to the fleet, and is on disk; -1: not at all."""
+    """Up to which revision an event was passed to the fleet, and is on disk; -1: not at all."""
 
     reported: int = -1
     durable: int = -1
@@ -117,7 +117,7 @@ class EventDeduplicator:
         return self._newer.get(key) or self._older.get(key) or _known_revisions()
 
     def mark_reported(self, host: str, event_id: str, revision: int) -> bool:
-        """Note that the fleet is told of *revision*. False: it was already, or of a later one."""
+        """Note that the fleet gets *revision*. False: it already has it, or a later one."""
         known = self.of(host, event_id)
         if revision <= known.reported:
             return False
@@ -180,7 +180,7 @@ class Ingest:
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
-        #: Called when an event told of a fatal fault, before it is on disk.
+        #: Called when an event reports a fatal fault, before it is on disk.
         self.on_fatal_event: Callable[[], None] = lambda: None
         self._fleet = fleet
         self._store = store
@@ -275,7 +275,7 @@ class Ingest:
                 self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)
 
     def _was_cleared(self, event: StoredEvent, cleared: list[tuple[str, int]]) -> bool:
-        """Return whether what *event* told was gone later: a GPU that was reset since is not sick again."""
+        """Return whether what *event* reported was cleared later: a GPU that was reset since is not faulty again."""
         one = event.event
         last_ns = event.time_ns + max(0, one.last_boottime_ns - one.boottime_ns)
         device = self._fleet.device_of(self._fleet.index[event.host], one)

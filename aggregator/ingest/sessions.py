@@ -31,7 +31,7 @@ from ..store.rows import ForeignSignal
 from .backlog import HostQuota
 from .findings import ActiveFindings
 
-#: After so long without a word of the incumbent, its name is free.
+#: A name is free after its holder was silent for this time.
 SILENT_SECONDS = 60
 _SILENT_NS = SILENT_SECONDS * 1_000_000_000
 #: Of a name that is refused, which may be a megabyte, so much is shown: it is not looked at any further.
@@ -213,7 +213,7 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        """Two machines of different names with one run id: both continue, both are told of."""
+        """Two machines of different names with one run id: both continue, both are reported."""
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
@@ -280,7 +280,7 @@ EVENTS_MAX = 1000
 EVENT_BYTES_MAX = 64 << 10
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
-#: What an event carries beside its words: a storm is told by a count and its distinct forms.
+#: What an event carries beside its words: a storm is summarized by a count and its distinct forms.
 FORMS_MAX = 32
 FORM_CHARACTERS_MAX = 256
 EVENT_ATTRIBUTES_MAX = 32

@@ -43,7 +43,7 @@ class AlarmRaised:
 
 @dataclass(frozen=True, slots=True)
 class AlarmCleared:
-    """An alarm stands no longer."""
+    """An alarm has ended."""
 
     name: str
 
@@ -95,13 +95,13 @@ class Alarms:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What stands, as text as of the last step."""
+        """The active alarms, as text as of the last step."""
         return tuple(
             self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
         )
 
     def active(self) -> dict[str, bool]:
-        """Return every alarm, and whether it stands."""
+        """Return every alarm, and whether it is active."""
         return {alarm.name: alarm.name in self._messages for alarm in self.table}
 
 

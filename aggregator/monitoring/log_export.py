@@ -14,7 +14,7 @@ _FAILED = (AdvisoryState.FAILED,)
 
 
 class FindingAndAdviceLog:
-    """`poll` now and then, from one thread; what stands at the first poll is exported, too."""
+    """`poll` now and then, from one thread; what is open at the first poll is exported, too."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ def finding_record(finding: Finding, time_ns: int, event: str, severity: int) ->
 
 
 def advisory_record(advisory: Advisory) -> OtlpRecord:
-    """Return the record of an advisory as it stands."""
+    """Return the record of an advisory's current state."""
     severity = ERROR if advisory.state in _FAILED else WARN if advisory.is_open else INFO
     attributes: dict[str, str | int | float] = {
         "host.name": advisory.host, "gangline.advisory": advisory.name, "gangline.subject": advisory.subject,

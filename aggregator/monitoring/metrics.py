@@ -181,7 +181,7 @@ def losing_hosts(fleet: Fleet) -> int:
 
 
 def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Metric]:
-    """Return *values* as families of samples; *alarms*: each by name, whether it stands."""
+    """Return *values* as families of samples; *alarms*: by name, whether each is active."""
     kinds = [
         (counter if one.is_counter else gauge, one.name) for one in FIGURES if one.name in values
     ]

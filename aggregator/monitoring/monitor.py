@@ -34,7 +34,7 @@ from .probes import ResourceUsage
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-#: Every so many looks are kept in the store.
+#: Every n-th look is kept in the store.
 STORED_POLLS = 3
 #: Who asks for /metrics more often gets what was pulled last.
 PULL_SECONDS_MIN = 1.0

@@ -50,7 +50,7 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The worst lateness of the last 15 to 30 s, that of now among them: a loop that stands still counts."""
+        """The worst lateness of the last 15 to 30 s, including the current one: a loop that hangs counts."""
         if self._task is None:
             return 0.0
         return max(0.0, self._worst, self._before, self._now() - self._due)

@@ -18,7 +18,7 @@ from ...contract.workers import ChildEvent, ChildReport, KillReason
 SQL_BYTES_MAX = 256 << 10
 #: One message of an answer is no longer: with gRPC's own bytes it fits its default limit of 4 MiB.
 PIECE_BYTES_MAX = (4 << 20) - (16 << 10)
-#: Record batches are cut to about so many bytes, so that a reader shows the first rows early.
+#: Record batches are cut to about this many bytes, so that a reader shows the first rows early.
 BATCH_BYTES = 1 << 20
 
 #: A message: its kind, then its length in bytes.

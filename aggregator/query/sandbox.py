@@ -169,7 +169,7 @@ MACRO_SCHEMAS = frozenset({"ops", "history"})
 # DuckDB's messages as an operator needs them: short, with the place in the SQL, and a hint at what
 # is there.
 
-#: A message of DuckDB is cut to so many lines, and the line of SQL shown with it to so many characters.
+#: A message of DuckDB is cut to this many lines, and the line of SQL shown with it to this many characters.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: What lists all there is to ask; every door takes it.
 HINT = "`gangline sql '\\d'` lists list tables and views"
@@ -465,7 +465,7 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
 
 
 def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
-    """Yield (function, what is allowed where it stands, that place) of every call in *tree*."""
+    """Yield (function, what is allowed at its place, that place) of every call in *tree*."""
     left = [tree]
     in_from: set[int] = set()
     while left:

@@ -50,7 +50,7 @@ COUNTERS = frozenset(
         *(rule.counts for rule in RULES.values())
     )
 )
-#: The signals that any rule reads. What counters began anew by is read with them.
+#: The signals that any rule reads. The signals that count counter resets are read with them.
 SIGNALS_READ = COUNTERS.union(
     (one.signal for one in ROWS),
     (one.name for one in SIGNALS if one.column == "counter_epoch_count"),

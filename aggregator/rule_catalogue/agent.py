@@ -7,26 +7,25 @@ from ..model import HealthState, Reason
 from ..rule_declaration import FindingWhen, Rule, ThresholdRule, above
 
 #: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
-#: is told a second or two before: by then it is that driver's finding.
+#: is reported a second or two before: by then it is that driver's finding.
 DEVICE_HANGS = Rule(
     "device.hung", HealthState.WATCH, Reason.DRIVER_HUNG,
-    "the agent's own trial of it answers in time, and for 30 s after",
+    "the agent's probe of it answers in time, and keeps answering for 30 s",
     enter_seconds=3.0, leave_seconds=30.0, reads=("probe.state", "probe.hung_seconds"),
 )
 DRIVER_HANGS = Rule(
     "driver.hung", HealthState.UNHEALTHY, Reason.DRIVER_HUNG,
-    "the agent's own trial of the driver answers in time, and for 30 s after",
+    "the agent's probe of the driver answers in time, and keeps answering for 30 s",
     leave_seconds=30.0, hazard_factor=1000.0, reads=("probe.state", "probe.hung_seconds"),
 )
 NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
 #: Telemetry that goes missing is itself a leading sign of a fault.
 SILENT = Rule(
     "host.silent", HealthState.STALE, Reason.STALE_TELEMETRY, "", leave_seconds=0.0, hazard_factor=5.0,
-    never_noise="that a host is silent is never noise: missing is not healthy; where it is meant to be off, declare "
-    "[[maintenance]]",
+    never_noise="a silent host is never noise: missing is not healthy. If it is off on purpose, declare [[maintenance]]",
 )
 HANGS = Rule(
-    "collector.hung", HealthState.WATCH, Reason.DRIVER_HUNG, "the call returns, and readings come for 30 s",
+    "collector.hung", HealthState.WATCH, Reason.DRIVER_HUNG, "the call returns, and readings arrive for 30 s",
     enter_seconds=3.0, leave_seconds=30.0, reads=("collector.outcome_state", "probe.state"),
 )
 FAILS = Rule(
@@ -50,13 +49,13 @@ BARRED = ThresholdRule(
     Rule("host.barred", HealthState.UNHEALTHY, Reason.POLICY,
          "`gangline check` on the host finds nothing to enforce for 30 s", leave_seconds=30.0),
     "agent_10s", "barring_findings_count", above(0.0),
-    "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
-    "`gangline check` there names them",
+    "reports {value:.0f} findings that keep jobs off the host while the permit is in force: "
+    "`gangline check` on the host lists them",
 )
 HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
 HOST_RETURNED = Rule(
     "host.returned", HealthState.PROBATION, Reason.POLICY, "", leave_seconds=0.0,
-    never_noise="that a host is on probation is never noise: it ends by itself, and says when",
+    never_noise="probation is never noise: it ends by itself, and `gangline explain HOST` says when",
 )
 #: Time for an inventory to be whole after a boot or a start of the agent (assumed).
 SETTLING_SECONDS = 60.0

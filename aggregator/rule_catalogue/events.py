@@ -11,7 +11,7 @@ from ...contract.xid.policy import Clears
 from ..model import HealthState, Reason
 from ..rule_declaration import ClearCondition, EventKind, FindingWhen, HazardClass, Rule
 
-#: So many repaired errors within their day are worth a look; a few are every machine's.
+#: This many repaired errors within their day are worth a look; a few are every machine's.
 CORRECTED_MIN = 10
 H, W, S, U = HealthState.HEALTHY, HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 MEMORY, HOST, STORAGE = Reason.ECC_TREND, Reason.HOST_CPU, Reason.STORAGE
@@ -53,9 +53,9 @@ XID = Rule(
 SXID = Rule(
     "nvswitch.sxid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.LINK, is_family=True,
 )
-#: Events of one name that were too many to be told apart (`agent/kernel_log/incidents.py`).
+#: Events of one name that were too many to be distinguished (`agent/kernel_log/incidents.py`).
 FOLDED = _kind(
-    "folded", H, Reason.BLIND, 1.0, "more at once than are told apart; the kernel log names them (journalctl -k)",
+    "folded", H, Reason.BLIND, 1.0, "too many at once to list each; read the kernel log (journalctl -k)",
     is_family=True,
 )
 
@@ -63,19 +63,19 @@ FOLDED = _kind(
 #: up, are left to the store and to the readings that tell the same.
 _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.lost": (RESET, {
-        0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus, its driver says"),
+        0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus (reported by its driver)"),
     }),
-    "gpu.driver_message": (TEN_MINUTES, {0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver complained")}),
+    "gpu.driver_message": (TEN_MINUTES, {0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver logged an error")}),
     "gpu.ras_error": (DAY, {
-        0: _kind("gpu.ras_error.corrected", W, MEMORY, 1.5, "it repaired errors (RAS)", CORRECTED_MIN),
-        1: _kind("gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it met errors that it could not repair (RAS)"),
-        2: _kind("gpu.ras_error.deferred", W, MEMORY, 10.0, "it lost data that nobody has read yet (RAS)"),
+        0: _kind("gpu.ras_error.corrected", W, MEMORY, 1.5, "it corrected errors (RAS)", CORRECTED_MIN),
+        1: _kind("gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it had uncorrectable errors (RAS)"),
+        2: _kind("gpu.ras_error.deferred", W, MEMORY, 10.0, "it lost data that has not been read yet (RAS)"),
         3: _kind("gpu.ras_error.replace", S, Reason.HBM_REMAP, 50.0,
-                 "more of its memory is bad than its driver lets pass: AMD's service guide says whether to replace it"),
+                 "it has more bad memory pages than its driver allows: AMD's service guide says whether to replace it"),
     }),
     "gpu.hang": (HOUR, {
-        0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "a queue of it hung, and its driver resets it"),
-        1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "a queue of it hung, and came back by itself"),
+        0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "one of its queues hung, and its driver resets it"),
+        1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "one of its queues hung, and recovered by itself"),
     }),
     "gpu.reset": (RESET, {
         0: _kind("gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"),
@@ -83,7 +83,7 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
                  "its driver could not reset it; only a reboot brings it back"),
     }),
     "pcie.aer": (TEN_MINUTES, {
-        0: _kind("pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe repaired an error (AER)"),
+        0: _kind("pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe corrected an error (AER)"),
         1: _kind("pcie.aer.nonfatal", S, Reason.PCIE, 30.0, "PCIe lost a transaction (AER, non-fatal)"),
         2: _kind("pcie.aer.fatal", S, Reason.PCIE, 30.0,
                  "PCIe link failed (AER, fatal), or its slot lost link or card"),
@@ -92,28 +92,28 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
         0: _kind("host.hardware_error.recoverable", W, MEMORY, 3.0, "firmware reports a recoverable error"),
         1: _kind("host.hardware_error.fatal", S, MEMORY, 30.0, "firmware reports a fatal hardware error"),
         2: _kind("host.hardware_error.corrected", W, MEMORY, 1.5, "firmware reports corrected errors", CORRECTED_MIN),
-        3: _kind("host.hardware_error.info", H, MEMORY, 1.0, "firmware reports something to know"),
+        3: _kind("host.hardware_error.info", H, MEMORY, 1.0, "firmware reports an informational record"),
     }),
     "host.machine_check": (DAY, {
-        0: _kind("host.machine_check.corrected", W, MEMORY, 1.5, "processor repaired errors (MCE)", CORRECTED_MIN),
+        0: _kind("host.machine_check.corrected", W, MEMORY, 1.5, "processor corrected errors (MCE)", CORRECTED_MIN),
         1: _kind("host.machine_check.uncorrected", S, MEMORY, 30.0,
-                 "processor met an error that it could not repair (MCE)"),
+                 "processor had an uncorrectable error (MCE)"),
     }),
     "host.memory_error": (DAY, {
-        0: _kind("host.memory_error.corrected", W, MEMORY, 2.0, "host memory repaired errors (EDAC)", CORRECTED_MIN),
+        0: _kind("host.memory_error.corrected", W, MEMORY, 2.0, "host memory corrected errors (EDAC)", CORRECTED_MIN),
         1: _kind("host.memory_error.uncorrected", S, MEMORY, 30.0,
-                 "host memory lost data: an error that ECC could not repair (EDAC)"),
+                 "host memory lost data: an uncorrectable error (EDAC)"),
     }),
     "rdma.driver_error": (TEN_MINUTES, {
         0: _kind("rdma.driver_error", W, Reason.FABRIC, 5.0, "its RDMA driver reports an error"),
-        1: _kind("rdma.low_power", H, Reason.FABRIC, 1.0, "its PCIe slot gives less power than it asks for"),
+        1: _kind("rdma.low_power", H, Reason.FABRIC, 1.0, "its PCIe slot supplies less power than it requests"),
     }),
     "rdma.adapter_failed": (REBOOT, {
         0: _kind("rdma.adapter_failed", S, Reason.RAIL_DOWN, 300.0,
-                 "the adapter's firmware does not answer, or its driver gave it up"),
+                 "the adapter's firmware does not respond, or its driver disabled it"),
     }),
     "host.out_of_memory": (TEN_MINUTES, {
-        0: _kind("host.out_of_memory", W, HOST, 1.2, "the kernel killed a program for want of memory"),
+        0: _kind("host.out_of_memory", W, HOST, 1.2, "the kernel killed a program because memory ran out"),
     }),
     "host.hung_task": (TEN_MINUTES, {0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel")}),
     "host.lockup": (HOUR, {
@@ -122,22 +122,22 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
         2: _kind("host.lockup.rcu", W, HOST, 3.0, "a core is stuck (RCU stall)"),
     }),
     "filesystem.error": (HOUR, {
-        0: _kind("filesystem.error", W, STORAGE, 3.0, "the file system met an error"),
+        0: _kind("filesystem.error", W, STORAGE, 3.0, "the file system reported an error"),
         1: _kind("filesystem.error.read_only", W, STORAGE, 5.0, "the file system was made read-only"),
     }),
-    "disk.error": (HOUR, {0: _kind("disk.error", W, STORAGE, 3.0, "the disk met an error")}),
+    "disk.error": (HOUR, {0: _kind("disk.error", W, STORAGE, 3.0, "the disk reported an error")}),
     "host.kernel_fault": (REBOOT, {
-        0: _kind("host.kernel_fault", W, HOST, 5.0, "the kernel met a fault of its own (BUG or Oops)"),
+        0: _kind("host.kernel_fault", W, HOST, 5.0, "the kernel hit an internal error (BUG or Oops)"),
     }),
     "host.kernel_log_lost": (TEN_MINUTES, {
         0: _kind("host.kernel_log_lost", H, Reason.BLIND, 1.0,
-                 "kernel log was overrun: lines were lost before they were read, an XID may be among them"),
+                 "kernel log was overrun: lines were lost before the agent read them, and an XID may be among them"),
     }),
     "gpu.diagnostic": (DAY, {
-        1: _kind("gpu.diagnostic.warning", W, Reason.NONE, 2.0, "a diagnostic that somebody ran of it warned"),
-        2: _kind("gpu.diagnostic.failed", S, Reason.NONE, 30.0, "a diagnostic that somebody ran of it failed"),
+        1: _kind("gpu.diagnostic.warning", W, Reason.NONE, 2.0, "a diagnostic of it ended with a warning"),
+        2: _kind("gpu.diagnostic.failed", S, Reason.NONE, 30.0, "a diagnostic of it failed"),
     }),
-    "net.link": (REBOOT, {2: _kind("net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was taken away")}),
+    "net.link": (REBOOT, {2: _kind("net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was removed")}),
 }
 #: The same of events whose code is of another's table: name -> what it means, whatever the code. NVML's own events say
 #: each what a counter or an XID says as well; what DCGM's watches and policies report may be of their own limits.
@@ -147,7 +147,7 @@ ANY_CODE: Mapping[str, EventKind] = {
         "gpu.dcgm_failure", S, 30.0, "DCGM's health watch reports a failure", FindingWhen.COSTLY),
     "gpu.dcgm_warning": _report("gpu.dcgm_warning", W, 3.0, "DCGM's health watch warns", FindingWhen.COSTLY),
     "gpu.dcgm_policy": _report(
-        "gpu.dcgm_policy", W, 2.0, "a policy that somebody set in DCGM was violated", FindingWhen.COSTLY),
+        "gpu.dcgm_policy", W, 2.0, "a DCGM policy was violated", FindingWhen.COSTLY),
 }
 #: (Name, code) of an event -> what it means.
 EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {

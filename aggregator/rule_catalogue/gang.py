@@ -11,12 +11,12 @@ STALLS = ("host.pressure_cpu_some_ratio", "host.pressure_io_some_ratio", "host.c
 
 SLOW = Rule(
     "gang.slow_host", HealthState.DEGRADED, Reason.STRAGGLER,
-    "it computes no longer than the others of its job for a minute or two, or an hour without such a job",
+    "it computes as fast as the others of its job for a minute or two, or runs no such job for an hour",
     leave_seconds=3600.0, hazard_factor=1.5, reads=COMPUTES,
 )
 SLOW_GPU = Rule(
     "gang.slow_gpu", HealthState.DEGRADED, Reason.STRAGGLER,
-    "it computes no longer than it did in a job, by two or three minutes of it, or an hour without such a job",
+    "it computes as fast as it did for two or three minutes of a job, or runs no such job for an hour",
     leave_seconds=3600.0, hazard_factor=1.5, reads=COMPUTES,
 )
 CAPPED = Rule(
@@ -25,36 +25,36 @@ CAPPED = Rule(
 )
 CONTENDED = Rule(
     "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
-    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
+    "its GPUs are idle no more often than the others of its job for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
 )
 STALLED = Rule(
     "gang.storage_stall", HealthState.DEGRADED, Reason.STORAGE,
-    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
+    "its GPUs are idle no more often than the others of its job for a minute or two", hazard_factor=1.2, reads=(*PACE, *STALLS),
 )
 UNKNOWN = Rule(
-    "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it holds its gang up no longer", reads=(*COMPUTES, *STALLS),
+    "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it no longer slows down its job", reads=(*COMPUTES, *STALLS),
 )
 #: What is known and blames no host.
 WORKLOAD = Rule(
     "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others", reads=COMPUTES,
 )
 SHARED = Rule(
-    "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job waits for data no longer",
+    "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job no longer waits for data",
     reads=(*PACE, *STALLS),
 )
 SLOW_LINK = Rule(
     "gang.slow_link", HealthState.DEGRADED, Reason.FABRIC,
-    "its job goes as fast as before, or the link has no errors, for a minute", enter_seconds=10.0, leave_seconds=60.0,
+    "its job runs as fast as before, or the link has no errors, for a minute", enter_seconds=10.0, leave_seconds=60.0,
     hazard_factor=1.2, reads=COMPUTES,
 )
 
 # ----------------------------------------------------------------------
 # A job of one host: nobody beside it tells whose fault it is that its GPUs stand empty.
 
-_CLEARS = "its GPUs stand empty no more than before for two or three minutes"
+_CLEARS = "its GPUs are idle no more than before for two or three minutes"
 DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS, reads=(*PACE, *STALLS))
 CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS, reads=(*PACE, *STALLS))
-#: Told by runs of workloads, with a host and without it.
+#: Found by comparing runs of workloads with a host and without it.
 SLOW_RUNS = Rule(
     "runs.slow_host", HealthState.WATCH, Reason.STRAGGLER,
     "its next run of a minute or longer is as fast as earlier ones of the same workload",

@@ -22,12 +22,12 @@ LOST = ThresholdRule(
     columns="lost_state, calls_failed_errors", seconds=120.0,
 )
 RECOVERY = Rule(
-    "gpu.recovery_action", HealthState.UNHEALTHY, Reason.XID_FATAL, "the driver asks for no recovery any more",
+    "gpu.recovery_action", HealthState.UNHEALTHY, Reason.XID_FATAL, "the driver no longer asks for a recovery action",
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
     reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )
 UNSEEN = Rule(
-    "gpu.unseen", HealthState.WATCH, Reason.BLIND, "readings of the GPU come again",
+    "gpu.unseen", HealthState.WATCH, Reason.BLIND, "readings of the GPU arrive again",
     leave_seconds=10.0, hazard_factor=3.0,
     reads=("probe.state", "probe.hung_seconds", "gpu.probe_hung_seconds"),
 )
@@ -40,14 +40,14 @@ MISSING = Rule(
     enter_seconds=SETTLING_SECONDS, leave_seconds=10.0, hazard_factor=20_000.0, finding=FindingWhen.COSTLY,
 )
 UNREAD = Rule(
-    "gpu.none_read", HealthState.UNKNOWN, Reason.BLIND, "readings of its GPUs come for 5 s",
+    "gpu.none_read", HealthState.UNKNOWN, Reason.BLIND, "readings of its GPUs arrive for 5 s",
     leave_seconds=5.0, hazard_factor=10.0,
 )
 
 # ----------------------------------------------------------------------
 # GPUs that compute slower than their peers, or than they did.
 
-#: What says whether a GPU computes, how fast, and of which others that may be expected.
+#: What says whether a GPU computes, how fast, and which others are comparable.
 PACE = (
     "gpu.sm_clock_hertz", "gpu.sm_clock_max_hertz", "gpu.sm_application_clock_hertz", "gpu.utilization_ratio",
     "gpu.power_watts", "gpu.power_limit_watts", "gpu.power_limit_default_watts", "gpu.energy_joules",
@@ -100,17 +100,17 @@ REMAPS = (
     ),
     ThresholdRule(
         Rule("gpu.remap_failed", HealthState.UNHEALTHY, Reason.HBM_REMAP,
-             "the GPU is replaced, or a reset shows that the remap took after all",
+             "the GPU is replaced, or a reset shows that the remap succeeded",
              leave_seconds=5.0, hazard_factor=2000.0, fault_class=HazardClass.REMAP),
         CHANGES, "remap_failed_state", equals(1), "has no spare memory row left to replace a bad one",
     ),
     ThresholdRule(
         watch_rule("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
         CHANGES, "remap_banks_none_count", above(0.0),
-        "has {value:.0f} memory banks with no spare row left: the next bad row there stays bad",
+        "has {value:.0f} memory banks with no spare row left: the next bad row there cannot be remapped",
     ),
 )
-#: What the driver says of a part's memory; the driver's own limits, so that each stands by itself.
+#: What the driver says of a part's memory; the driver's own limits, so each counts by itself.
 MEMORY_FAULTS = (
     ThresholdRule(
         suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
@@ -119,7 +119,7 @@ MEMORY_FAULTS = (
     ThresholdRule(
         suspect_rule("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
         CHANGES, "sram_threshold_exceeded_state", equals(1),
-        "has more SRAM errors than NVIDIA's field diagnostic lets pass",
+        "has more SRAM errors than NVIDIA's field diagnostic allows",
     ),
     ThresholdRule(
         watch_rule("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
@@ -131,6 +131,6 @@ MEMORY_FAULTS = (
     ),
     ThresholdRule(
         watch_rule("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
-        CHANGES, "retirement_pending_state", equals(1), "has a memory page to take out at its next reset",
+        CHANGES, "retirement_pending_state", equals(1), "has a memory page to retire at its next reset",
     ),
 )

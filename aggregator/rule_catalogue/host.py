@@ -32,7 +32,7 @@ READ_ONLY = Rule(
     leave_seconds=0.0, hazard_factor=5.0, reads=("filesystem.read_only_state",),
 )
 FULL = Rule(
-    "filesystem.full", HealthState.WATCH, Reason.STORAGE, "the file system has more room",
+    "filesystem.full", HealthState.WATCH, Reason.STORAGE, "the file system has more free space",
     leave_seconds=0.0, hazard_factor=1.5, reads=("filesystem.available_bytes", "filesystem.size_bytes"),
 )
 #: Repaired errors of one DIMM within ten minutes that are worth a look.
@@ -48,18 +48,18 @@ EDAC, NVME, NIC = "edac_10s_changes", "nvme_60s", "nic_10s_changes"
 MEMORY_COUNTS = (
     RateRule(
         suspect_rule("edac.uncorrected", Reason.ECC_TREND, QUIET, 30.0, leave_seconds=300.0),
-        EDAC, "uncorrected_errors", "lost data: host memory errors that ECC could not repair",
+        EDAC, "uncorrected_errors", "lost data: uncorrectable host memory errors",
     ),
     RateRule(
         watch_rule("edac.corrected", Reason.ECC_TREND, "fewer than 10 within 10 minutes", 2.0, leave_seconds=300.0),
-        EDAC, "corrected_errors", "repaired errors of host memory", CORRECTED_MIN,
+        EDAC, "corrected_errors", "corrected errors of host memory", CORRECTED_MIN,
     ),
 )
 MEMORY_STATES = (
     ThresholdRule(
         watch_rule("host.memory_corrupted", Reason.ECC_TREND, "the host boots", 2.0),
         "host_10s", "memory_corrupted_bytes", above(0.0),
-        "had {value:,.0f} bytes of memory taken out of use for errors",
+        "had {value:,.0f} bytes of memory taken out of use because of errors",
     ),
 )
 DRIVE_COUNTS = (
@@ -70,23 +70,23 @@ DRIVE_COUNTS = (
 )
 DRIVE_STATES = (
     ThresholdRule(
-        watch_rule("nvme.critical_warning", Reason.STORAGE, "the drive warns no more", 3.0),
+        watch_rule("nvme.critical_warning", Reason.STORAGE, "the drive no longer warns", 3.0),
         NVME, "critical_warning_flags", above(0.0),
         "warns: flags {value:.0f} (1 spare, 2 temperature, 4 reliability, 8 read-only)",
     ),
     ThresholdRule(
         watch_rule("nvme.dead", Reason.STORAGE, "the controller is live for 60 s", 5.0, enter_seconds=5.0),
-        "nvme_10s", "controller_state", equals(5, 6), "is dead: the kernel gave it up", "1",
+        "nvme_10s", "controller_state", equals(5, 6), "is dead: the kernel disabled it", "1",
     ),
 )
 CLOCKS = (
     ThresholdRule(
         watch_rule("clock.offset", Reason.CLOCK, "it is within 0.1 s for 60 s", 1.0, enter_seconds=60.0),
         "clock_10s", "offset_seconds", farther_than(OFFSET_SECONDS),
-        "clock still has to be moved by {value:.3f} s", "within 0.1 s",
+        "clock is off by {value:.3f} s", "within 0.1 s",
     ),
     ThresholdRule(
-        watch_rule("clock.unsynchronised", Reason.CLOCK, "a time daemon keeps the clock", 1.0,
+        watch_rule("clock.unsynchronised", Reason.CLOCK, "a time daemon synchronizes the clock", 1.0,
                    enter_seconds=UNSYNCHRONISED_SECONDS),
         "clock_10s", "synchronised_state", equals(0), "clock is not synchronized (no NTP, chrony or PTP)", "1",
     ),
@@ -94,21 +94,21 @@ CLOCKS = (
 NETWORK_COUNTS = (
     RateRule(
         watch_rule("net.flaps", Reason.RAIL_DOWN, "fewer than 4 changes within 10 minutes", 5.0, leave_seconds=300.0),
-        "net_1s_changes", "carrier_changes_count", "network link comes and goes, changes",
+        "net_1s_changes", "carrier_changes_count", "network link flaps, carrier changes",
         CARRIER_CHANGES,
     ),
     RateRule(
         watch_rule("link.uncorrectable", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         "link_10s_changes", "fec_uncorrectable_errors",
-        "network link lost blocks that FEC could not repair", 10.0,
+        "network link lost blocks that FEC could not correct", 10.0,
     ),
     RateRule(  # infiniband-diags (ibcheckerrors) warns from 10 on
         watch_rule("rdma.symbol_errors", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
-        "rdma_1s_changes", "symbol_errors", "RDMA link met errors that it could not correct", 10.0,
+        "rdma_1s_changes", "symbol_errors", "RDMA link had errors that it could not correct", 10.0,
     ),
     RateRule(
         watch_rule("nic.pause_storm", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
-        NIC, "pause_storm_errors_events", "held its switch back until pauses were switched off",
+        NIC, "pause_storm_errors_events", "sent pause frames to its switch until pauses were disabled",
     ),
     RateRule(
         watch_rule("nic.module", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
@@ -128,14 +128,14 @@ BOND_DOWN = ThresholdRule(
 #: Counter -> the priority that it counts.
 PAUSE_COUNTERS = {f"priority_{each}_transmitted_pause_frames": each for each in range(8)}
 PAUSES = Rule(
-    "nic.pauses", HealthState.WATCH, Reason.FABRIC, "it holds its switch back as seldom as its peers for 60 s",
+    "nic.pauses", HealthState.WATCH, Reason.FABRIC, "it sends pause frames no more often than its peers for 60 s",
     enter_seconds=30.0, hazard_factor=1.5, counts=tuple(f"nic.{one}" for one in PAUSE_COUNTERS),
 )
 #: A process that ends is listed for moments; a driver that frees 80 GB takes seconds (assumed).
 DEAD = Rule(
     "gpu.held_by_the_dead", HealthState.DEGRADED, Reason.DRIVER_HUNG,
-    "the driver lists no process that has ended: whoever inherited /dev/nvidia* of it is ended (`fuser -v /dev/nvidia*`), "
-    "or a zombie's parent, or the GPU is reset",
+    "the driver lists no ended process: end those that inherited its /dev/nvidia* (`fuser -v /dev/nvidia*`) or the "
+    "zombie's parent, or reset the GPU",
     enter_seconds=30.0, leave_seconds=10.0, hazard_factor=20.0,
     reads=("gpu_job.dead_count", "gpu_job.dead_memory_bytes"),
 )

@@ -15,18 +15,18 @@ RETRANSMISSIONS = {
 TRAFFIC_COLUMNS = ("received_bytes", "transmitted_bytes")
 TRAFFIC = tuple(f"rdma.{column}" for column in TRAFFIC_COLUMNS)
 RETRANSMITS = Rule(
-    "rdma.retransmits", HealthState.SUSPECT, Reason.FABRIC, "each of its retransmission counters rises slower for 60 s",
+    "rdma.retransmits", HealthState.SUSPECT, Reason.FABRIC, "each of its retransmission counters rises more slowly for 60 s",
     enter_seconds=8.0, hazard_factor=10.0, shared="network",
     reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{one}" for one in RETRANSMISSIONS)),
 )
-#: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
+#: A port whose switch retrains, or that is reset, is back within less (assumed; the host's own policy waits as long).
 DOWN_SECONDS = 30.0
 PORT_DOWN = Rule(
     "rdma.down", HealthState.UNHEALTHY, Reason.RAIL_DOWN, "the port is ACTIVE for 60 s, or was disabled on purpose",
     enter_seconds=DOWN_SECONDS, hazard_factor=1000.0, reads=("rdma.port_state", "rdma.physical_state"),
 )
 PORT_FLAPS = Rule(
-    "rdma.flaps", HealthState.SUSPECT, Reason.RAIL_DOWN, "the link does not go down for 10 minutes",
+    "rdma.flaps", HealthState.SUSPECT, Reason.RAIL_DOWN, "the link stays up for 10 minutes",
     leave_seconds=300.0, hazard_factor=20.0, counts=("rdma.link_downed_events",),
 )
 LINK_DOWN = Rule(
@@ -44,6 +44,6 @@ AER_CORRECTED = Rule(
 )
 CONGESTED = Rule(
     "network.congestion", HealthState.WATCH, Reason.FABRIC,
-    "its job moves as much as before, or its ports wait no more than before, for two or three minutes",
+    "its job transfers as much data as before, or its ports wait no more than before, for two or three minutes",
     counts=(*TRAFFIC, "rdma.transmit_wait_count", "rdma.congestion_notifications_handled_packets"),
 )

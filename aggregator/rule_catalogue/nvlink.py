@@ -20,7 +20,7 @@ CHANGES, C2C, FABRIC = "nvlink_10s_changes", "c2c_10s_changes", "gpu_fabric_1s_c
 DOWN_SECONDS = 20.0
 #: Errors a second that are worth a look, and how many times the peers' they must be.
 ERRORS_PER_SECOND, PEERS_RATIO = 1.0, 10.0
-#: Errors left after correction on one bit of so many: the limit that Ethernet and InfiniBand call bad
+#: Bit errors left after correction, per bit: the limit that Ethernet and InfiniBand call bad
 #: is 1e-12 (IEEE 802.3); a healthy NVLink 5 reports 1.5e-254.
 BIT_ERROR_RATIO = 1e-12
 #: Registration with the fabric is over within seconds.
@@ -50,11 +50,11 @@ DOWN = (
 COUNTERS = (
     RateRule(
         suspect_rule("nvlink.recovery_failed", REASON, QUIET, 20.0, leave_seconds=300.0),
-        CHANGES, "link_recovery_failed_events", "NVLink could not be recovered and was given up",
+        CHANGES, "link_recovery_failed_events", "NVLink could not be recovered and was abandoned",
     ),
     RateRule(
         watch_rule("nvlink.recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
-        CHANGES, "recovery_errors", "NVLink had to be trained again", 3.0,
+        CHANGES, "recovery_errors", "NVLink had to be retrained", 3.0,
     ),
     RateRule(
         watch_rule("nvlink.link_recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
@@ -109,12 +109,12 @@ FABRICS = (
     ),
     ThresholdRule(
         _fabric("route_recovery", "no route is being recovered for 60 s", 5.0),
-        FABRIC, "route_recovery_state", equals(1), "has a route of its NVLink fabric recovered",
+        FABRIC, "route_recovery_state", equals(1), "is recovering a route of its NVLink fabric",
     ),
     ThresholdRule(
         _fabric("access_timeout", "no access is being recovered for 60 s", 5.0),
         FABRIC, "access_timeout_recovery_state", equals(1),
-        "recovers from an access over NVLink that timed out",
+        "is recovering from an NVLink access that timed out",
     ),
     ThresholdRule(
         _fabric("configuration", "the configuration is right", 3.0),

@@ -4,7 +4,7 @@ from ..model import HealthState, Reason
 from ..rule_declaration import RateRule, Rule, suspect_rule, watch_rule
 
 #: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
-#: (`view.PERIODS_MAX`): after so long under load, what is read is of the time under load.
+#: (`view.PERIODS_MAX`): after this time under load, what is read is of the time under load.
 LOADED_SECONDS = 26.0
 #: What says whether a link is used: idle ones shrink by themselves.
 TRAFFIC = ("gpu_fast.pcie_transmitted_bytes_per_second", "gpu_fast.pcie_received_bytes_per_second")
@@ -34,11 +34,11 @@ CHANGES = "gpu_10s_changes"
 GPU_ERRORS = (
     RateRule(
         suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
-        CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
+        CHANGES, "pcie_fatal_errors", "PCIe errors that broke the link",
     ),
     RateRule(
         watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
-        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
+        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were dropped after four replays",
     ),
     RateRule(
         watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
@@ -46,6 +46,6 @@ GPU_ERRORS = (
     ),
     RateRule(
         watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
-        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True, 10.0,
+        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end rejected", 1.0, True, 10.0,
     ),
 )

@@ -23,7 +23,7 @@ RUNS_ACTIVE_MAX = 50_000
 RUN_SECONDS_MIN = 60.0
 #: Hosts that a run is stored with by name.
 HOST_NAMES_MAX = 1024
-#: A GPU that does nothing but wait for so many turns stands still.
+#: A GPU that only waits for this many turns is idle.
 WAIT_RATIO_STANDING, STANDING_TURNS = 0.98, 60
 #: A scheduler's gang, where no process tells of a job.
 SCHEDULER = "scheduler"

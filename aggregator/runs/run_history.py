@@ -30,7 +30,7 @@ from ...fingerprints.similarity import RUNS_MAX, RunIndex
 from ...fingerprints.workload_class import ClassEstimate, classify
 from .accumulator import RunSummary
 
-#: Runs of which schedulers may ask by name: the newest.
+#: Runs that schedulers may ask for by name: the newest.
 WORKLOADS_MAX = 2048
 #: Runs, and hosts of runs, by which hosts on which several workloads are slow are found: the newest.
 DRIFT_RUNS_MAX, DRIFT_HOSTS_MAX = 512, 65_536
@@ -129,7 +129,7 @@ class RunHistory:
         return tuple(self._paces.values())
 
     def find_drifting_hosts(self) -> None:
-        """Look for hosts on which several workloads are slow. Of so many runs as are followed some 50 ms at most."""
+        """Look for hosts on which several workloads are slow. Takes at most some 50 ms for the largest number of runs."""
         found = drifting_hosts(self.paces)
         self.drifting = {one.host: one for one in found}
 

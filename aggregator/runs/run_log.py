@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: A run that continues is compared and stored this often. The first time after a minute (`accumulator.RUN_SECONDS_MIN`).
 REPEAT_SECONDS = 600.0
-#: Runs are compared, so many a turn: one of 100,000 runs takes milliseconds.
+#: Runs are compared, this many a turn: one of 100,000 runs takes milliseconds.
 ASSESSED_PER_TURN = 4
 #: What waits to be compared, and what waits for a disk that is full; the oldest are dropped, and counted.
 WAITING_MAX = 20_000

@@ -23,7 +23,7 @@ from ..counter_deltas import Floats
 from ..model import Evidence, Reason
 from .evidence_sql import timestamp_sql
 
-#: Hazards of which outcomes are counted apart: without a symptom, with a weak one, with several, about to fail.
+#: Hazards whose outcomes are counted apart: without a symptom, with a weak one, with several, about to fail.
 KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
 _LOG_KNOTS = np.log(KNOTS_PER_HOUR)
 #: No hazard is scaled by more than this, however few or many outcomes there are.
@@ -33,9 +33,9 @@ FACTOR_BOUNDS = (0.1, 10.0)
 INTERRUPTIONS_MIN = 21.0
 #: Of three reporters and more, none is more than twice the mean of all; of a hundred and more none is more than this.
 REPORTER_SHARE_MIN = 0.02
-#: Reporters that are told apart; those that come later are one.
+#: Distinct reporters; those that come later are counted as one.
 REPORTERS_MAX = 1000
-#: After so long an outcome counts half. A fleet of 32 hosts with 8 GPUs each has 18 interruptions in the 130 days that this is the
+#: After this time an outcome counts half. A fleet of 32 hosts with 8 GPUs each has 18 interruptions in the 130 days that this is the
 #: mean age of; after half a year, which is as long as most drivers and firmware stay, an incident counts a quarter.
 HALF_LIFE_DAYS = 90.0
 _DAY_NS = 86_400 * 10**9

@@ -27,7 +27,7 @@ _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
 #: Where `_as_maintenance` says what a host would be without its window: a stored score has it nowhere else.
 _HIDDEN_STATE = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
 #: What ends a state that lay beneath: its own words were not stored.
-_CLEARS_ON_RECHECK = "it is looked at again, and is gone"
+_CLEARS_ON_RECHECK = "the next check finds no difference"
 
 
 def without_noise(

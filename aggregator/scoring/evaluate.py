@@ -56,7 +56,7 @@ from .view import FleetView
 # What judging keeps as findings: begun where operators must act on it, ended on record where its
 # condition is gone.
 
-#: With so many findings none is begun that is no fault: a counter stuck on each port of a large fleet, or a slip in a
+#: At this many findings, only faults begin new ones: a counter stuck on each port of a large fleet, or a slip in a
 #: file, leaves room for what hosts are taken out for.
 NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2
 #: All of these: judging begins them and ends them.
@@ -247,7 +247,7 @@ def _run_rules(
 ) -> tuple[dict[RuleFunction, list[Symptom]], str]:
     """Return what each rule sees, and words for those that failed: one must not blind the others.
 
-    What counted of a failing one stands meanwhile: not looked at is not healthy. *degraded_before*: what was degraded before; what
+    What a failing one had counted stays meanwhile: not evaluated is not healthy. *degraded_before*: what was degraded before; what
     fails once a second is logged once.
     """
     symptoms: dict[RuleFunction, list[Symptom]] = {}
@@ -340,7 +340,7 @@ def _track(
 
 
 def _ended_by_gangs(view: FleetView) -> dict[str, frozenset[int]]:
-    """Return the hosts of which a gang says that they are slow no more, by the rule that had said so."""
+    """Return the hosts that are no longer slow in a gang, by the rule that had reported them."""
     return {
         SLOW.name: gang.hosts_keeping_pace(view),
         SLOW_GPU.name: gang.hosts_with_usual_gpus(view),

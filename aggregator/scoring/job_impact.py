@@ -190,7 +190,7 @@ def _evidence(view: FleetView, culprit: _Culprit, count: int) -> Evidence:
     elif symptom.speed < 1.0:
         statement = f"goes no faster than {name} of its {job}"
     else:
-        statement = f"may be held up by {name} of its {job}"
+        statement = f"may be slowed down by {name} of its {job}"
     more = f"; {count - 1} more of that job would hold it up, too" if count > 1 else ""
     return Evidence(
         signal=WAITS_FOR,

@@ -89,7 +89,7 @@ def _is_read_of(fleet: Fleet, host: int, device: str, name: str, reason: Reason)
 #
 # Missing data is neither zero nor healthy, and an aggregator restart is not the hosts' fault.
 
-#: This long the hosts have to report again before their silence counts, and so long a host must report before it is better
+#: This long the hosts have to report again before their silence counts, and this long a host must report before it is better
 #: than it was: what travels on change is reported again within a minute.
 SETTLING_SECONDS = 60
 _SETTLING_NS = SETTLING_SECONDS * 1_000_000_000

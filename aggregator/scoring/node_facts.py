@@ -22,7 +22,7 @@ DOMAIN_FIELDS = (
     "core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain",
 )  # fmt: skip
 
-#: Speeds are averaged over so long, and two judgements are this far apart at most.
+#: Speeds are averaged over this long, and two judgements are this far apart at most.
 SPEED_SECONDS, JUDGED_SECONDS_MAX = 3600.0, 10.0
 
 

@@ -303,7 +303,7 @@ BUCKETS = {
 #: A host without GPUs has no score of GPUs: nothing of it can fail that a job on GPUs needs, and its hazard is the least of
 #: all. Anyone who ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
 BUCKET_WITHOUT_GPUS = 2
-#: Evidence (signal, reason) of states that WATCH, of a better bucket, is told before: who ranks would prefer a host that is
+#: Evidence (signal, reason) of states that is listed before WATCH, of a better bucket: a ranking would prefer a host that is
 #: just back, or was never heard, for a clock that is off as well.
 HIDDEN_BUCKETS = {
     (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],

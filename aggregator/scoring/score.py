@@ -44,7 +44,7 @@ SPREAD_SILENT = 100.0
 Z90 = 1.645
 #: Standard error of a pace that no peers were measured with (assumed).
 SPEED_ERROR = 0.02
-#: Within these a host's pace lies of which nothing is known (assumed: a power brake leaves a tenth).
+#: Range of the pace of a host about which nothing is known (assumed: a power brake leaves a tenth).
 SPEED_UNKNOWN = (0.05, 1.10)
 
 #: No hazard is larger: an interruption a minute is faster than any job starts again.
@@ -91,7 +91,7 @@ class ObservedSymptom(NamedTuple):
 
 
 def base_hazard_per_hour(gpus: int) -> float:
-    """Return the hazard of a host of which nothing else is known."""
+    """Return the hazard of a host about which nothing else is known."""
     return GPU_HAZARD_PER_HOUR * gpus + HOST_HAZARD_PER_HOUR
 
 

@@ -50,7 +50,7 @@ class Symptom:
     retained_state: HealthState | None = None
     #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
     fault_source: str = ""
-    #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
+    #: Of two with equal weight the greater is listed first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
@@ -131,7 +131,7 @@ def short(device: str) -> str:
 # ----------------------------------------------------------------------
 # Rules that are a row alone: a reading that is wrong by itself, and a counter that counts too much.
 
-#: A counter's memory of ten minutes holds one event for about five of them, and so long many are held, too.
+#: A counter's memory of ten minutes holds one event for about five of them, and this long many are held, too.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 
@@ -289,7 +289,7 @@ def _rate_symptom(
 
 
 # ----------------------------------------------------------------------
-# From an event that stands to a symptom: words, query, and what clears it, the same for every rule.
+# From an active event to a symptom: message, query, and clear condition, the same for every rule.
 
 #: Our clock and the boot clock of a host are of one opinion within so much.
 SLACK_SECONDS = 2
@@ -400,7 +400,7 @@ class Detector:
         self.__name__, self.rules, self._find = name, rules, find
 
     def __call__(self, view: FleetView) -> Iterator[Symptom]:
-        """Yield what stands now."""
+        """Yield what is active now."""
         return self._find(view)
 
 
@@ -502,7 +502,7 @@ def step(
 ) -> dict[RuleAndDevice, TrackedSymptom]:
     """Return the holds after the host showed *symptoms*, and no others, at *now_ns*.
 
-    *ended_rules*: rules of which it was looked at long enough, and is not so: what they held ends at once.
+    *ended_rules*: rules evaluated for long enough whose condition is false: their symptoms end at once.
     """
     result: dict[RuleAndDevice, TrackedSymptom] = {}
     for symptom in symptoms:

@@ -126,7 +126,7 @@ class FleetView:
 
     @property
     def unread_hosts(self) -> Flags:
-        """Which hosts that are heard have GPUs, as far as anything tells, of which none has a reading of now."""
+        """Which reporting hosts have GPUs, as far as is known, but no current reading of any."""
         known = self._unread_hosts
         if known is None:
             known = np.asarray(

@@ -47,7 +47,7 @@ from .validation import (
 # Advice as the wire has it: of one advisory, of what is held back, of what a rule would have done.
 
 PREFIX = "advisories/"
-#: Episodes of a rule that are told one by one.
+#: Episodes of a rule that are listed one by one.
 EPISODES_MAX = 1000
 
 
@@ -228,7 +228,7 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
 
 
 def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
-    """Return the nodes that no agent has registered as, so many as are told of."""
+    """Return the nodes that no agent has registered as, at most as many as are listed."""
     unknown = sorted({host for host in hosts if members(host) is None})
     return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
 
@@ -256,11 +256,11 @@ NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
 ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
-#: Nodes that others took out, and advice that has ended: so many are told one by one.
+#: At most this many nodes that others took out, and this much ended advice, are listed one by one.
 UNAVAILABLE_MAX = 1000
 #: By so much our clock may be behind what was: more is reported.
 AHEAD_SECONDS_MAX = 60
-#: What is called for and not proposed: so much is told one by one.
+#: At most this many actions that are due but not proposed are listed one by one.
 HELD_BACK_MAX = 1000
 
 
@@ -505,7 +505,7 @@ def number_of(name: str) -> int:
 
 
 def name_of(resource: str, field: str = "name") -> str:
-    """Return `a12` of `advisories/a12`, which stands in *field*. Raises InvalidArgument."""
+    """Return `a12` of `advisories/a12`, the value of *field*. Raises InvalidArgument."""
     name = resource.removeprefix(PREFIX)
     digits = name[1:]
     if (

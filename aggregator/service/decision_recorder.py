@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Decisions that wait to be encoded, and snapshots that these are about; further ones are dropped.
 DECISIONS_WAITING_MAX, SNAPSHOTS_WAITING_MAX = 1000, 8
-#: They are encoded together after so long.
+#: They are encoded together after this time.
 BATCH_SECONDS = 0.2
 #: Bytes of one batch; what has no room in it is dropped.
 BATCH_BYTES_MAX = 32 << 20

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...contract.wire import decision_pb2, placement_pb2, recovery_pb2
 from ..store.decision_records import OptionSummary
 
-#: Of what stands in the way so much is stored for SQL; the answer has all.
+#: At most this many obstacles are stored for SQL; the answer has all.
 BLOCKERS_MAX, BLOCKER_CHARACTERS_MAX = 16, 300
 #: Hosts of the first option that are stored for SQL.
 HOSTS_MAX = 64
@@ -35,7 +35,7 @@ MESSAGES: dict[int, tuple[Any, Any]] = {
 
 
 class DecisionSummary(NamedTuple):
-    """The options, the nodes of the first by index, and what stands in the way."""
+    """The options, the nodes of the first by index, and the obstacles."""
 
     options: tuple[OptionSummary, ...]
     nodes: Sequence[int]

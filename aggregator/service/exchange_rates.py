@@ -43,7 +43,7 @@ def rates_of(
 
 
 def notes_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> list[str]:
-    """Return what of the request has no effect, and why."""
+    """Return the parts of the request that have no effect, and why."""
     notes: list[str] = []
     declared = snapshot.tenants.get(gang.tenant)
     if gang.tenant and declared is None:

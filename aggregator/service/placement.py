@@ -38,7 +38,7 @@ PLANS_MAX, RETRY_SECONDS = 16, 1.0
 #: Of a workload's share of communication, up and down: fingerprints count bytes, not what they overlap with (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
-#: The nodes of a snapshot are made ready ahead where a plan was asked for within so many versions.
+#: The nodes of a snapshot are made ready ahead where a plan was asked for within this many versions.
 PREPARED_VERSIONS = 60
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class PlacementService(PlacementServiceServicer):
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return options, or what stands in their way. Raises InvalidArgument, NotFound, FailedPrecondition,
+        """Return options, or what prevents them. Raises InvalidArgument, NotFound, FailedPrecondition,
         ServiceUnavailable, ResourceExhausted."""
         began = time.perf_counter()
         question = self._question(request)
@@ -302,7 +302,7 @@ def _reply_to(
 def _whole_reply(
     request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
 ) -> placement_pb2.PlanPlacementResponse:
-    """Return the answer with one option, or with what stands in its way."""
+    """Return the answer with one option, or with what prevents it."""
     began = time.perf_counter()
     reply = _reply_to(request, question)
     _add_options(reply, request, question, 1)

@@ -41,12 +41,12 @@ from .validation import check_range, check_real, check_text
 OWN_RESERVATIONS_MAX = 16
 REQUEST_ID_CHARACTERS_MAX = 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
-#: Jobs of which a request says the priority.
+#: Jobs whose priority a request gives.
 PRIORITIES_MAX = 10_000
 #: Relative traffic of a kind of groups.
 TRAFFIC_MAX = 1e6
 NO_TENANTS: Mapping[str, ExchangeRates] = {}
-#: Of a node of which only some GPUs are free: a mask is a byte.
+#: For a node with only some GPUs free: a mask is a byte.
 SHARED_GPUS_MAX = 8
 
 # ----------------------------------------------------------------------
@@ -58,7 +58,7 @@ def requirements_of(
     reports: ReportedFactors = NOTHING_REPORTED,
     tenants: Mapping[str, ExchangeRates] = NO_TENANTS,
 ) -> GangRequirements:
-    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. *tenants*: exchange rates that
+    """Return what a gang asks for, without its workload. *reports*: what replaces assumed constants. *tenants*: exchange rates that
     count where the request has none. Raises InvalidArgument."""
     elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes
@@ -105,7 +105,7 @@ def requirements_of(
 
 
 def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> None:
-    """Raise InvalidArgument where the groups do not make up a gang of so many nodes."""
+    """Raise InvalidArgument if the groups do not add up to a gang of this many nodes."""
     if not needs.groups_make_up(nodes * gpus_per_node):
         raise InvalidArgument(
             "gang.groups",

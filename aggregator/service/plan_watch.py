@@ -52,7 +52,7 @@ class PlanQuestion:
 
 
 class WatchedPlan:
-    """One request, and the nodes that its caller has been told of last."""
+    """One request, and the nodes that its caller got last."""
 
     def __init__(self, request: wire.WatchPlanRequest, before: WatchedPlan | None = None) -> None:
         """*before*: of the request that this one replaces; its nodes stay unless the request names others. Raises InvalidArgument."""
@@ -143,7 +143,7 @@ class WatchedPlan:
         current: PlacementChoice | None,
         reasons: list[str],
     ) -> wire.WatchPlanResponse | None:
-        """Look for a plan; return it if it must be told."""
+        """Look for a plan; return it if its caller must get it."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
             # Nothing did fit: whether something does now is a matter of a search, and why not has been said.

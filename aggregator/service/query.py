@@ -38,11 +38,11 @@ from ..query.pool import QueryCost, QueryPool
 from ..query.sandbox import without_folder
 from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
-#: After so long a place among the queries that run may be free.
+#: After this time a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
 #: Of a statement that is not even looked at, for its caller may not query, so much is logged.
 DENIED_CHARACTERS_MAX = 200
-#: Of one such caller a line each so many seconds: one agent's token would else push all others' lines out in a night.
+#: One line per such caller and this many seconds: one agent's token would else push all others' lines out in a night.
 DENIED_SECONDS = BURST_SECONDS
 
 
@@ -174,7 +174,7 @@ class QueryService(QueryServiceServicer):
         key, most = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= most:
             raise messages.TooManyQueries(
-                f"{most} queries of {who.role} {who.name!r} run, and no more of one caller may at once "
+                f"{most} queries of {who.role} {who.name!r} run, the limit for one caller "
                 "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
             )
         self._running[key] += 1

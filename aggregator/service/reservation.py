@@ -124,7 +124,7 @@ class ReservationService(ReservationServiceServicer):
     def _add_changes(
         self, reply: wire.ReserveResponse, snapshot: Judgement, nodes: Indexes
     ) -> None:
-        """Put into *reply* what stands in the way of *nodes*."""
+        """Put into *reply* what prevents *nodes*."""
         table, _ = self._placement.table(snapshot, placement_pb2.GangRequirements())
         for node in nodes.tolist():
             holder = self._reservations.of_host(snapshot.names[node])

@@ -44,7 +44,7 @@ POLL_SECONDS = 0.1
 QUIET_VERSIONS = 10
 WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
-#: Watches continue from different versions, as fast as each reads: so many updates are kept for others at the same one.
+#: Watches continue from different versions, as fast as each reads: this many updates are kept for others at the same one.
 UPDATES_MAX = 16
 
 
@@ -57,7 +57,7 @@ class ScoreChanges:
 
     def __init__(self) -> None:
         self.latest: Judgement | None = None
-        #: What watchers are told: what no change is told of stays as it was.
+        #: What watchers receive: anything without a change stays as it was.
         self._published = Columns.none()
         self._changed_in: Times = np.zeros(0, dtype=np.int64)
         self._first_version = 0
@@ -69,7 +69,7 @@ class ScoreChanges:
         self._announced = asyncio.Event()
 
     def take(self, snapshot: Judgement) -> None:
-        """Note what is other than what watchers were told; wake them if there is anything to tell."""
+        """Note what differs from what watchers received; wake them if there is anything to send."""
         if self.latest is snapshot:
             return
         before, self.latest = self.latest, snapshot
@@ -199,7 +199,7 @@ def parse_bookmark(bookmark: str) -> tuple[int, int] | None:
 
 
 def _changed(published: Columns, now: Columns) -> Flags:
-    """Say which nodes are other than told; new ones are."""
+    """Return which nodes differ from what was sent; new ones do."""
     changed = np.ones(now.score.size, dtype=bool)
     known = published.score.size
     head = now.head(known)
@@ -237,7 +237,7 @@ def update_message(
 
 #: Snapshots that someone is paging through; a token of an older one has expired.
 LISTINGS_MAX = 8
-#: Answers about all nodes for other horizons than the default: of so many each is made once a snapshot.
+#: Answers about all nodes for other horizons than the default: for this many, each is made once per snapshot.
 HORIZONS_MAX = 8
 #: A bitmap of more nodes than this is a mistake.
 BITMAP_BYTES_MAX = 1 << 20
@@ -253,7 +253,7 @@ _SEVERITY = np.array(
 
 
 class SnapshotSource(Protocol):
-    """Where the last snapshot stands; swapped whole. None while loading."""
+    """The last snapshot; swapped whole. None while loading."""
 
     @property
     def snapshot(self) -> Snapshot | None: ...

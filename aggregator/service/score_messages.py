@@ -232,7 +232,7 @@ HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
 def verdict_of(
     snapshot: Snapshot | None, index: Mapping[str, int], host: str
 ) -> wire.HostVerdict | None:
-    """Return how *host* stands in *snapshot*; None where it has not been judged. *index*: host -> node index."""
+    """Return the state of *host* in *snapshot*; None if it has not been judged. *index*: host -> node index."""
     at = index.get(host)
     if snapshot is None or at is None or at >= len(snapshot.hosts):
         return None

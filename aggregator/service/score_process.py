@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 #: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better.
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
-#: For what it has to say at its end it is given so long.
+#: At its end the process has this long for its last messages.
 LAST_SECONDS = 1.0
-#: After one has ended the next is started after so long; where they end soon, after twice as long each time.
+#: The next process starts this long after one has ended; if they end early, the delay doubles each time.
 REST_SECONDS, REST_SECONDS_MAX, SOON_SECONDS = 0.2, 30.0, 60.0
 
 ENDED = "the score process has ended"

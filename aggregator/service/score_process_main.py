@@ -152,7 +152,7 @@ class ScoreServer:
 
 
 class _ReportedCounts:
-    """What of the counters was told already."""
+    """The part of the counters that was reported already."""
 
     def __init__(self) -> None:
         self._calls, self._refused = CallCounters(), 0

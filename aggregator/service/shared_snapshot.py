@@ -30,7 +30,7 @@ _SIZE = struct.Struct("<Q")
 #: Where parts of a file begin, so that numpy reads arrays where they lie.
 _ALIGNED_BYTES = 64
 _PROTOCOL = 5
-#: What stands for the names in a judgement that is handed on.
+#: The placeholder for the names in a judgement that is handed on.
 _HOSTS, _GPUS = "hosts", "gpus"
 
 

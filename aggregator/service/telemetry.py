@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 #: How often the task looks.
 TICK_SECONDS = 0.1
-#: The streams whose frames a commit made durable are told together, so long after the first of them.
+#: The streams whose frames a commit made durable are acknowledged together, this long after the first of them.
 RECEIPTS_SECONDS = 0.005
 #: An agent that waits for receipts hears from us at least this often: after 30 s without a word it would
 #: take us for dead, come again, and send all again.
@@ -88,7 +88,7 @@ class AdmissionControl:
         self._checked = now
         self._task = asyncio.create_task(self._poll_always())
 
-    # What agents are told -------------------------------------------------------------------
+    # What agents are sent -------------------------------------------------------------------
 
     @property
     def credit_frames(self) -> int:
@@ -199,7 +199,7 @@ class AdmissionControl:
                 stream.send_credit()
 
     def stop(self) -> None:
-        """End the task; streams that end from now on are told when to come back."""
+        """End the task; streams that end from now on get the time to come back."""
         self.stopping = True
         self._task.cancel()
 
@@ -208,11 +208,11 @@ class AdmissionControl:
 # One stream of an agent: frames in, each judged and queued for the store; receipts out once they
 # are durable.
 
-#: After so many refused frames in a row the stream is closed with words.
+#: After this many rejected frames in a row the stream is closed with an error message.
 REFUSED_IN_ROW_MAX = 32
 #: While receipts are not read, a stream looks this often whether they are, and reads nothing.
 UNREAD_SECONDS = 0.05
-#: Receipts and refusals that a stream's agent does not read; with so many it is read no further either.
+#: Receipts and refusals that a stream's agent has not read; at this many we stop reading from it.
 UNREAD_MAX = 8192
 #: A closed stream's last receipts are waited for at most this long.
 LAST_RECEIPTS_SECONDS = 10.0
@@ -562,7 +562,7 @@ class TelemetryService(TelemetryServiceServicer):
         return len(self._streams)
 
     def stop_reading(self) -> None:
-        """Read no further frames; each stream ends once its last receipt is sent, told when to come back."""
+        """Read no further frames; each stream ends once its last receipt is sent, with the time to come back."""
         self._admission_control.stop()
         for stream in self._streams:
             stream.stop_reading()

@@ -75,7 +75,7 @@ def check_unique(field: str, ones: Iterable[Message], key: str) -> None:
 
 
 def node_of(name: str, field: str = "name") -> str:
-    """Return `a` of `nodes/a`, which stands in *field*. Raises InvalidArgument for anything else."""
+    """Return `a` of `nodes/a`, the value of *field*. Raises InvalidArgument for anything else."""
     collection, slash, node = name.partition("/")
     good = 0 < len(node) <= NAME_CHARACTERS_MAX and node.isprintable()
     if collection != "nodes" or not slash or not good:

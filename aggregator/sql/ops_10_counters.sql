@@ -14,7 +14,7 @@ COMMENT ON MACRO ops.is_part IS
     'whether a device has this name, or a name that begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-38df83f5'')';
 
 -- Counter algebra as in contract/counters.py (a test holds them equal): a counter that started over
--- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.
+-- counts nothing, a sentinel is no value, and one at its ceiling shows nothing.
 CREATE OR REPLACE MACRO ops.counter_value(value, width_bits, sticks) AS CASE
     WHEN typeof(value) IN ('DOUBLE', 'FLOAT') THEN CASE WHEN value < 140737488355328.0 THEN value END
     WHEN value IN (4294967295, 18446744073709551615) THEN NULL

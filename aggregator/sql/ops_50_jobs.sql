@@ -1,5 +1,5 @@
 -- Who runs: `gpu.process` and `gpu.allocation` are told again every 30 minutes (agent/collectors/change_events.py),
--- their ids begin with the boot they are of. After a restart all is told anew, and `gpu.told_anew` says from when on.
+-- their ids begin with the boot they are of. After a restart all is reported again, and `gpu.told_anew` says from when on.
 CREATE OR REPLACE VIEW ops.told_by_boot AS
 SELECT
     e.*, coalesce(e.attributes['gpu_instance'], '') AS instance,

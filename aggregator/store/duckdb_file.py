@@ -499,7 +499,7 @@ class DurabilityMark:
         if found is None:
             return f"{path} is not there, but was {until}: all data stored before is gone"
         if found.iteration < self.iteration:
-            return f"{path} stands at checkpoint {found.iteration}, and stood at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
+            return f"{path} is at checkpoint {found.iteration}, but was at {self.iteration} {until}: an older copy has replaced it, and the data stored since then is lost"
         if found.iteration > self.iteration:
             return ""
         wal = wal_of(path)
@@ -514,7 +514,7 @@ class DurabilityMark:
 
 
 def encode_mark(mark: DurabilityMark) -> bytes:
-    """Return *mark* as it stands on disk."""
+    """Return *mark* as it is on disk."""
     body = _MARK.pack(mark.iteration, mark.wal_bytes, mark.written_ns, mark.wal_begin, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
@@ -602,7 +602,7 @@ def size_of(path: Path) -> int:
 
 
 # ----------------------------------------------------------------------
-# The scripts of views and macros (`ops`, `history`) in the live file: run only when what stands is
+# The scripts of views and macros (`ops`, `history`) in the live file: run only when what is there is
 # not what they make.
 #
 # To run them takes more than all else at a start. The comment of a view `scripts_run`, made after
@@ -648,7 +648,7 @@ def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
-    """Return the digest of what there is to run, and of what stands."""
+    """Return the digest of the scripts to run, and of those in the file."""
     existing = [
         (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)
@@ -665,7 +665,7 @@ def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
 # In one transaction DuckDB would keep of every table what does not fill a row group: three times
 # the file. Nobody sees the file before it is whole, so it is committed bit by bit.
 
-#: When so many cells (8 bytes each) wait in memory they are committed.
+#: When this many cells (8 bytes each) wait in memory they are committed.
 CELLS_WAITING_MAX = 2_000_000
 #: What the names of a row take beside its cells, in cells.
 NAMES_CELLS = 8
@@ -692,7 +692,7 @@ class NewFile:
                 self.connection.unregister("new_rows")
 
     def run(self, insert: str, columns: int) -> None:
-        """Run a statement that inserts rows of so many columns, and commit when much waits. Raises duckdb.Error."""
+        """Run a statement that inserts rows of this many columns, and commit when much waits. Raises duckdb.Error."""
         ((count,),) = self.connection.execute(insert).fetchall()
         self._uncommitted_cells += count * (columns + NAMES_CELLS)
         if self._uncommitted_cells >= CELLS_WAITING_MAX:

@@ -37,7 +37,7 @@ COMPACT_BYTES_MIN = 1 << 20
 RECORD_BYTES_MAX = 1 << 20
 #: The file that takes the journal's place, until it does.
 NEW_SUFFIX = ".new"
-#: Beside the journal stands how far it was receipted, so that one that lost its end is found out.
+#: A file beside the journal holds how far it was acknowledged, so that a journal that lost its end is detected.
 ACKNOWLEDGED_SUFFIX = ".noted"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _ACKNOWLEDGED = struct.Struct("<QI")
@@ -257,7 +257,7 @@ def parse_records(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]
 
 
 def _body(data: bytes, at: int) -> bytes:
-    """Return the body of the record at byte *at*, b"" when none stands there whole."""
+    """Return the body of the record at byte *at*, b"" if no complete record is there."""
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)

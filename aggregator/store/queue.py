@@ -138,7 +138,7 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Events that wait while the disk is full; then ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
-#: A commit costs much the same whatever is in it: of a small fleet, with fewer rows, it may be so many times as late.
+#: A commit costs much the same whatever is in it: of a small fleet, with fewer rows, it may be this many times as late.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
 OWN_HEALTH_WAITING_MAX = 10_000
@@ -346,7 +346,7 @@ class Queue:
             return pending
 
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
-        """Wait until so many rows wait, or there is a reason to commit before."""
+        """Wait until this many rows wait, or there is a reason to commit earlier."""
         self._change.wait_for(
             lambda: (
                 self._closing

@@ -25,7 +25,7 @@ from .writer import OPEN_FINDING_EVENTS
 
 #: Why a finding was cleared that nobody looked at again.
 NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"
-#: Events of the last day are read again, so that a restart forgets no fault: so many of each kind (`_RECENT_EVENTS`).
+#: Events of the last day are read again, so that a restart forgets no fault: this many of each kind (`_RECENT_EVENTS`).
 EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
 #: The scores of hosts are read again that were heard within this before the last score of all.
 RECEIVED_SECONDS_MAX = 86_400

@@ -45,7 +45,7 @@ OWN_HEALTH_SECONDS = 6 * 3600
 #: Decisions about advice are looked back at by the month.
 ADVICE_DAYS = 30
 #: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
-#: set beside, and of which one that is done holds its host out for as long as its fault stands.
+#: set beside, and a finished one keeps its host out while its fault lasts.
 OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
@@ -129,10 +129,10 @@ LATEST_SECONDS_MAX = 86_400
 #: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
 #: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
 LATE_SECONDS = 15
-#: At most so many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
+#: At most this many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
 #: functions, of which the file is 0.6 GB.
 CELLS_MAX = 400_000_000
-#: A table with more cells is put in by hosts, so many cells at a time.
+#: A table with more cells is put in by hosts, this many cells at a time.
 CELLS_AT_ONCE = CELLS_WAITING_MAX
 #: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
 #: has come again by then.
@@ -155,7 +155,7 @@ class LatestTables:
     file: NewFile
     cursor: Cursor  # on the live file
     now_us: int
-    lag_seconds: float  # so long had readings waited for a commit when the file before was begun
+    lag_seconds: float  # how long readings had waited for a commit when the previous file was begun
     _since_us: int = 0
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
@@ -273,7 +273,7 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Leave of each host the devices heard of last; return of which hosts, as text."""
+        """Keep each host's most recently reported devices; return the affected hosts, as text."""
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"
@@ -306,7 +306,7 @@ class LatestTables:
 
 
 def host_ranges(firsts: Sequence[str]) -> list[str]:
-    """Return conditions on `host`, of which each name meets one: before the first of *firsts* (sorted), from there to
+    """Return conditions on `host`; each name meets exactly one: before the first of *firsts* (sorted), from there to
     the second, and so on."""
     since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
     until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
@@ -323,7 +323,7 @@ BASE_FILE = "operators-base.duckdb"
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: The last reading of a signal that only some agent knows is looked for this far back.
 BY_NAME_SECONDS = 600
-#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken again at most
+#: What hosts have is the largest part and hardly changes: beyond this many devices it is taken again at most
 #: this often, and `left_out` says how old it is.
 DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
 #: Rollups go into the base, which is recreated for them this often; of each at most this many cells.
@@ -334,9 +334,9 @@ ROLLUPS: dict[str, int] = {
     for table in ("gpu_1s", "rdma_1s", "host_1s")
     for grain, seconds in (("1m", 86_400), ("1h", 14 * 86_400))
 }
-#: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
+#: Readings of a fleet so large that there is room for less than this many seconds are left out whole.
 READINGS_SECONDS_MIN = 10
-#: What is copied is in memory so many rows at a time.
+#: What is copied is in memory this many rows at a time.
 BATCH_ROWS = 8192
 
 
@@ -383,7 +383,7 @@ class OpsFile:
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file again as of *now_ns*, when readings have waited so long for a commit.
+        """Write the file again as of *now_ns*, when readings have waited this long for a commit.
 
         Raises duckdb.Error or OSError; the file before stays.
         """
@@ -455,7 +455,7 @@ class OpsFile:
 
 @dataclass(frozen=True, slots=True)
 class _BaseBuilder:
-    """The base while it is made: every table and view, empty but for what stands."""
+    """The base while it is made: every table and view, empty but for what is active."""
 
     ops_file: OpsFile
     file: NewFile

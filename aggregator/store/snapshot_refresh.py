@@ -19,9 +19,9 @@ from typing import IO
 
 #: A file that takes more CPU is written by the clock, whether somebody asks or not: nobody would wait for it.
 CHEAP_SECONDS = 6.0
-#: Without a question a cheap file is written once in so many periods (`ops_seconds`).
+#: Without a question a cheap file is written once in this many periods (`ops_seconds`).
 IDLE_PERIODS = 8
-#: After a cheap file so many times its CPU pass before the next that somebody asks for: a third of a processor at most.
+#: After a cheap file this many times its CPU pass before the next that somebody asks for: a third of a processor at most.
 PAUSE_FACTOR = 2
 #: A question waits for a file for this long at most.
 WAIT_SECONDS_MAX = 8.0
@@ -32,7 +32,7 @@ REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return how long to wait after a file that took so long to write: until *period_seconds* have passed, or twice
+    """Return how long to wait after a file that took this long to write: until *period_seconds* have passed, or twice
     as many, so that a large fleet's file takes an eighth of a processor and no more."""
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)

@@ -42,7 +42,7 @@ from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
 # ----------------------------------------------------------------------
-# Whether the store can store: what stands in the way, since when, as text for log and screen.
+# Whether the store can store: what prevents it, since when, as text for log and screen.
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class Store(Queue):
             store.history.start(wall_ns)
         return store
 
-    # -- what is told of it, and what waits on the caller's thread ----------------------------------
+    # -- what is reported of it, and what waits on the caller's thread ----------------------------------
 
     @property
     def journal_bytes(self) -> int:

@@ -231,7 +231,7 @@ def fill_host_days(connection: Any, now_us: int) -> None:
 # Which events an open finding is about: a restart reads them whatever their age, and history keeps
 # them.
 
-#: A finding begins when its event is judged, so long after it came at the most: a code waits for its companions.
+#: A finding begins when its event is judged, this long after it came at the most: a code waits for its companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 
 #: Selects their `rowid`. By host, signal and device (`scoring/evaluate.py` puts a finding's subject together; the kernel
@@ -287,7 +287,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )
-#: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
+#: And the rows that are kept for longer, by `rowid`: after a restart, an active fault is known by its event.
 _RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}
 #: What findings leave behind.
 _COPY_PAST_FINDINGS = (
@@ -297,7 +297,7 @@ _COPY_PAST_FINDINGS = (
 
 
 def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
-    """Delete what is past its days, and keep what of it is learned from: times of findings, what was measured of each day."""
+    """Delete expired rows, and keep those used for training: times of findings, and each day's measurements."""
     now_us = now_ns // 1000
     # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
     connection.execute(_COPY_PAST_FINDINGS, [now_us - history_days * _DAY_US])
@@ -319,7 +319,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The table `received` is rewritten as the fewest rows once it has grown by so many.
+#: The table `received` is rewritten as the fewest rows once it has grown by this many.
 RECEIVED_GROWN_MAX = 100_000
 
 #: A checkpoint compresses again what it finds of each table, so that one after each commit costs twice what the
@@ -352,7 +352,7 @@ class Writer:
         decision_limits: DecisionLimits = DecisionLimits(),  # noqa: B008 - frozen
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store at *path*. *on_missing_inputs*: is told which inputs of decisions the store lacks. Raises StoreError."""
+        """Open the store at *path*. *on_missing_inputs*: is called with the inputs of decisions that the store lacks. Raises StoreError."""
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
@@ -389,7 +389,7 @@ class Writer:
         self._load_ledger()
 
     def _checkpoint_at(self, wal: str) -> None:
-        """Let DuckDB fold the WAL in once it is so long; while the store is held it does not."""
+        """Let DuckDB checkpoint the WAL once it reaches the size *wal*; not while the store is held."""
         if not self._saved_threshold and wal != self._checkpoint_wal:
             self._connection.execute(f"SET checkpoint_threshold = '{wal}'")
             self._checkpoint_wal = wal

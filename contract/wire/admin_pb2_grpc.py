@@ -56,14 +56,14 @@ class AdminServiceServicer:
 
     def HoldStore(self, request, context):
         """Holds the store's file still for as long as the call lasts, so that it can be copied; readings go on into its log.
-        First the event journal in pieces, then where the file stands, then nothing until the caller hangs up.
+        First the event journal in pieces, then the file's location, then nothing until the caller ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompactStore(self, request, context):
-        """Writes the store anew without its free space, and puts it in the place of the old, while readings are taken.
+        """Rewrites the store without its free space and replaces the old one; readings are still accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

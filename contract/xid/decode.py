@@ -248,7 +248,7 @@ VALUE_CHARACTERS_MAX = 120
 
 #: nvmlDeviceGpuRecoveryAction_t (nvml.h) -> our word, severity, action.
 RECOVERY_ACTIONS: dict[int, tuple[str, XidSeverity, str]] = {
-    0: ("none", XidSeverity.IGNORE, "none; the driver asks for nothing any more"),
+    0: ("none", XidSeverity.IGNORE, "none; the driver no longer asks for a recovery action"),
     1: ("reset", XidSeverity.FATAL, "drain and reset the GPU"),
     2: ("reboot", XidSeverity.FATAL, "drain and reboot the host"),
     3: ("drain peer-to-peer", XidSeverity.HAZARD, "end the peer-to-peer work of that GPU"),
@@ -493,7 +493,7 @@ def _recovery(text: str, reading: LineReading) -> None:
     }
     before = printable(match[2]).strip()
     reading.details.append(
-        f"the driver asks for: {name} ({driver_text}); before: {before or 'not said'}"
+        f"the driver asks for: {name} ({driver_text}); before: {before or 'not given'}"
     )
     if action != number:
         reading.details.append(f"its number, {number}, stands for something else; the text counts")
@@ -538,7 +538,7 @@ def _nvswitch(code: int, text: str, reading: LineReading) -> bool:
 
 
 _NVLINK5 = frozenset(range(144, 151))
-#: XIDs of which one line may be harmless and the next not: by its link, unit or recovery action.
+#: XIDs whose lines may differ: one is harmless and the next not, by its link, unit or recovery action.
 VARYING = _NVLINK5 | {74, 154}
 _DECODERS: dict[int, Callable[[str, LineReading], None]] = {
     13: _graphics,

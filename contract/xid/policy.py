@@ -237,7 +237,7 @@ def _companion(entry: dict[str, Any]) -> Companion:
 
 
 def _contradiction(row: Xid) -> str:
-    """Return what of *row* contradicts itself; "" where nothing does."""
+    """Return the contradiction in *row*; "" for none."""
     if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
     if (row.severity is XidSeverity.HAZARD) != (row.hazard_factor > 1):
@@ -270,7 +270,7 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def tool_actions(code: int) -> list[ToolAction]:
-    """Return what other tools do on XID *code*; a tool of which nothing is known is left out."""
+    """Return what other tools do on XID *code*; tools without a known policy are left out."""
     found = []
     for tool in _tools():
         texts = [says["words"] for says in tool["says"] if code in says["codes"]]

@@ -419,7 +419,7 @@ def test_an_aggregator_that_sends_no_receipts_is_left(
     agent.clock.advance(ACK_SECONDS_MAX)
     client.notify()
     told.until(lambda: agent.random.asked, "left")
-    assert "no receipt within 30 s" in client.last_error
+    assert "no acknowledgment within 30 s" in client.last_error
     told.until(lambda: aggregator.streams == 2, "came back")
     agent.clock.advance(ACK_SECONDS_MAX / 2)
     client.notify()

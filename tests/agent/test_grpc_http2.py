@@ -309,7 +309,7 @@ def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], w
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/1 server"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/2: it says 'SSH-2.0-O'"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/2: it sent 'SSH-2.0-O'"),
         (bytes(20), "does not speak HTTP/2"),
     ],
 )
@@ -328,7 +328,9 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
     head = (FRAME_BYTES_MAX + 1).to_bytes(3, "big") + b"\0\0\0\0\0\3"
     data = server.connection.data_to_send() + head
     session.receive(data[:-1])
-    with pytest.raises(SessionError, match="a frame of 16385 bytes: at most 16384"):
+    with pytest.raises(
+        SessionError, match="a frame of 16385 bytes exceeds the agreed limit of 16384"
+    ):
         session.receive(data[-1:])
 
 

@@ -184,7 +184,7 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
         said = host.turn()
         assert (said.outcome, said.message) == (
             CollectOutcome.ERROR,
-            f"KubeletError: UNAVAILABLE: {path} takes no more connections",
+            f"KubeletError: UNAVAILABLE: {path} accepts no more connections",
         )
         assert host.collector._last_error is not None
 

@@ -211,7 +211,7 @@ def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
     talk.append()
     talk.step(5.0)
     assert talk.conversation.wait_seconds(7.0) == ACK_SECONDS_MAX - 2.0
-    with pytest.raises(SessionError, match="1 frames sent, but no receipt within 30 s"):
+    with pytest.raises(SessionError, match="1 frames sent, but no acknowledgment within 30 s"):
         talk.conversation.step(5.0 + ACK_SECONDS_MAX)
 
 

@@ -244,7 +244,7 @@ def test_a_name_that_the_certificate_has_not(
 
 @pytest.mark.parametrize(
     ("ago", "words"),
-    [(timedelta(days=60), "has run out"), (-timedelta(days=2), "does not hold yet")],
+    [(timedelta(days=60), "has expired"), (-timedelta(days=2), "is not valid yet")],
 )
 def test_a_certificate_of_another_time(
     ago: timedelta, words: str, told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
@@ -266,12 +266,12 @@ def test_tls_against_plain_text_and_the_reverse(
     plain = Aggregator(told)
     plain.start()
     try:
-        assert "speaks plain text, this side TLS" in failure(told, agent, plain.port)
+        assert "uses plain text, but this side uses TLS" in failure(told, agent, plain.port)
     finally:
         plain.end()
     agent.credentials = Credentials()
     with serving(told, secured) as aggregator:
-        assert "if it speaks TLS, set tls_ca_file" in failure(told, agent, aggregator.port)
+        assert "If it uses TLS, set tls_ca_file" in failure(told, agent, aggregator.port)
 
 
 @pytest.mark.parametrize("what", ["tls_ca_file", "tls_key_file", "token_file"])

@@ -279,7 +279,7 @@ class TestNvlink5:
     def test_the_other_end(self) -> None:
         """Replacing the GPU that only heard of it is the costliest mistake of NVLink."""
         text = line5("NETIR_LINK_EVT", "Fatal", 0x021425C6, 0)
-        assert "other end went first" in decode(149, text, OLD).words
+        assert "other end failed first" in decode(149, text, OLD).words
 
     @pytest.mark.parametrize("unit", nvlink_facts().units, ids=lambda unit: unit.name)
     def test_no_unit_is_taken_for_another(self, unit: NvLinkUnit) -> None:

@@ -208,12 +208,12 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
             signal="telemetry",
             value=float(seconds),
             unit="seconds",
-            normal=f"heard for {RECEIVED_SECONDS_MIN:.0f} s",
+            normal=f"reports for {RECEIVED_SECONDS_MIN:.0f} s",
             message=known,
             sql=_first_received_sql(view, host)
             if last_received[host]
             else _registration_sql(view, host),
-            clears=f"it was heard for {RECEIVED_SECONDS_MIN:.0f} s",
+            clears=f"it has reported for {RECEIVED_SECONDS_MIN:.0f} s",
         )
 
 
@@ -288,7 +288,7 @@ def _has_failed(outcomes: NDArray[Any]) -> Flags:
 
 @detects(rules.STUCK)
 def stuck_counters(view: FleetView) -> Iterator[Symptom]:
-    """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
+    """A counter is at its ceiling: it shows nothing more, which is not the same as quiet.
 
     Rules that read it see no step and so stay silent: this symptom says that they are blind.
     """

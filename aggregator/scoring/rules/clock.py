@@ -39,7 +39,7 @@ SLOW_BELOW = "gpu.slow_below_ratio"
 #: Where the driver says that heat, a brake or a cap holds it down. A level ends so much above where it begins.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
-#: Of one that is held little it is told after so long.
+#: A clock that is held down only little is reported after this time.
 MILD_SECONDS = 15.0
 #: A cap that holds for so much of the time is no burst of work that reaches the limit (assumed).
 CAPPED_SHARE_MIN = 0.8

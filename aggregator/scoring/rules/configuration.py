@@ -155,7 +155,7 @@ LATER_FACTOR = 1.5
 
 
 def factor_after(days: float) -> float:
-    """Return how many times as likely a fault is so long after a return."""
+    """Return how many times as likely a fault is this long after a return."""
     return next((factor for until, factor in FACTORS if days < until), LATER_FACTOR)
 
 

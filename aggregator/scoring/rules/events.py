@@ -126,7 +126,7 @@ COUNTERS = (
 )  # fmt: skip
 #: A counter's memory of ten minutes is below this when nothing counted for this long.
 ONE_EVENT = 0.35
-#: This long after its last line the link's counters have to stand still, and so long it is watched then (assumed).
+#: This long after its last line the link's counters have to stand still, and this long it is watched then (assumed).
 QUIET_SECONDS, WATCH_SECONDS = 600.0, 86_400.0
 #: Its factor meanwhile, as that of a link that had to be trained again.
 WATCH_FACTOR = 5.0
@@ -208,7 +208,9 @@ def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
         and policy.code == RECOVERY_XID
         and _needs_no_recovery(view, record)
     ):
-        return XidAssessment(XidSeverity.IGNORE, details=("the driver asks for nothing any more",))
+        return XidAssessment(
+            XidSeverity.IGNORE, details=("the driver no longer asks for a recovery action",)
+        )
     return gravest(policy, record.incidents.values(), view.now_ns)
 
 

@@ -29,9 +29,9 @@ from ..symptom import (
 from ..view import FleetView
 
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
-#: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
+#: And this many times its peers' rate: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
-#: Only what moves can come out of order: a port that moves so many bytes a second, or so many, is held against those
+#: Only what moves can come out of order: a port that moves this many bytes a second, or this many, is held against those
 #: that move as much or more; one that moves less against those that do (assumed).
 LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"

@@ -48,7 +48,7 @@ ALIKE_SHARE_MAX = 0.5
 HOSTS_MIN = 3
 #: Of larger gangs it takes as many windows as of one so large: their chance is smaller.
 _GANG_HOSTS_MAX = 64
-#: A GPU is held against so many others, at least.
+#: A GPU is compared with at least this many others.
 GPUS_MIN = 6
 #: Where only power shows who computes, and nothing measures the work: of a smaller gang one host may be a stage of its own.
 POWER_HOSTS_MIN = 8
@@ -324,7 +324,7 @@ def capped_members(view: FleetView) -> Iterator[Symptom]:
 
 
 def hosts_with_usual_gpus(view: FleetView) -> frozenset[int]:
-    """Return the hosts of which all GPUs in a gang are as they were in it, or as the others: none of them is slow any more."""
+    """Return the hosts whose GPUs in a gang are all as fast as before, or as the others: none is slow any more."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return frozenset()
@@ -405,7 +405,7 @@ def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> 
 
 
 def settled(view: FleetView, comparison: GangComparison) -> Flags:
-    """Say of which hosts enough windows are known, and which are heard."""
+    """Return which hosts have enough windows, and which report."""
     known = np.zeros(len(view.fleet), dtype=bool)
     enough = comparison.windows >= view.threshold("gang.windows_count")
     known[: comparison.gang.size] = enough & (comparison.gang >= 0)
@@ -436,7 +436,7 @@ def _is_persistent(
 
 
 def _are_few(comparison: GangComparison, found: Flags) -> Flags:
-    """Say of which hosts few others of their gang are *found* too."""
+    """Return the hosts for which few others of their gang are *found* too."""
     few = sizes(comparison, found) <= outliers_max(sizes(comparison))
     return np.asarray((comparison.gang >= 0) & few, dtype=bool)
 
@@ -600,7 +600,7 @@ def _symptom(
 
 
 # ----------------------------------------------------------------------
-# Hosts on which jobs are slow from their first step on: told by earlier runs of the same workloads, with them and
+# Hosts on which jobs are slow from their first step on: found by earlier runs of the same workloads, with them and
 # without.
 #
 # Within such a run nothing changes, and where the host was slow from the beginning its gang has no better past.

@@ -1,4 +1,4 @@
-"""Links and networks that slow down a gang: told by a link's errors and by the pace of its gang, which fell as they began.
+"""Links and networks that slow down a gang: found by a link's errors and by the pace of its gang, which fell as they began.
 
 Errors on a link are watched only: most cost nothing. Where the pace of the whole gang falls as one host's link begins to have
 them, and nothing says that a host computes or stalls longer, it is that link.
@@ -32,7 +32,7 @@ from .pcie import gpu_links, links_above
 
 #: Reasons of evidence of links.
 LINK_REASONS = (Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE)
-#: The errors began so long before the pace was seen to fall, at most, or after.
+#: The errors began this long before the pace was seen to fall, at most, or after.
 BEFORE_SECONDS, AFTER_SECONDS = 120.0, 60.0
 
 
@@ -121,7 +121,7 @@ def _pace_sql(view: FleetView, hosts: list[int]) -> str:
 HOSTS_SHARE_MIN = 0.7
 #: One port a host (by name) has so much of all the waiting: it is that rail.
 RAIL_SHARE_MIN = 0.7
-#: A rail is short on all hosts of a job alike: so many are asked which.
+#: A rail is short on all hosts of a job alike: this many hosts are checked.
 HOSTS_SAMPLED = 4
 #: Names that words hold.
 NAMES_SHOWN_MAX = 3
@@ -174,7 +174,7 @@ def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
 
 
 def _gangs(comparison: GangComparison, shows: Flags) -> Iterator[Indexes]:
-    """Yield the hosts of each gang of which any *shows* it, in one pass: it may be all of them."""
+    """Yield the hosts of each gang in which any *shows* it, in one pass: it may be all gangs."""
     wanted = np.isin(comparison.gang, comparison.gang[shows])
     hosts = np.flatnonzero(wanted)
     hosts = hosts[np.argsort(comparison.gang[hosts], kind="stable")]

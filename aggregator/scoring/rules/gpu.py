@@ -75,7 +75,7 @@ class _Weight(TypedDict, total=False):
 
 
 class OutOfServiceGpus:
-    """Which GPUs need not be read, by their agents' word; and of which a release stands."""
+    """Which GPUs need not be read, as their agents report; and which have a release in force."""
 
     def __init__(self, view: FleetView) -> None:
         fleet, hosts = view.fleet, view.fleet.devices["gpu"].host
@@ -256,7 +256,7 @@ def lost_data(view: FleetView) -> Iterator[Symptom]:
             signal="gpu.ecc_uncorrected_volatile_errors",
             value=float(errors[row]),
             normal="0",
-            message=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
+            message=f"{short(device)} lost data: uncorrectable memory errors, {errors[row]} "
             + ("in all" if now else "since its last reset"),  # a finding's words are read for hours
             sql=view.sql("gpu_1s_changes", row, column, 600),
             state=HealthState.SUSPECT if now else None,

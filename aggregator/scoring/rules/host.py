@@ -81,7 +81,7 @@ def _file_system(
 # ----------------------------------------------------------------------
 # Bonds, and ports that hold their switch back.
 
-#: A port that holds its switch back so many times as often as its peers (and by a threshold).
+#: A port that holds its switch back this many times as often as its peers (and by a threshold).
 PEERS_RATIO = 10.0
 
 

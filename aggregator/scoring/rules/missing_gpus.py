@@ -39,7 +39,7 @@ class MissingGpus(NamedTuple):
     has: int
     expected: int
     missing: dict[str, str]
-    declared: str  # where so many are declared; "" where the host had them
+    declared: str  # where this number is declared; "" if the host had them before
 
 
 @detects(rules.MISSING)
@@ -125,7 +125,7 @@ def _missing_text(missing: dict[str, str]) -> str:
 
 
 def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
-    """Say what the PCI bus shows, where that was told: it tells a driver that does not start from a GPU that is gone."""
+    """Return what the PCI bus shows, if reported: it distinguishes a driver that does not start from a GPU that is gone."""
     if registered is None or not registered.on_bus:
         return ""
     if registered.on_bus >= missing.expected:

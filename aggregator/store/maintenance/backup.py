@@ -98,7 +98,7 @@ def _hold(store: Store, writer: Writer) -> CheckpointHold:
 
 
 # ----------------------------------------------------------------------
-# A store that stands still for a while, so that its files can be copied: a stopped one, or one that
+# A store that is paused for a while, so that its files can be copied: a stopped one, or one that
 # is held.
 
 

@@ -28,7 +28,7 @@ from . import backup_files
 # span; and the same host, so that a span with many readings is looked at by ranges of hosts: all at
 # once would be sorted on the store's disk.
 
-#: About so many readings are compared at a time, of at most this many files.
+#: About this many readings are compared at a time, of at most this many files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 
@@ -299,7 +299,7 @@ def _check_duplicates(
 ) -> None:
     """Look for readings that are stored twice, and for hosts with readings that the ledger does not know."""
     known: set[str] | None = None
-    with suppress(duckdb.Error):  # a ledger that cannot be read has been told of
+    with suppress(duckdb.Error):  # a ledger that cannot be read was reported before
         rows = connection.execute("SELECT DISTINCT host FROM received").fetchall()
         known = {host for (host,) in rows}
     live = [name for schema, name in tables(connection) if schema == "hours"]
@@ -333,7 +333,7 @@ def _live_sources(
     for name in live:
         if name.rpartition("__")[0] != table:
             continue
-        with suppress(duckdb.Error):  # one that cannot be read has been told of
+        with suppress(duckdb.Error):  # one that cannot be read was reported before
             ((first_us, last_us, rows),) = connection.execute(
                 f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {qualified_name('hours', name)}"
             ).fetchall()

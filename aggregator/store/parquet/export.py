@@ -68,7 +68,7 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
 #
 # The same steps as an export; the transaction that records the new file marks the old ones as gone.
 
-#: A bucket is closed so long after its end: what was committed in it has left the live file by then.
+#: A bucket is closed this long after its end: what was committed in it has left the live file by then.
 CLOSED_SECONDS = 60
 _PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 

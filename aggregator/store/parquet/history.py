@@ -74,7 +74,7 @@ class History:
         step: Callable[[str], None] = lambda _: None,
         packer: PackerHandle | None = None,
     ) -> None:
-        """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done.
+        """*free_bytes*: () -> (total, free) of the disk. *step* is called with each step's name as it is done.
 
         *packer*: what sorts and writes, a process by default.
         """
@@ -167,7 +167,7 @@ class History:
     def turn(self, now_ns: int, seconds_max: float = TURN_SECONDS) -> list[str]:
         """Do some of what is due as of *now_ns*, for about *seconds_max* and one step at least; return what was done.
 
-        Never raises: what fails is logged, told by `failing`, and tried again after AGAIN_SECONDS.
+        Never raises: a failure is logged, reported by `failing`, and retried after AGAIN_SECONDS.
         """
         begin = time.monotonic()
         self._now_ns = now_ns

@@ -41,7 +41,7 @@ from .segment_store import SegmentStore
 from .views import span_us
 
 # ----------------------------------------------------------------------
-# Leftovers: what a crash between two steps left in the data folder, found at the start and told in
+# Leftovers: what a crash between two steps left in the data folder, found at the start and reported in
 # words.
 #
 # An unfinished file goes. A file that nobody recorded goes where its rows are elsewhere for sure
@@ -146,7 +146,7 @@ def gigabytes(count: int) -> str:
 
 log = logging.getLogger(__name__)
 
-#: A part is closed so long after its end: a commit that began within it has come to its end by then.
+#: A part is closed this long after its end: a commit that began within it has come to its end by then.
 CLOSED_SECONDS = 5
 #: A part that begins later than this from now was made under a clock that was wrong: it is closed.
 AHEAD_SECONDS = 3600
@@ -218,7 +218,7 @@ class HistoryMaintenance:
         self._has_scanned = True
 
     def _set_aside_damaged(self, found: Sequence[ParquetSegment]) -> Job:
-        """Set aside what is known to be damaged, and what of *found* cannot be opened."""
+        """Set aside the files known to be damaged, and those of *found* that cannot be opened."""
         for one in found:
             if reason := segment_files.fault(self._folder, one):
                 self.damaged.append((one, reason))
@@ -271,7 +271,7 @@ class HistoryMaintenance:
         return choose_for_room(recorded, bytes_wanted, free_bytes / max(1, target_bytes))
 
     def make_room(self, chosen: list[ParquetSegment]) -> Job:
-        """Remove files at once: who reads them is told that they are gone."""
+        """Remove files at once: their readers get an error that they are gone."""
         for batch in _batches(chosen):
             self._retire(batch)
             self.segment_store.drop([one.path for one in batch])

@@ -175,7 +175,7 @@ def _size(one: Any, column: str, encoding: str) -> int:
 
 
 # ----------------------------------------------------------------------
-# Ranges of hosts: so many rows at a time, all of a device together, so that sorted pieces make one
+# Ranges of hosts: a limited number of rows at a time, all of a device together, so that sorted pieces make one
 # sorted file.
 
 #: Values of a piece, keys among them: of wide tables a piece has fewer rows. Sorted and rolled up they take
@@ -216,7 +216,7 @@ class HostRange(NamedTuple):
 
 
 def rows_within(rows_max: int, columns: int) -> int:
-    """Return of how many rows a piece is when each has so many *columns*: *rows_max* at most, one at least."""
+    """Return how many rows a piece has when each has this many *columns*: from one to *rows_max*."""
     return max(1, min(rows_max, CELLS_MAX // columns))
 
 
@@ -443,7 +443,7 @@ def serve(control: socket.socket, packer: Packer) -> None:
             name, arguments = json.loads(data)
             try:
                 answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
-            except Exception as error:  # noqa: BLE001 - told to the aggregator, which tries again later
+            except Exception as error:  # noqa: BLE001 - reported to the aggregator, which tries again later
                 answer = {"error": _error_message(error)}
             finally:
                 for each in descriptors:

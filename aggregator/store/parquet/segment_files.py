@@ -248,7 +248,7 @@ def forget(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> None:
 # no longer names is unlinked a while later, so that who has just read it still finds what it says.
 
 MANIFEST_FOLDER = "manifests"
-#: A reader has so long from reading a manifest to opening the files.
+#: A reader has this long from reading a manifest to opening the files.
 GRACE_SECONDS = 60
 _MANIFEST_BYTES_MAX = 64 << 20
 _FIELDS = frozenset(ParquetSegment.__slots__)

@@ -36,7 +36,7 @@ class StoreAccess:
 
 
 class SegmentStore:
-    """Used by one thread. `step` is told the name of each step of what must survive a crash between any two."""
+    """Used by one thread. `step` is called with the name of each step; the whole must survive a crash between any two."""
 
     def __init__(
         self,

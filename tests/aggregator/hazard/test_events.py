@@ -116,11 +116,11 @@ GOOD = data_of(fault("a", 1.0, 2.0))
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (GOOD + b"x", "not JSON: more after the list, at character"),
+        (GOOD + b"x", "not JSON: unexpected text after the list, at character"),
         (GOOD[:-1], "not JSON: expected , or ] at character"),
         (GOOD[:-1] + b",]", "not JSON: Expecting value"),
         (GOOD.replace(b"}, {", b"} {"), "not JSON: expected , or ] at character"),
-        (b"[ ] []", "not JSON: more after the list"),
+        (b"[ ] []", "not JSON: unexpected text after the list"),
         (GOOD.replace(b"1.0", b"NaN"), "event 0: event_time nan: expected days from 0"),
         (GOOD.replace(b"1.0", b"-1e999"), "event 0: event_time -inf: expected days from 0"),
     ],

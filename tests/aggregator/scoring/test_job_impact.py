@@ -147,7 +147,9 @@ def test_only_the_job_on_the_sick_gpu_waits_for_it(gpu: int, victims: set[str]) 
     world.run(3)
     assert waits_of(world) == dict.fromkeys(victims, "h1")
     [words] = words_of(world)
-    assert words.startswith(f"may be held up by h1 of its job {gpu + 1} (h1: GPU-h1-{gpu}… XID 79")
+    assert words.startswith(
+        f"may be slowed down by h1 of its job {gpu + 1} (h1: GPU-h1-{gpu}… XID 79"
+    )
 
 
 def test_the_gravest_of_a_job_is_named_and_the_others_counted() -> None:
@@ -162,7 +164,7 @@ def test_the_gravest_of_a_job_is_named_and_the_others_counted() -> None:
     world.run(2)
     assert waits_of(world) == {"h2": "h1"}
     [words] = words_of(world)
-    assert words.startswith("may be held up by h1 of its job 1 (h1: ")
+    assert words.startswith("may be slowed down by h1 of its job 1 (h1: ")
     assert words.endswith("; 1 more of that job would hold it up, too; no fault of this host")
 
 

@@ -127,7 +127,7 @@ def test_a_slow_host_of_a_job_that_ended_is_known_for_its_hour() -> None:
     restarted_in_job(world, "ended")
     pass_steps(world, 30)
     score = world.score(world.hosts[2])
-    assert blamed(world) == ["h2"] and "an hour without such a job" in score.clears_when
+    assert blamed(world) == ["h2"] and "runs no such job for an hour" in score.clears_when
     assert (score.reason, score.reason_message) == (plain.reason, plain.reason_message)
     assert score.relative_speed == plain.relative_speed
     assert score.score == pytest.approx(plain.score)

@@ -88,7 +88,7 @@ def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_late
         tell(world, host, "1001", "ended")
     pass_steps(world, 30)
     assert blamed(world) == ["h2"]
-    assert "an hour without such a job" in world.score(world.hosts[2]).clears_when
+    assert "runs no such job for an hour" in world.score(world.hosts[2]).clears_when
     world.now_ns += 3400 * SECOND_NS
     pass_steps(world, 3)
     assert blamed(world) == []

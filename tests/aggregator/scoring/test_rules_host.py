@@ -254,7 +254,7 @@ def test_a_host_that_bars_itself_is_unhealthy_here_too() -> None:
     world.run(2)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (HealthState.UNHEALTHY, Reason.POLICY)
-    assert "counts 1 findings for which the host takes no job" in score.reason_message
+    assert "reports 1 findings that keep jobs off the host" in score.reason_message
     world.hosts[0].set("agent_10s", "agent", barring_findings_count=0)
     world.run(40)
     assert all_well(world)
