@@ -79,7 +79,7 @@ def test_a_fault_of_a_host_reaches_the_next_job(
         capsys.readouterr()
         assert cli.main(["why", waiting, "--aggregator", address]) == cli.OK
         said = capsys.readouterr().out
-        assert f"too few are left: {HOSTS - 1} of the {HOSTS} that it needs" in said
+        assert f"too few nodes are left: {HOSTS - 1} of the {HOSTS} that it needs" in said
         assert "1 DRAIN: test" in said and "below each constraint: changes" in said
         cluster.command("scancel", waiting)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL

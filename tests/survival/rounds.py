@@ -28,12 +28,14 @@ from tests.survival.fleet import Fleet, Memory
 #: A folder is used for so many rounds, then everything begins anew.
 ROUNDS_OF_A_FOLDER = 20
 LOST = "stored readings are gone: "
-MISSING = "are missing from what is shown"
+MISSING = "are missing from queries"
 STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
 #: A part is closed once so much has passed.
 PART_SECONDS = 306.0
 #: What a refusal to start must name: something to do.
-REMEDY = re.compile(r"gangline admin restore|move it away|--data|remount|make room|start this one")
+REMEDY = re.compile(
+    r"gangline admin restore|move it away|--data|remount|make room|free some space|start the aggregator again"
+)
 
 
 class Broken(AssertionError):

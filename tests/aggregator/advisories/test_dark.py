@@ -234,7 +234,10 @@ def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
     fleet.run(900, step=25)
     assert sorted(one.subject for one in fleet.open) == ["host h0", "host h1", "host h2"]
     for one in fleet.open:
-        assert "it was silent when we came back at 2023-11-14 22:13:31 UTC: look at" in one.words
+        assert (
+            "it was silent when the aggregator restarted at 2023-11-14 22:13:31 UTC: look at"
+            in one.words
+        )
 
 
 @pytest.mark.parametrize("hosts", [1, 5])

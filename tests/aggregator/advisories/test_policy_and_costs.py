@@ -67,7 +67,7 @@ def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
         ("end its peer-to-peer work; recover the IMEX domain", PolicyAction(Action.DRAIN_P2P, Action.RECOVER_IMEX_DOMAIN)),
         ("look at fans, airflow or coolant of this host", PolicyAction(Action.INSPECT)),
         ("restart the application", PolicyAction(None)),
-        ("none; counts as a sign", PolicyAction(None)),
+        ("none; it raises the hazard", PolicyAction(None)),
     ],
 )  # fmt: skip
 def test_words_as_actions(words: str, advice: PolicyAction) -> None:

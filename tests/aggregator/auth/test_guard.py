@@ -304,7 +304,7 @@ def test_a_revoked_token_ends_the_stream_it_opened(
             secured.revoke("host-1")
             async with asyncio.timeout(GUARD_SECONDS):
                 assert await streams["host-1"].code() == UNKNOWN
-            assert "log in anew" in await streams["host-1"].details()
+            assert "log in again" in await streams["host-1"].details()
             await streams["host-2"].write(
                 make_agent(host="host-2", run_id=b"host-2".ljust(16)).message(2)
             )

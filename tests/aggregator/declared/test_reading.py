@@ -339,7 +339,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         '[[place]]\nhosts = ["h"]\nrack = "r"\n'
         for _ in range(problems_of.SOURCES_PER_HOST_MAX + 1)
     )
-    assert any("told of more than 16 times" in one for one in problems(a_toml=again))
+    assert any("named more than 16 times" in one for one in problems(a_toml=again))
     with pytest.raises(DeclaredError, match="not UTF-8"):
         parse_files([DeclaredFile("a.toml", b"# good\n# \xff\n")], NOW_NS)
 

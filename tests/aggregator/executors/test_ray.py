@@ -207,7 +207,7 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         advice.fault(node, Action.EVICT_NOW, job=group.name)
         rig.until(lambda: rig.is_done(node), "done")
         found = advice.of(node)
-        assert found is not None and "was left: Ray lets it go on" in found.state_words
+        assert found is not None and "was left: Ray lets it continue" in found.state_words
         assert site.scheduler.read_nodes([node])[node].state == "DRAINING"
         cluster.stdin.write("\n")
         cluster.stdin.flush()

@@ -200,7 +200,7 @@ def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_p
         )
         with pytest.raises(EventsError) as refused:
             ModelRegistry(store, lambda: NOW_US * 1000).train()
-    assert "of 30000 hosts no more than 50 days are looked at" in str(refused.value)
+    assert "of 30000 hosts no more than 50 days are used" in str(refused.value)
     assert "at most 26785 hosts" in str(refused.value)
 
 

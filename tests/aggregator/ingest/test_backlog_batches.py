@@ -140,7 +140,7 @@ def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) ->
                     await until_heard(connection, {1, 2, 3, 4})
                 assert error.value.code() == grpc.StatusCode.DATA_LOSS
                 words = str(error.value.details())
-                assert "frame 2 of 4 late ones in message 1 makes no frame" in words
+                assert "frame 2 of 4 late ones in message 1 is not a valid frame" in words
                 assert not connection.refused and connection.durable <= {1}
             connection.open()
             whole = [
@@ -178,7 +178,7 @@ def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
             for make, words in (
                 (too_many, "17 late frames in a message, at most 16"),
                 (another_beside, "another beside"),
-                (not_said, "does not say backlog"),
+                (not_said, "does not set backlog"),
             ):
                 connection.open()
                 await connection.stream.write(make(connection.agent))

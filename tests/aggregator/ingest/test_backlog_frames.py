@@ -131,7 +131,7 @@ def test_what_had_no_room_to_wait_is_sent_again(
                 while True:
                     await connection.acknowledgement()
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "late frames came when no more could wait" in str(error.value.details())
+            assert "late frames arrived when the queue was full" in str(error.value.details())
             retry = dict(error.value.trailing_metadata() or ())["grpc-retry-pushback-ms"]
             assert retry == "500"  # one host comes back at once
             connection.open()
@@ -184,7 +184,7 @@ def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             bad = wire.TelemetryBatch(sequence=1, differences=b"\0", backlog=True)
             await connection.send(bad, connection.agent.message(2))
-            assert "goes whole" in connection.refused[1] and connection.durable == {2}
+            assert "must be complete" in connection.refused[1] and connection.durable == {2}
 
     asyncio.run(way())
 

@@ -307,7 +307,7 @@ def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> Non
 LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"protocol_version": 9}, "protocol_version: 9; this aggregator speaks 1 to 2"),
     ({"node": ""}, "node: ''"),
-    ({"node": "../etc"}, "node: '../etc' is no host name"),
+    ({"node": "../etc"}, "node: '../etc' is not a host name"),
     ({"node": "x" * 300}, "at most 253"),
     ({"run_id": b"short"}, "run_id: 5 bytes, expected 16"),
     ({"boot_id": b""}, "boot_id: 0 bytes, expected 16"),

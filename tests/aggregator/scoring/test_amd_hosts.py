@@ -214,9 +214,9 @@ def link_down(fleet: AmdFleet) -> None:
         (hot_memory, "gpu.thermal", HealthState.DEGRADED, "memory at 98 C", 20),
         (narrow_link, "gpu.pcie_width", HealthState.DEGRADED, "8 of 16 PCIe lanes", 50),
         (replays, "gpu.pcie_replays", HealthState.WATCH, "PCIe packets resent", 60),
-        (naks, "gpu.pcie_naks", HealthState.WATCH, "the other end refused", 60),
-        (lost_data, "gpu.ecc_uncorrected", HealthState.SUSPECT, "ECC could not repair", 30),
-        (bad_page, "gpu.retirement_pending", HealthState.WATCH, "page to take out", 30),
+        (naks, "gpu.pcie_naks", HealthState.WATCH, "the other end rejected", 60),
+        (lost_data, "gpu.ecc_uncorrected", HealthState.SUSPECT, "uncorrectable error", 30),
+        (bad_page, "gpu.retirement_pending", HealthState.WATCH, "page to retire", 30),
         (link_down, "nvlink.down", HealthState.SUSPECT, "XGMI link is down", 50),
     ],
 )  # fmt: skip

@@ -142,4 +142,6 @@ def test_what_all_silent_hosts_are_in_is_named(places: list[HostPlacement], said
         host.silent = True
     reason = world.run(20).degraded_reason
     assert reason.startswith(f"4 of 60 hosts{said} fell silent within a minute of each other: ")
-    assert ("its power or network, or the network's fault or ours" in reason) is bool(said)
+    assert ("its power or network, or a fault of the network or the aggregator" in reason) is bool(
+        said
+    )

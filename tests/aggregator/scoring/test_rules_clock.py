@@ -220,7 +220,7 @@ HELD = [
     ),
     (
         {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
-        Reason.POWER_CAP, "hardware's power brake",
+        Reason.POWER_CAP, "hardware power brake",
     ),
     (
         {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},

@@ -167,7 +167,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
     [(host, words, cleared)] = lab.rows(
         "SELECT host, words, cleared > since FROM findings WHERE name = 'store.failing'"
     )
-    assert host == "(aggregator)" and "nothing is stored and nothing receipted" in words and cleared
+    assert host == "(aggregator)" and "nothing is stored or acknowledged" in words and cleared
 
 
 @pytest.mark.slow

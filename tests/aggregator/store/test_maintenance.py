@@ -213,7 +213,7 @@ def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
                 wal = held.path.with_name(f"{STORE}.wal").read_bytes()[: held.wal_bytes]
                 (part / f"{STORE}.wal").write_bytes(wal)
                 with (
-                    pytest.raises(Exception, match="holds the store already"),
+                    pytest.raises(Exception, match="another backup is running"),
                     hold_checkpoints(store),
                 ):
                     pass
@@ -333,8 +333,11 @@ def test_a_place_that_cannot_be_used_is_said(data: Path, tmp_path: Path) -> None
     where = ["--data", str(data)]
     for command, words in (
         (["verify", "--scratch", str(tmp_path / "nowhere")], "nowhere/gangline-verify-"),
-        (["verify", "--scratch", str(tmp_path / "file")], "a file where a folder is expected"),
-        (["backup", "--to", str(tmp_path / "file")], "a file where a folder is expected"),
+        (
+            ["verify", "--scratch", str(tmp_path / "file")],
+            "a file exists where a folder is expected",
+        ),
+        (["backup", "--to", str(tmp_path / "file")], "a file exists where a folder is expected"),
     ):
         code, said = admin(*command, *where)
         assert code == cli.FAILED and words in said, said
@@ -611,7 +614,7 @@ def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
             failed, said = await asyncio.to_thread(
                 admin, "backup", "--to", str(tmp_path / "b"), *where
             )
-            assert failed == cli.FAILED and "holds the store already" in said
+            assert failed == cli.FAILED and "another backup is running" in said
             child.send_signal(signal.SIGKILL)
             await child.wait()
             async with asyncio.timeout(GUARD_SECONDS):

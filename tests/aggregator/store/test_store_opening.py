@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         written(STORE, b"SQLite format 3\0" * 1000), r"not a DuckDB file.*unchanged.*--data",
     ),
     "a head that was written wrong": (
-        turned(STORE, 100), r"DuckDB .* cannot open it: .*damaged and left as it is: restore a backup",
+        turned(STORE, 100), r"DuckDB .* cannot open it: .*damaged and unchanged: restore a backup",
     ),
     "catalog damaged": (turned(STORE, 12_288, 1 << 22), r"cannot open it.*gangline admin verify --data"),
     "a WAL damaged within": (
