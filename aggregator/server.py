@@ -196,7 +196,11 @@ def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
     elif number == errno.EACCES:
         remedy = f"Ports below 1024 need root. Name a higher one with {option}{address}:PORT"
     else:
-        remedy = f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it. Stop that program, or choose another port with {option}{address}:PORT"
+        remedy = (
+            f"If another program has the port, `ss -tanp 'sport = :{port}'` names it. Stop that program, or choose another port "
+            f"with {option}{address}:PORT. If it is an outgoing connection, reserve the port with "
+            f"`sysctl net.ipv4.ip_local_reserved_ports={port}`"
+        )
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 
 

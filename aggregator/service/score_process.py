@@ -23,8 +23,9 @@ from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
-#: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better.
-START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
+#: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better. The
+#: aggregator does not start without one that listens. Its start takes a second of CPU time, which a busy machine may give in a minute.
+START_SECONDS_MAX, ANSWER_SECONDS_MAX = 300.0, 10.0
 #: At its end the process has this long for its last messages.
 LAST_SECONDS = 1.0
 #: The next process starts this long after one has ended; if they end early, the delay doubles each time.

@@ -37,7 +37,7 @@ def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
         until(lambda: "version 2 is in force (a.toml, b.csv)" in aggregator.said(), "it took them")
         (declared / "b.csv").write_text("host,rak\nh1,r1\n")
         aggregator.child.send_signal(signal.SIGHUP)
-        words = "not taken, version 2 stays in force: b.csv:1: column 'rak' is unknown: did you mean rack?"
+        words = "is not used, version 2 stays in force: b.csv:1: column 'rak' is unknown: did you mean rack?"
         until(lambda: words in aggregator.said(), "it told what is wrong")
         check = ["declared", "check", str(declared / "a.toml"), "--data", str(data)]
         until(lambda: (data / "operators.duckdb").exists(), "the operators' file")

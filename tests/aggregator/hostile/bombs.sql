@@ -88,7 +88,7 @@ SELECT 1{{'::INT' * 5000}}
 SELECT 1{{' + 1' * 5000}}
 --# unions -> cut:
 SELECT 1{{' UNION ALL SELECT 1' * 12000}}
---# a statement of half a megabyte -> refused: more than the 262144 it may have
+--# a statement of half a megabyte -> refused: at most 262144 are allowed
 SELECT '{{'x' * 500000}}'
 --# five thousand ORs -> answered
 SELECT 1 WHERE 1 = 2{{' OR 1 = 2' * 5000}}

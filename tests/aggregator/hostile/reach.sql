@@ -18,15 +18,15 @@ FROM glob('/*')
 FROM sniff_csv('/etc/passwd')
 --# a file as a table -> refused: does not exist
 FROM '/etc/passwd'
---# a csv file as a table -> refused: out of reach
+--# a csv file as a table -> refused: are not accessible
 FROM '/etc/passwd.csv'
---# a parquet file as a table -> refused: out of reach
+--# a parquet file as a table -> refused: are not accessible
 FROM '/var/lib/other.parquet'
---# a json file as a table -> refused: out of reach
+--# a json file as a table -> refused: are not accessible
 SELECT * FROM '../../../etc/hosts.json'
 --# a database file as a table -> refused:
 FROM 'gangline.duckdb'
---# the live store through a link upwards -> refused: out of reach
+--# the live store through a link upwards -> refused: are not accessible
 FROM 'segments/../gangline.parquet'
 --# https -> refused:
 FROM 'https://example.com/a.parquet'

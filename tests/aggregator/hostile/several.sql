@@ -17,7 +17,7 @@ SELECT 1 /* /* */ ; DROP TABLE hosts; */ ; DROP TABLE hosts
 SELECT 1 /* DROP TABLE hosts
 --# the word behind a comment -> refused: not DROP
 /* SELECT */ DROP /* SELECT */ TABLE hosts
---# explain with a comment between -> refused: writing is refused
+--# explain with a comment between -> refused: statements that write cannot be explained
 EXPLAIN /* SELECT 1 */ ANALYZE -- SELECT
 DELETE FROM hosts
 --# explain of explain -> refused:

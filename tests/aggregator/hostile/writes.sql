@@ -18,11 +18,11 @@ SELECT * FROM (INSERT INTO hosts DEFAULT VALUES RETURNING *)
 WITH u AS MATERIALIZED (UPDATE hosts SET host = 'x' RETURNING host) FROM u
 --# a CTE before a delete -> refused: not WITH
 WITH a AS (SELECT 1) DELETE FROM hosts
---# explain analyze of a delete -> refused: writing is refused
+--# explain analyze of a delete -> refused: statements that write cannot be explained
 EXPLAIN ANALYZE DELETE FROM hosts
---# explain of an insert -> refused: writing is refused
+--# explain of an insert -> refused: statements that write cannot be explained
 EXPLAIN INSERT INTO hosts SELECT * FROM hosts
---# explain analyze of a copy -> refused: writing is refused
+--# explain analyze of a copy -> refused: statements that write cannot be explained
 EXPLAIN ANALYZE COPY hosts TO '/tmp/hosts.csv'
 --# create table -> refused: not CREATE
 CREATE TABLE mine AS SELECT 1

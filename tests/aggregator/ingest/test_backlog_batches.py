@@ -177,7 +177,7 @@ def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
             for make, words in (
                 (too_many, "17 late frames in a message, at most 16"),
-                (another_beside, "another beside"),
+                (another_beside, "and another frame"),
                 (not_said, "does not set backlog"),
             ):
                 connection.open()

@@ -97,7 +97,7 @@ def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
     two.turn()
     two.turn()
     assert [one.name for one in two.findings] == ["store.segment_damaged"]
-    assert "CRC-32 differs" in two.findings[0].message
+    assert "differs from what was written (CRC-32)" in two.findings[0].message
     assert two.ask(POWER) == [(1.0,), (2.0,)]
 
 

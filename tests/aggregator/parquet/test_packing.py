@@ -207,7 +207,7 @@ def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
     mortal.start()
     with pytest.raises(PackerError, match="nowhere"):
         mortal.call("ranges", "of", "read_parquet('nowhere.parquet')", 10)
-    with pytest.raises(PackerError, match="of was begun by a process that has ended"):
+    with pytest.raises(PackerError, match="of was started by a process that has ended"):
         mortal.call("end", "of")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/segments").write_text("a file")

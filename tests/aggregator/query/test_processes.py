@@ -164,7 +164,9 @@ def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> Non
             first = processes.fork_server_pid
             os.kill(first, signal.SIGKILL)
             reply = await task
-            assert isinstance(reply.error, QueryFailed) and "ask again" in str(reply.error)
+            assert isinstance(reply.error, QueryFailed) and "Run the query again" in str(
+                reply.error
+            )
             await until(lambda: not Path(f"/proc/{pid}").exists())
             assert (await ask(processes, "SELECT 1")).summary
             assert processes.fork_server_pid != first

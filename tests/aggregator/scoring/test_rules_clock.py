@@ -212,11 +212,11 @@ def test_all_slow_alike_blames_nobody() -> None:
 HELD = [
     (
         {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "held down by heat",
+        Reason.THERMAL_THROTTLE, "limited by heat",
     ),
     (
         {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "held down by heat",
+        Reason.THERMAL_THROTTLE, "limited by heat",
     ),
     (
         {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},

@@ -95,7 +95,7 @@ def test_an_adapter_whose_firmware_is_dead_stands_until_its_driver_takes_it_back
     world.event(host, 0, nic, "rdma.adapter_failed", message="device's health compromised")
     world.run(700)
     score = world.score(host)
-    assert score.state is S and "does not answer" in score.reason_message
+    assert score.state is S and "does not respond" in score.reason_message
     world.event(host, 0, nic, "rdma.adapter_failed", attributes={"state": "back"})
     world.run(610)
     assert all_well(world) and not world.fleet.findings

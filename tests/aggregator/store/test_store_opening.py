@@ -239,7 +239,7 @@ def test_a_journal_that_lost_its_end(tmp_path: Path) -> None:
     journal.close()
     os.truncate(tmp_path / JOURNAL, whole + 5)
     store = open_store(tmp_path)
-    assert f"ends at byte {whole}, and {3 * whole} were receipted" in store.loss_message
+    assert f"ends at byte {whole}, and {3 * whole} were acknowledged" in store.loss_message
     store.close()
 
 
@@ -319,7 +319,7 @@ def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
         ):
             while True:
                 ballast.write(bytes(4096))
-        with pytest.raises(StoreError, match=r"disk/data.*[Nn]o space left.*make room there"):
+        with pytest.raises(StoreError, match=r"disk/data.*[Nn]o space left.*free some space there"):
             open_store(data).close()
         (tmp_path / "disk" / "ballast").unlink()
         store = open_store(data)
