@@ -48,6 +48,7 @@ from .advisory import (
 )
 from .answers import HOSTS_MAX, has_room_for
 from .observer import Observer, without_numbers
+from .shared_causes import shared_causes
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
@@ -434,7 +435,7 @@ class AdvisoryEngine:
             for host, one in state.probation.items()
             if one.until_ns > state.now_ns and host not in state.holds
         }
-        return OutcomeFeedback(returned, self.outcomes)
+        return OutcomeFeedback(returned, self.outcomes, shared_causes(state))
 
     async def expected_outcomes(
         self, spans: Sequence[rows.OutcomeHost]

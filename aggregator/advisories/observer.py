@@ -161,7 +161,7 @@ class Observer:
             for _, one in sorted(judgement.hosts.computed_scores.items())
             if judgement.is_listed(one)
         ]
-        listed_count = judgement.hosts.listed_count(now_ns)
+        listed_count = judgement.hosts.listed_count(judgement)
         if machine_state.hosts != listed_count:
             yield FleetSize(now_ns, listed_count)
         if without_numbers(machine_state.frozen) != without_numbers(judgement.degraded_reason):

@@ -49,6 +49,7 @@ from .score import (
     score_host,
     trained,
 )
+from .shared_faults import attribute_shared
 from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .view import FleetView
 
@@ -194,7 +195,9 @@ def evaluate(
         fleet.index, open_faults(fleet), now_ns // 1000
     )
     host_inputs = _host_inputs(view, names, faults, trained(model), feedback, frozen, weighed)
-    observed = dict(_observed(view, weighed, transient))
+    observed = attribute_shared(
+        names, dict(_observed(view, weighed, transient)), feedback.shared_causes
+    )
     live = Hosts(
         host_inputs, {host: score_host(host_inputs[host], each) for host, each in observed.items()}
     )
@@ -216,6 +219,7 @@ def evaluate(
         dictionary_version=fleet.epoch,
         names=names,
         columns=pack_hosts(hosts, view.ended),
+        simulation_ended=view.simulation_ended,
         collector_statuses=tuple(fleet.collector_statuses.of(host) for host in range(len(fleet))),
         tracked_symptoms=tracked,
         settling=settling,
