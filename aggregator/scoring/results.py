@@ -134,8 +134,8 @@ class Hosts(Sequence[HostScore]):
 
     def listed_count(self, snapshot: Snapshot) -> int:
         """Return how many belong in a list of hosts (`Snapshot.is_listed`), without making their scores."""
-        heard = self.inputs.last_received_ns > 0
-        ended = heard & self.inputs.simulated & snapshot.simulation_ended
+        has_reported = self.inputs.last_received_ns > 0
+        ended = has_reported & self.inputs.simulated & snapshot.simulation_ended
         return len(self) - int(ended.sum())
 
     def with_scores(self, others: Mapping[int, HostScore]) -> Hosts:
