@@ -426,6 +426,10 @@ class AdvisoryEngine:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
 
+    def open_advisories(self) -> list[Advisory]:
+        """Return the open advisories that are on disk; none in shadow mode."""
+        return [] if self.shadow else [one for one in self._on_disk.values() if one.is_open]
+
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
         """What judging is to know: who is back in service and watched, and what outcomes have shown."""

@@ -32,10 +32,9 @@ from .child_process import ChildCommand, ChildError, Children
 from .connection import ADDRESS_DEFAULT, FAILED, OK, CommandError, ConnectionOptions
 from .host_table import folded, host_of, render
 from .hosts import FoldMode, hosts_text
-from .job import SECONDS_MAX as STORY_SECONDS_MAX
 from .job import worst_job_text
+from .job_client import JobClient
 from .score_client import ScoreClient, ScoreListing
-from .sql_backends import QuerySession, RemoteBackend
 from .terminal import refreshed, table_width, wants_colour, width_of
 
 # ----------------------------------------------------------------------
@@ -449,9 +448,9 @@ class _DemonstrationRun:
         token_file = self._run_token.token_file
         connection = ConnectionOptions(self._options.listen, token_file=token_file)
         try:
-            with QuerySession(RemoteBackend(connection)) as session:
+            with JobClient(connection) as client:
                 text = worst_job_text(
-                    session, self._command("job"), width_of(sys.stdout), colour=wants_colour()
+                    client, self._command("job"), width_of(sys.stdout), colour=wants_colour()
                 )
         except CommandError as error:
             text = f"the jobs cannot be shown: {error}"
@@ -487,7 +486,6 @@ def _wait_answering(client: ScoreClient, children: Children, stop: threading.Eve
 def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> ChildCommand:
     data = options.data / "aggregator"
     # Queries yield to everything else: the story at the end takes long on a laptop that is busy.
-    settings = [f"query_seconds={STORY_SECONDS_MAX:g}", *settings]
     assignments = [word for setting in settings for word in ("--set", setting)]
     arguments = ("--data", str(data), "--listen", options.listen, *assignments)
     return ChildCommand("aggregator", arguments, ends_seconds=15.0)
