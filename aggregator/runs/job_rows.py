@@ -11,7 +11,7 @@ import duckdb
 from ..store.rows import table, time_us
 from .job_pace import MEASURES, PaceReference
 from .job_windows import JobRecord
-from .verdicts import JobVerdict, from_row, row
+from .verdicts import JobVerdict, VerdictChanges, from_row, row
 
 _VERDICT_COLUMNS = (
     "verdict_id:str run_id:str job:str since:time until:time time:time identity:str strength:int verdict:str cause:str "
@@ -28,11 +28,14 @@ WHERE until IS NULL OR run_id IN (SELECT run_id FROM job_paces) ORDER BY time DE
 
 
 def put_verdicts(
-    connection: duckdb.DuckDBPyConnection, verdicts: Sequence[JobVerdict], now_ns: int
+    connection: duckdb.DuckDBPyConnection, changes: VerdictChanges, now_ns: int
 ) -> None:
-    """Write each verdict in place of its row before. Raises duckdb.Error."""
+    """Write each verdict in place of its row before; remove absorbed ones. Raises duckdb.Error."""
+    connection.execute(
+        "DELETE FROM job_verdicts WHERE verdict_id IN (SELECT unnest(?))", [list(changes.absorbed)]
+    )
     _replace(
-        connection, "job_verdicts", _VERDICT_COLUMNS, [row(one, now_ns) for one in verdicts],
+        connection, "job_verdicts", _VERDICT_COLUMNS, [row(one, now_ns) for one in changes.changed],
         "USING new_rows AS n WHERE job_verdicts.verdict_id = n.verdict_id",
     )  # fmt: skip
 

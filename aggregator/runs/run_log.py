@@ -284,16 +284,16 @@ class RunLog:
         rows = [one.row() for one in taken.values()]
         forecasts = self.forecasts.rows() if with_forecasts else []
         records = list(self.windows.records.values())
-        verdicts = self.verdicts.take_changed() if with_forecasts else []
+        changes = self.verdicts.take_changes() if with_forecasts else None
         version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: duckdb.DuckDBPyConnection) -> None:
             if rows:
                 put_runs(connection, rows)
-            if with_forecasts:
+            if changes is not None:
                 put_forecasts(connection, forecasts)
                 put_paces(connection, records, now_ns)
-                put_verdicts(connection, verdicts, now_ns)
+                put_verdicts(connection, changes, now_ns)
 
         loop = asyncio.get_running_loop()
         try:
@@ -302,12 +302,14 @@ class RunLog:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # it may be written all the same; again, it is the same row
             self._unwritten = OrderedDict({**taken, **self._unwritten})
-            self.verdicts.put_back(verdicts)
+            if changes is not None:
+                self.verdicts.put_back(changes)
             raise
         except Exception as error:  # noqa: BLE001 - the store reports its failures itself
             log.debug("%d runs were not written: %s", len(rows), error)
             self._unwritten = OrderedDict({**taken, **self._unwritten})
-            self.verdicts.put_back(verdicts)
+            if changes is not None:
+                self.verdicts.put_back(changes)
 
     async def settle(self) -> None:
         """Wait for what is being written. Never raises."""

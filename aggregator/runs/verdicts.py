@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..scoring.job_faults import LINK, UNKNOWN, JobFault, Strength
 
@@ -71,12 +71,20 @@ class _RunVerdicts:
     fell_ns: int = 0  # since when the pace is below UNEXPLAINED_FALL_MIN; 0: it is not
 
 
+class VerdictChanges(NamedTuple):
+    """`absorbed`: ids of verdicts that are part of another verdict now."""
+
+    changed: Sequence[JobVerdict]
+    absorbed: frozenset[str]
+
+
 class JobVerdicts:
-    """Belongs to the fleet's thread. `step` once a second; `take_changed` for the store."""
+    """Belongs to the fleet's thread. `step` once a second; `take_changes` for the store."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _RunVerdicts] = {}
         self._changed: dict[str, JobVerdict] = {}
+        self._absorbed: set[str] = set()
         self._last_ns = 0
 
     def of_run(self, run_id: str) -> list[JobVerdict]:
@@ -105,14 +113,16 @@ class JobVerdicts:
         for run_id in run_ids:
             self._jobs.pop(run_id, None)
 
-    def put_back(self, verdicts: Iterable[JobVerdict]) -> None:
-        """Take back verdicts that could not be written."""
-        self._changed = {**{one.verdict_id: one for one in verdicts}, **self._changed}
+    def put_back(self, changes: VerdictChanges) -> None:
+        """Take back changes that could not be written."""
+        self._changed = {**{one.verdict_id: one for one in changes.changed}, **self._changed}
+        self._absorbed |= changes.absorbed
 
-    def take_changed(self) -> list[JobVerdict]:
-        """Return the verdicts that changed since the last call."""
-        changed, self._changed = list(self._changed.values()), {}
-        return changed
+    def take_changes(self) -> VerdictChanges:
+        """Return the changes since the last call."""
+        changes = VerdictChanges(list(self._changed.values()), frozenset(self._absorbed))
+        self._changed, self._absorbed = {}, set()
+        return changes
 
     def step(
         self, states: Iterable[JobState], faults: Mapping[str, Sequence[JobFault]], now_ns: int
@@ -154,6 +164,7 @@ class JobVerdicts:
         if before is None:
             since_ns = job.fell_ns if fault.cause == UNEXPLAINED else now_ns
             before = JobVerdict(state.run_id, state.job, fault, since_ns, now_ns)
+            self._absorb(job, before)
             job.open[fault.identity] = before
         # Hosts that recovered stay in the verdict until it ends.
         hosts = dict.fromkeys((*fault.hosts, *before.fault.hosts))
@@ -161,6 +172,19 @@ class JobVerdicts:
         before.seen_ns, before.slowdown = now_ns, slowdown
         before.is_stopped = state.is_standing and fault.strength is Strength.STOPS
         self._changed[before.verdict_id] = before
+
+    def _absorb(self, job: _RunVerdicts, shared: JobVerdict) -> None:
+        """Take over the verdicts on single hosts from the seconds before their shared cause was known."""
+        if not shared.fault.shared_cause:
+            return
+        for host in shared.fault.hosts:
+            own = job.open.get(f"host {host}")
+            if own is not None and own.fault.reason == shared.fault.reason:
+                del job.open[own.fault.identity]
+                self._changed.pop(own.verdict_id, None)
+                self._absorbed.add(own.verdict_id)
+                shared.since_ns = min(shared.since_ns, own.since_ns)
+                shared.lost_gpu_hours += own.lost_gpu_hours
 
     def _charge(self, job: _RunVerdicts, state: JobState, seconds: float) -> None:
         worst = max(job.open.values(), key=lambda one: one.slowdown, default=None)

@@ -18,6 +18,7 @@ from gangline.aggregator.runs.verdicts import (
     JobState,
     JobVerdict,
     JobVerdicts,
+    VerdictChanges,
 )
 from gangline.aggregator.scoring.job_faults import (
     LINK,
@@ -105,6 +106,22 @@ def test_each_moment_is_charged_once_to_the_worst() -> None:
     assert job.verdicts.lost_gpu_hours(RUN) == pytest.approx((0.6 + 0.25) * 64, rel=0.02)
 
 
+def test_single_hosts_become_part_of_their_shared_cause() -> None:
+    """Four verdicts of the first seconds stood beside the one on the rack that they belong to."""
+    job = Job()
+    hosts = [
+        fault(host, Strength.SLOWS, slowdown=0.6, reason="THERMAL_THROTTLE") for host in RACK.hosts
+    ]
+    assert len(job.run(10, *hosts)) == 3
+    begun_ns = min(one.since_ns for one in job.verdicts.of_run(RUN))
+    own_ids = {one.verdict_id for one in job.verdicts.of_run(RUN)}
+    lost = job.verdicts.lost_gpu_hours(RUN)
+    job.verdicts.take_changes()
+    (shared,) = job.run(1, RACK)
+    assert shared.since_ns == begun_ns and shared.lost_gpu_hours >= lost
+    assert job.verdicts.take_changes().absorbed == own_ids
+
+
 def test_a_verdict_ends_when_the_fault_was_last_seen_and_begins_anew_after_that() -> None:
     """A repaired host stayed the straggler of its job."""
     job = Job()
@@ -140,8 +157,9 @@ def test_verdicts_go_on_after_a_restart() -> None:
     job.run(600, RACK)
     with duckdb.connect() as connection:
         connection.execute(MIGRATION.read_text())
-        put_verdicts(connection, job.verdicts.take_changed(), job.now_ns)
-        put_verdicts(connection, job.verdicts.of_run(RUN), job.now_ns)
+        for _ in range(2):  # the second replaces the first
+            changes = VerdictChanges(job.verdicts.of_run(RUN), frozenset())
+            put_verdicts(connection, changes, job.now_ns)
         verdicts = JobVerdicts()
         verdicts.restore(read_verdicts(connection))
     (before,), (after,) = job.verdicts.of_run(RUN), verdicts.of_run(RUN)
