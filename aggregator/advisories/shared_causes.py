@@ -238,7 +238,7 @@ def cause_message(
     else:
         symptom = f"{what.symptom} one after the other, the first {at}:"
     detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
-    return f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. Check that first ({what.where_to_check}) before at any of them{detail}"
+    return f"{hosts}{of} hosts {where} {symptom} one fault that they share. Check first: {what.where_to_check}{detail}"
 
 
 def _domain_hosts(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
