@@ -314,6 +314,7 @@ class _DemonstrationRun:
             stop,
         )
         self._truth = options.data / "simulated" / "truth.jsonl"
+        self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
         """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
@@ -349,11 +350,14 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Say what the scheduler of the night says, once its hosts are there; return whether it is said."""
+        """Report what the scheduler of the night reports, once its hosts are there; return whether all is reported."""
         if not {host_of(one) for one in listing.scores} >= {*night.HOSTS}:
             return False
-        night.send_scheduler_reports(client.channel, time.time_ns() // 1000)
-        return True
+        now_us = time.time_ns() // 1000
+        if not self._are_gangs_reported:
+            night.send_scheduler_reports(client.channel, now_us)
+            self._are_gangs_reported = True
+        return night.report_outcome(client.channel, now_us)
 
     def _watch(self, client: ScoreClient) -> int:
         terminal = sys.stdout.isatty()

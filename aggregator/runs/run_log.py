@@ -187,10 +187,7 @@ class RunLog:
                 self._error = failed
 
     def _step(self, now_ns: int, faults: Sequence[JobFault]) -> None:
-        self.accumulator.advance(self._fleet, now_ns)
-        ended = self.windows.step(self._fleet, self.accumulator, now_ns)
-        self._judge_jobs(ended, faults, now_ns)
-        self.forecasts.step(self._fleet, self.accumulator, now_ns)
+        self.observe(now_ns, faults)
         self._ended.extend(self.accumulator.take_ended())
         self._end_unseen(now_ns)
         for _ in range(min(ASSESSED_PER_TURN, len(self._ended))):
@@ -204,6 +201,13 @@ class RunLog:
         ):
             self._find_drifting_hosts(now_ns)
         self._write_due(now_ns)
+
+    def observe(self, now_ns: int, faults: Sequence[JobFault]) -> None:
+        """Take in the readings of the last second and the *faults* of now. No I/O."""
+        self.accumulator.advance(self._fleet, now_ns)
+        ended = self.windows.step(self._fleet, self.accumulator, now_ns)
+        self._judge_jobs(ended, faults, now_ns)
+        self.forecasts.step(self._fleet, self.accumulator, now_ns)
 
     def _judge_jobs(
         self, ended: Sequence[JobRecord], faults: Sequence[JobFault], now_ns: int
@@ -325,6 +329,7 @@ class RunLog:
             self._keep(self.history.assess(summary))
         self._ended.clear()
         if self._unwritten or self._forecasts_version != self.forecasts.version:
+            self._write_ns = now_ns
             await self._write(with_forecasts=True)
 
 
