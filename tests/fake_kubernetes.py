@@ -270,6 +270,7 @@ class Handler(BaseHTTPRequestHandler):
             thing for key, thing in sorted(self.fake.objects.items())
             if key[0] == kind and namespace in ("", key[1])
             and query.get("labelSelector", "") in ("", *(thing["metadata"].get("labels") or {}))
+            and query.get("fieldSelector", "") in ("", f"spec.nodeName={(thing.get('spec') or {}).get('nodeName')}")
         ]  # fmt: skip
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
         more = {"continue": str(first + limit)} if first + limit < len(found) else {}

@@ -197,7 +197,8 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     lease = _lease_until_ns(editor, advisory, event)
     if advisory.state is AdvisoryState.ACCEPTED:
         _restore_hold(editor, advisory)
-        editor.put(advisory, f"{event.actor} still works on it", lease_until_ns=lease)
+        message = f"{event.actor} still works on it" + (f": {event.words}" if event.words else "")
+        editor.put(advisory, message, lease_until_ns=lease)
         return
     if removes_host(advisory.action) and (reason := _limit_reached(editor, advisory)):
         editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))

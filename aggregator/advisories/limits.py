@@ -21,8 +21,6 @@ from .advisory import (
 )
 from .state import SILENT, StateEditor
 
-WAITING_COSTS_LESS = "waiting costs less than acting"
-
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
     """Return why nothing is asked of *subject* for *first*, the gravest of its cases; "" if it may be."""
@@ -56,7 +54,10 @@ def _price_reason(first: Case) -> str:
     wait = (
         first.basis is Basis.STATISTICAL and 0 < price.waiting_gpu_hours <= price.acting_gpu_hours
     )
-    return WAITING_COSTS_LESS if wait else ""
+    if not wait:
+        return ""
+    waiting, acting = price.waiting_gpu_hours, price.acting_gpu_hours
+    return f"waiting costs less ({waiting:,.1f} GPU-hours) than acting ({acting:,.1f})"
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:

@@ -36,6 +36,7 @@ from .model import (
     SchedulerError,
     SchedulerState,
     SetWeight,
+    Situation,
     StartNow,
     Step,
     together,
@@ -160,8 +161,8 @@ class Executor:
 
     # ---- read
 
-    def _situation(self) -> core.Situation:
-        return core.Situation(
+    def _situation(self) -> Situation:
+        return Situation(
             self._client.advice(), self._state, self._wall(), self._client.is_live(),
             self._capabilities or Capabilities(), self._policy,
         )  # fmt: skip
@@ -248,7 +249,7 @@ class Executor:
     def _is_due(self, step: Step) -> bool:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
-    def _carry_out(self, situation: core.Situation, steps: list[Step]) -> None:
+    def _carry_out(self, situation: Situation, steps: list[Step]) -> None:
         """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator follow."""
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
@@ -320,10 +321,13 @@ class Executor:
         self._exporter.export(OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes))  # fmt: skip
         self.figures.dropped_log_records = self._exporter.dropped_count
 
-    def _tell(self, situation: core.Situation, steps: list[Step]) -> None:
+    def _tell(self, situation: Situation, steps: list[Step]) -> None:
         """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
         if not steps:
             return
+        if any(isinstance(step, Answer) for step in steps):
+            # A replica that was suspended and has lost the ledger knows only an earlier state: it answers nothing.
+            self._save()
         answers = together(
             [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]
         )
@@ -357,8 +361,10 @@ class Executor:
         lease = self._config.lease_seconds
         try:
             match step:
-                case Accept() | RenewLease() if advice is not None:
+                case Accept() if advice is not None:
                     return self._client.answer(advice, "ACCEPTED", lease_seconds=lease)
+                case RenewLease(note=note) if advice is not None:
+                    return self._client.answer(advice, "ACCEPTED", note, lease)
                 case Answer(state=state, why=note) if advice is not None:
                     plans = self._recoveries.plan_texts(step.advisory)
                     return self._client.answer(advice, state, "; ".join([note, *plans]))
@@ -370,7 +376,7 @@ class Executor:
             return error
         return None
 
-    def _accepted(self, situation: core.Situation, advice: Advice, after: Advice) -> None:
+    def _accepted(self, situation: Situation, advice: Advice, after: Advice) -> None:
         if after.state != "ACCEPTED":
             self._paused[advice.name] = self._monotonic() + PAUSE_SECONDS
             log.info("%s was not granted: it is %s now", advice.name, after.state)
@@ -383,7 +389,7 @@ class Executor:
         )
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
-    def _announce(self, situation: core.Situation) -> None:
+    def _announce(self, situation: Situation) -> None:
         """Say, once for each state of an advisory, why it is skipped; in shadow, also what would be done."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():

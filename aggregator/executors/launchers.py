@@ -14,10 +14,9 @@ from pathlib import Path
 
 from . import attribution, launcher_segments
 from .attribution_server import AttributionServer
-from .core import Situation
 from .cycle_info import CycleInfo, CycleInfoError, allocations, read_cycle_info, with_cycles
 from .ledger import ExecutorLedger
-from .model import SchedulerState
+from .model import SchedulerState, Situation
 from .settings import ExecutorConfig
 
 log = logging.getLogger(__name__)

@@ -52,6 +52,11 @@ class JobProgress:
     requeued: float = 0.0
     waiting: float = 0.0
     started: float = 0.0
+    #: How often the scheduler refused to move it, and how often it started on the node again.
+    attempts: int = 0
+    returns: int = 0
+    #: When it is tried again.
+    retry: float = 0.0
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class Entry:
     evict_at: float = 0.0
     #: What became of the replicas of torchft on the node; "": they were not to be ended, or not yet.
     replicas: str = ""
+    #: The last report to the aggregator about jobs that are still on the node.
+    reported: str = ""
     jobs: dict[str, JobProgress] = field(default_factory=dict)
 
     @property

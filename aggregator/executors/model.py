@@ -180,6 +180,33 @@ class Advice:
         return f"{HOLD_PREFIX}{self.name}{suffix}"
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutorPolicy:
+    """Actions and limits that the operator allows."""
+
+    actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
+    mark: str = "auto"
+    #: At most this many marks at one time, whatever the aggregator grants.
+    marks_max: int = 100
+    lease_seconds: float = 600.0
+    #: How our answers name us; the aggregator may put a login before it.
+    actor: str = ""
+    #: EVICT_NOW also ends the replicas of torchft on the node.
+    kill_replicas: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Inputs of a decision. `is_live`: *advice* is complete and current; otherwise nothing new begins."""
+
+    advice: Mapping[str, Advice]
+    scheduler: SchedulerState
+    now: float
+    is_live: bool
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    policy: ExecutorPolicy = field(default_factory=ExecutorPolicy)
+
+
 # ---------------------------------------------------------------- what is done, each step with its reason
 
 
@@ -198,7 +225,9 @@ class Accept(Step):
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Step):
-    """Keep the lease."""
+    """Keep the lease. `note`: which jobs are still on the node, and why."""
+
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +319,8 @@ class EndStep(Step):
 
     job: str
     node: str
+    #: How often the job had been requeued before.
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,16 @@ from typing import Any
 from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
 from .attribution_server import parse_listen
-from .core import MARKS, ExecutorPolicy
-from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RESET_GPU, RETURN
+from .core import MARKS
+from .model import (
+    ACTIONS,
+    HOLDING_ACTIONS,
+    NODE_NAME,
+    REBOOT,
+    RESET_GPU,
+    RETURN,
+    ExecutorPolicy,
+)
 from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64

@@ -12,6 +12,7 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.ledger import LedgerError
 from gangline.aggregator.executors.model import Scheduler
 from tests.aggregator.executors.advice_server import serving_advice
 from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
@@ -45,6 +46,12 @@ class ModelSite(Site):
     def cancel(self, job: str) -> None:
         self._model.end(job)
 
+    def forbid_moving(self, job: str) -> None:
+        self._model.fixed.add(job)
+
+    def allow_moving(self, job: str) -> None:
+        self._model.fixed.remove(job)
+
     def set_weight(self, node: str, weight: int) -> None:
         self._model.set_weight(node, weight)
 
@@ -53,6 +60,30 @@ class TestModel(ExecutorContract):
     @pytest.fixture(params=[False, True], ids=["drains stay", "drains end"])
     def site(self, request: pytest.FixtureRequest) -> Site:
         return ModelSite(request.param)
+
+
+def test_a_replica_without_its_ledger_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was frozen while another took over answered DONE from the state that it had read before."""
+    site = ModelSite(drain_ends=False)
+    with serving_advice() as advice, ExitStack() as stack:
+        rig = Rig(site, advice, tmp_path, stack)
+        rig.start()
+        save = rig.ledger.save
+
+        def refused() -> None:
+            if site.ours():
+                raise LedgerError("another executor wrote it")
+            save()
+
+        monkeypatch.setattr(rig.ledger, "save", refused)
+        advice.fault("n1", Action.AVOID)
+        rig.until(site.ours, "a hold")
+        rig.turn()
+        assert not rig.is_done("n1"), rig.states()
+        monkeypatch.setattr(rig.ledger, "save", save)
+        rig.until(lambda: rig.is_done("n1"), "done")
 
 
 class Killed(BaseException):

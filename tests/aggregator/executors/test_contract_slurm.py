@@ -58,6 +58,12 @@ class SlurmSite(Site):
     def cancel(self, job: str) -> None:
         self.cluster.command("scancel", job)
 
+    def forbid_moving(self, job: str) -> None:
+        self.cluster.command("scontrol", "update", f"jobid={job}", "requeue=0")
+
+    def allow_moving(self, job: str) -> None:
+        self.cluster.command("scontrol", "update", f"jobid={job}", "requeue=1")
+
     def set_weight(self, node: str, weight: int) -> None:
         self.cluster.command("scontrol", "update", f"nodename={node}", f"weight={weight}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.executors import core, reports
-from gangline.aggregator.executors.core import ExecutorPolicy, Situation, decide
+from gangline.aggregator.executors.core import decide
 from gangline.aggregator.executors.ledger import (
     DOWN,
     DRAIN,
@@ -25,6 +25,7 @@ from gangline.aggregator.executors.model import (
     Answer,
     Capabilities,
     Drain,
+    ExecutorPolicy,
     Node,
     NodeHold,
     PlaceHold,
@@ -34,6 +35,7 @@ from gangline.aggregator.executors.model import (
     Resume,
     ScheduledJob,
     SchedulerState,
+    Situation,
     StartNow,
     Step,
 )

@@ -27,6 +27,7 @@ from gangline.aggregator.executors.model import (
     PlaceHold,
     RemoveHold,
     Requeue,
+    ScheduledJob,
     SchedulerError,
     Step,
 )
@@ -229,6 +230,47 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
     succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job, node))
     until(lambda: node not in site.kubernetes.read_jobs()[job].nodes and len(site.kubernetes.read_jobs()[job].nodes) == 3, "its pod is elsewhere")  # fmt: skip
     assert before <= {pod["metadata"]["uid"] for pod in live_pods(site)}
+
+
+def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
+    site: KubernetesSite,
+) -> None:
+    """A gang started just before the taint, and the watch was late: the eviction was DONE while it ran on the node."""
+    site.kubernetes.read_jobs()
+    pods: Any = site.kubernetes._pods
+    with delayed(pods):
+        job = site.people.submit(1)
+        until(
+            lambda: [pod for pod in live_pods(site) if pod["spec"].get("nodeName")], "it is bound"
+        )
+        (node,) = {pod["spec"]["nodeName"] for pod in live_pods(site)}
+        assert not site.kubernetes.read_jobs().get(f"{NAMESPACE}/job/{job}", NO_JOB).nodes
+        succeed(site, hold(6, node, evict=True))
+        assert site.kubernetes.read_jobs()[f"{NAMESPACE}/job/{job}"].nodes == {node}
+
+
+NO_JOB = ScheduledJob("", "PENDING")
+
+
+@contextmanager
+def delayed(objects: Any) -> Iterator[None]:
+    """The watch receives nothing for a while."""
+    take, main = objects._take, threading.get_ident()
+    waiting: list[tuple[str, Any]] = []
+
+    def hold_back(kind: str, thing: Any) -> str:
+        if threading.get_ident() == main:
+            return str(take(kind, thing))
+        waiting.append((kind, thing))
+        return ""
+
+    objects._take = hold_back
+    try:
+        yield
+    finally:
+        objects._take = take
+        for kind, thing in waiting:
+            take(kind, thing)
 
 
 # ---------------------------------------------------------------- rights

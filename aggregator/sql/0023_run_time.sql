@@ -1,4 +1,4 @@
--- Version 22: how long the aggregator has run, and what the wall clock showed meanwhile: retention goes by it. A store of
+-- Version 23: how long the aggregator has run, and what the wall clock showed meanwhile: retention goes by it. A store of
 -- before counts as run from its first measurement of itself, a host or a score to its last.
 CREATE TABLE run_time (run_us BIGINT, wall TIMESTAMP);
 COMMENT ON TABLE run_time IS
