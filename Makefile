@@ -8,7 +8,7 @@ SIMULATED ?= 32
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/contract/wire
-GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
+GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
 .PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages test-hosts soak-packages repository image clean system
 

@@ -108,6 +108,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "ScoreNodes": _SCHEDULERS,
         "WatchNodeScores": _SCHEDULERS,
     },
+    "gangline.v1.JobService": {"ListJobs": _SCHEDULERS, "GetJob": _SCHEDULERS},
     "gangline.v1.PlacementService": {
         "PlanPlacement": _SCHEDULERS,
         "EvaluatePlacement": _SCHEDULERS,

@@ -68,6 +68,7 @@ from .service.grpc_server import (
     ADMIN,
     ADVISORY,
     DECISION,
+    JOB,
     OUTCOME,
     PERMIT,
     PLACEMENT,
@@ -80,6 +81,7 @@ from .service.grpc_server import (
     make_server,
     serve_on,
 )
+from .service.job import JobService
 from .service.outcome import OutcomeService
 from .service.placement import PlacementService
 from .service.query import QueryService
@@ -356,6 +358,7 @@ class Aggregator:
             RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
             RESERVATION: reservations,
             DECISION: DecisionService(self.decisions, self.store),
+            JOB: JobService(self.runs, self.fleet, self.advisory_engine.open_advisories, wall_ns),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(

@@ -48,6 +48,7 @@ from .advisory import (
 )
 from .answers import HOSTS_MAX, has_room_for
 from .observer import Observer, without_numbers
+from .shared_causes import shared_causes
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
@@ -425,6 +426,10 @@ class AdvisoryEngine:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
 
+    def open_advisories(self) -> list[Advisory]:
+        """Return the open advisories that are on disk; none in shadow mode."""
+        return [] if self.shadow else [one for one in self._on_disk.values() if one.is_open]
+
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
         """What judging is to know: who is back in service and watched, and what outcomes have shown."""
@@ -434,7 +439,7 @@ class AdvisoryEngine:
             for host, one in state.probation.items()
             if one.until_ns > state.now_ns and host not in state.holds
         }
-        return OutcomeFeedback(returned, self.outcomes)
+        return OutcomeFeedback(returned, self.outcomes, shared_causes(state))
 
     async def expected_outcomes(
         self, spans: Sequence[rows.OutcomeHost]

@@ -24,7 +24,6 @@ from .state import SILENT, StateEditor
 
 #: Begin of the reason of a deferral that ends with the others' report.
 OUT_ALREADY = "the host is out already: "
-WAITING_COSTS_LESS = "waiting costs less than acting"
 
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
@@ -65,7 +64,10 @@ def _price_reason(first: Case) -> str:
     wait = (
         first.basis is Basis.STATISTICAL and 0 < price.waiting_gpu_hours <= price.acting_gpu_hours
     )
-    return WAITING_COSTS_LESS if wait else ""
+    if not wait:
+        return ""
+    waiting, acting = price.waiting_gpu_hours, price.acting_gpu_hours
+    return f"waiting costs less ({waiting:,.1f} GPU-hours) than acting ({acting:,.1f})"
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:

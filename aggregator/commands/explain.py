@@ -30,6 +30,8 @@ from .terminal import printable, width_of
 WIDTH_MAX = 110
 #: Evidence that moves ln(hazard) by less costs nothing worth a sentence.
 DELTA_MIN = 0.005
+#: Reported outcomes that multiply the hazard by less are no reason: "multiplied by 1" stood at every host.
+OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
 #: Of an UNHEALTHY host, evidence that alone makes a fault more often as likely is a fault of now, and no likelihood.
 BROKEN_TIMES_MIN = 20.0
 #: Evidence that is not of now is said to be older from here.
@@ -293,7 +295,8 @@ def value(one: score_pb2.Contribution) -> str:
 
 def _is_shown(one: score_pb2.Contribution) -> bool:
     """Leave out what a model's features add that nobody would notice; `--json` has all."""
-    return not _is_of_model(one) or abs(one.log_hazard_delta) > DELTA_MIN
+    least = OUTCOMES_DELTA_MIN if one.signal == OUTCOMES_SIGNAL else DELTA_MIN
+    return not _is_of_model(one) or abs(one.log_hazard_delta) > least
 
 
 def _is_of_model(one: score_pb2.Contribution) -> bool:

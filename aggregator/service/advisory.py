@@ -83,7 +83,8 @@ def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     """Return what is called for and not proposed, for the wire."""
     return wire.HeldBack(
         node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=reason,
+        reason_text=case.words, held_back_text=reason, devices=case.devices,
+        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours, cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
     )  # fmt: skip
 
 

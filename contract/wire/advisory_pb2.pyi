@@ -192,16 +192,22 @@ class ListAdvisoriesResponse(_message.Message):
     def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBack, _Mapping]]] = ..., held_back_count: _Optional[int] = ..., out_by_advice: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., out_by_advice_count: _Optional[int] = ...) -> None: ...
 
 class HeldBack(_message.Message):
-    __slots__ = ("node", "action", "reason_text", "held_back_text")
+    __slots__ = ("node", "action", "reason_text", "held_back_text", "devices", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     REASON_TEXT_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_TEXT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    COST_OF_WAITING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    COST_OF_ACTING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
     node: str
     action: Action
     reason_text: str
     held_back_text: str
-    def __init__(self, node: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., reason_text: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    cost_of_waiting_gpu_hours: float
+    cost_of_acting_gpu_hours: float
+    def __init__(self, node: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., reason_text: _Optional[str] = ..., held_back_text: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ...) -> None: ...
 
 class GetAdvisoryRequest(_message.Message):
     __slots__ = ("name",)

@@ -121,7 +121,7 @@ class Contribution(_message.Message):
     def __init__(self, signal: _Optional[str] = ..., device: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., normal: _Optional[str] = ..., log_hazard_delta: _Optional[float] = ..., relative_speed_factor: _Optional[float] = ..., score_delta: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., words: _Optional[str] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., evidence_sql: _Optional[str] = ..., hazard_delta: _Optional[float] = ..., shared_count: _Optional[int] = ...) -> None: ...
 
 class NodeScore(_message.Message):
-    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job")
+    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job", "shared_cause", "shared_cause_nodes", "shared_cause_advisory")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,9 @@ class NodeScore(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_JOB_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_NODES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_ADVISORY_FIELD_NUMBER: _ClassVar[int]
     node: str
     score: float
     horizon: _duration_pb2.Duration
@@ -174,7 +177,10 @@ class NodeScore(_message.Message):
     job: str
     waits_for: str
     waits_for_job: str
-    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: _Optional[bool] = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ...) -> None: ...
+    shared_cause: str
+    shared_cause_nodes: int
+    shared_cause_advisory: str
+    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: _Optional[bool] = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ..., shared_cause: _Optional[str] = ..., shared_cause_nodes: _Optional[int] = ..., shared_cause_advisory: _Optional[str] = ...) -> None: ...
 
 class GpuScore(_message.Message):
     __slots__ = ("gpu", "state", "reason", "hazard_per_hour", "hazard_lower", "hazard_upper", "relative_speed", "relative_speed_lower", "relative_speed_upper")

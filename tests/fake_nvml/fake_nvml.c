@@ -29,6 +29,7 @@ struct gpu host;
 static struct gpu *gpus;
 static unsigned int gpu_count, told_count;
 static int counts_told, users;
+static int hides_gpus; /* initialized without attaching, on a driver that then has no GPUs */
 static char drivers[8][80]; /* the version at each step; the last holds on */
 static int driver_count;
 static const char *step_text; /* the step file, mapped: a step costs no system call */
@@ -262,6 +263,14 @@ static const char *driver(void)
     return drivers[now < driver_count ? now : driver_count - 1];
 }
 
+/* Drivers before 590.37 show no GPU to a process that initialized with NVML_INIT_FLAG_NO_ATTACH. */
+static int is_before_590_37(void)
+{
+    int major = 0, minor = 0;
+    sscanf(driver(), "%d.%d", &major, &minor);
+    return major < 590 || (major == 590 && minor < 37);
+}
+
 /* Return 0, or 1 for a line that means nothing. */
 static int parse_line(char *line)
 {
@@ -367,7 +376,7 @@ static nvmlReturn_t load(void)
     return bad ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
 }
 
-static nvmlReturn_t start(int call)
+static nvmlReturn_t start(int call, unsigned int flags)
 {
     pthread_mutex_lock(&lock);
     nvmlReturn_t code = users ? NVML_SUCCESS : load();
@@ -376,8 +385,10 @@ static nvmlReturn_t start(int call)
         code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     if (code == NVML_SUCCESS)
         code = enter(&host, call);
-    if (code == NVML_SUCCESS && !users++)
+    if (code == NVML_SUCCESS && !users++) {
         nodes_open_control();
+        hides_gpus = (flags & NVML_INIT_FLAG_NO_ATTACH) && is_before_590_37();
+    }
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -398,7 +409,7 @@ EXPORT const char *fake_nvml_call_name(int call)
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-    nvmlReturn_t code = start(CALL_nvmlInitWithFlags);
+    nvmlReturn_t code = start(CALL_nvmlInitWithFlags, flags);
     if (code == NVML_SUCCESS && !gpu_count && !(flags & NVML_INIT_FLAG_NO_GPUS)) {
         nvmlShutdown();
         return NVML_ERROR_DRIVER_NOT_LOADED;
@@ -406,7 +417,7 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
     return code;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void) { return start(CALL_nvmlInit_v2); }
+EXPORT nvmlReturn_t nvmlInit_v2(void) { return start(CALL_nvmlInit_v2, 0); }
 
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
@@ -447,7 +458,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
     nvmlReturn_t code = users ? enter(&host, CALL_nvmlDeviceGetCount_v2) : NVML_ERROR_UNINITIALIZED;
     if (code == NVML_SUCCESS)
-        *count = counts_told ? told_count : gpu_count;
+        *count = hides_gpus ? 0 : counts_told ? told_count : gpu_count;
     return code;
 }
 
@@ -465,7 +476,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice
 {
     if (!users)
         return NVML_ERROR_UNINITIALIZED;
-    return index < gpu_count ? attach(&gpus[index], CALL_nvmlDeviceGetHandleByIndex_v2, device) : NVML_ERROR_INVALID_ARGUMENT;
+    return index < gpu_count && !hides_gpus ? attach(&gpus[index], CALL_nvmlDeviceGetHandleByIndex_v2, device) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
@@ -475,7 +486,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDev
         return NVML_ERROR_UNINITIALIZED;
     if (sscanf(bus_id, "%x:%x:%x.%x", &asked[0], &asked[1], &asked[2], &asked[3]) < 3)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned int i = 0; i < gpu_count; i++) {
+    for (unsigned int i = 0; i < gpu_count && !hides_gpus; i++) {
         sscanf(gpus[i].address, "%x:%x:%x.%x", &own[0], &own[1], &own[2], &own[3]);
         if (!memcmp(asked, own, 3 * sizeof *own))
             return attach(&gpus[i], CALL_nvmlDeviceGetHandleByPciBusId_v2, device);
@@ -487,7 +498,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 {
     if (!users)
         return NVML_ERROR_UNINITIALIZED;
-    for (unsigned int i = 0; i < gpu_count; i++)
+    for (unsigned int i = 0; i < gpu_count && !hides_gpus; i++)
         if (!strcmp(uuid, gpus[i].uuid))
             return attach(&gpus[i], CALL_nvmlDeviceGetHandleByUUID, device);
     return NVML_ERROR_NOT_FOUND;
