@@ -51,6 +51,8 @@ GRAVITY = (
 )
 #: These leave the host in service: no budget counts them, and there is nothing to take back.
 LEAVE_IN_SERVICE = frozenset({Action.RETURN_TO_SERVICE, Action.INSPECT, Action.CAP_POWER})
+#: These move running work off the host.
+MOVE_WORK = frozenset({Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW})
 #: All that a statistical verdict may ask of a host.
 STATISTICAL_ACTIONS = frozenset({Action.AVOID, Action.DRAIN_AFTER_JOB})
 #: What only a deterministic fault, or a job that is dead already, allows.
@@ -356,6 +358,7 @@ class TakenOut:
     words: str
     until_ns: int
     members: tuple[Member, ...]
+    new_work_only: bool = False  # jobs there continue, and may have to leave
 
 
 @dataclass(frozen=True, slots=True)
