@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 from .host_sets import HostSetError, expand_hosts
 from .mirror_format import NODES_MAX, MirrorError, is_node_name
+from .slurm_text import BUSY, DOWN, OUT, gpus_of, parse_reason, state_names
 
 #: Slurm's flags of a node on which no job starts.
-UNAVAILABLE = frozenset(
-    ["DOWN", "DRAIN", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "INVAL", "UNKNOWN"]
-)  # fmt: skip
+UNAVAILABLE = OUT | DOWN | BUSY | {"NOT_RESPONDING"}
 #: Reasons of Slurm that no node can cure -> what they mean.
 NOT_FOR_NODES = {
     "BeginTime": "its start time has not come; a requeued job waits two minutes",
@@ -102,10 +101,11 @@ def parse_job(text: str) -> PendingJob:
     if "JobState" not in fields or "JobId" not in fields:
         raise MirrorError("expected the text of scontrol -o show job")
     nodes = max(_number(fields.get("NumNodes", "")), 1)
-    gpus = _gpus(fields.get("TresPerNode", ""))
+    gpus = gpus_of(fields.get("TresPerNode", ""))
     if not gpus:  # a total, of equal shares; TRES has it only where Slurm accounts for GPUs
         total = max(
-            _gpus(fields.get("TresPerJob", "")), _number(fields.get("TRES", ""), r"gres/gpu=(\d+)")
+            gpus_of(fields.get("TresPerJob", "")),
+            _number(fields.get("TRES", ""), r"gres/gpu=(\d+)"),
         )
         gpus = -(-total // nodes)
     features = fields.get("Features", "(null)")
@@ -128,13 +128,6 @@ def parse_job(text: str) -> PendingJob:
     )
 
 
-def _gpus(text: str) -> int:
-    """Return the GPUs of `gpu:h100:4(S:0-1),nic:2`, also of `gres:gpu:4` and `gpu:h100:4(IDX:0-3)`."""
-    text = re.sub(r"gres[:/]", "", text)
-    found = re.findall(r"(?:^|,)gpu(?:[:=][A-Za-z][\w.-]*)?[:=](\d{1,6})", text)
-    return sum(map(int, found)) if found else int(bool(re.search(r"(?:^|,)gpu(?:,|$)", text)))
-
-
 def _megabytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,12})(?:\.\d+)?([KMGT]?)", text)
     if match is None:
@@ -155,13 +148,11 @@ def parse_nodes(text: str) -> list[SlurmNode]:
         if len(found) >= NODES_MAX:
             raise MirrorError(f"Slurm has more than {NODES_MAX} nodes")
         state = fields.get("State", "UNKNOWN")
-        flags = {one.rstrip("*~#!%$@^-") for one in state.split("+")}
-        flags |= {"NOT_RESPONDING"} if "*" in state else set()
         found.append(
             SlurmNode(
-                name, frozenset(flags), reason.rpartition(" [")[0], _words(fields.get("Partitions", "")),
-                _words(fields.get("ActiveFeatures", "")), _gpus(fields.get("Gres", "")),
-                _gpus(fields.get("GresUsed", "")), _number(fields.get("CPUTot", "")),
+                name, state_names(state), parse_reason(reason)[0], _words(fields.get("Partitions", "")),
+                _words(fields.get("ActiveFeatures", "")), gpus_of(fields.get("Gres", "")),
+                gpus_of(fields.get("GresUsed", "")), _number(fields.get("CPUTot", "")),
                 _number(fields.get("CPUAlloc", "")), _number(fields.get("RealMemory", "")), _number(fields.get("AllocMem", "")),
             )
         )  # fmt: skip

@@ -81,6 +81,7 @@ class DeclaredOut:
     until_ns: int
     place: FailureDomains = NOWHERE
     job: str = ""
+    new_work_only: bool = False  # jobs there continue, and may have to leave
 
 
 @dataclass(slots=True)

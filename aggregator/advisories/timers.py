@@ -180,7 +180,7 @@ def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
     waits = advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns > editor.now_ns
     if waits or advisory.action is Action.RETURN_TO_SERVICE:
         return ""
-    return unavailable_reason(editor, advisory.host)
+    return unavailable_reason(editor, advisory.host, advisory.action)
 
 
 def _repropose(editor: StateEditor, advisory: Advisory) -> None:

@@ -275,10 +275,12 @@ class AggregatorClient:
     def report_unavailable(
         self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
     ) -> None:
-        """Say which hosts others took out, and which are back. Raises ClientError."""
+        """Report hosts that others keep new work off, and hosts that are back. Raises ClientError."""
         ttl = Duration(seconds=int(ttl_seconds))
         nodes = [
-            wire.UnavailableNode(node=f"nodes/{host}", reason=reason[:500], ttl=ttl)
+            wire.UnavailableNode(
+                node=f"nodes/{host}", reason=reason[:500], ttl=ttl, new_work_only=True
+            )
             for host, reason in out.items()
         ]
         request = wire.ReportUnavailableNodesRequest(

@@ -30,6 +30,7 @@ from .model import (
     EVICT_SUFFIX,
     HOLD_PREFIX,
     HOLDING_ACTIONS,
+    MOVING_ACTIONS,
     OPEN_STATES,
     REASON_PREFIX,
     REBOOT,
@@ -193,7 +194,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     node = situation.scheduler.nodes.get(advice.node)
     if node is None:
         return f"{advice.node or 'its host'} is not a node of this scheduler"
-    if node.out and not node.is_managed:
+    if _is_out(node) and not _may_move_beside(situation, advice, node):
         return f"{node.name} is out already: {node.out}"
     entry = ledger.get(advice.name)
     if entry is not None and entry.phase == GIVEN_BACK:
@@ -203,11 +204,27 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     return ""
 
 
+def _is_out(node: Node) -> bool:
+    """Return whether a mark that no executor set keeps work off *node*."""
+    return bool(node.out) and not node.is_managed
+
+
+def _may_move_beside(situation: Situation, advice: Advice, node: Node) -> bool:
+    """Return whether jobs may be moved off *node*, which takes no new work, without a change of the others' mark."""
+    moves = advice.action in MOVING_ACTIONS and situation.capabilities.has_hold
+    return moves and (mark_of(situation, advice) == HOLD or node.may_drain)
+
+
 def mark_of(situation: Situation, advice: Advice) -> str:
-    """Return what is set for *advice*."""
+    """Return the mark for *advice*."""
     node = situation.scheduler.nodes[advice.node]
     if not situation.capabilities.has_drain:
         return HOLD
+    if situation.capabilities.has_hold:
+        if not node.may_drain:
+            return HOLD
+        if situation.scheduler.is_held_in_vain(node.name):
+            return DRAIN
     if advice.action == "EVICT_NOW" and not node.is_responding:
         return DOWN
     if situation.policy.mark == "drain":
@@ -286,8 +303,8 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     node = situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return []
-    if node.out and not node.is_managed:
-        return _yield_to(situation, advice, entry, node)
+    if _is_out(node) and not situation.capabilities.has_hold:
+        return _yield_to(advice, entry, node)
     if not _is_in_place(situation.scheduler, entry):
         return _set_again(situation, advice, entry, node)
     moved = abs(advice.expires - entry.ends) > EXTEND_SECONDS_MIN
@@ -328,15 +345,12 @@ def _named(entry: Entry) -> str:
     return entry.hold if entry.mark == HOLD else f"the drain of {entry.node}"
 
 
-def _yield_to(situation: Situation, advice: Advice, entry: Entry, node: Node) -> list[Step]:
-    """Somebody else took the node out: it stays theirs, and ours goes."""
-    steps: list[Step] = []
-    if entry.mark == HOLD and entry.is_marked and entry.hold in situation.scheduler.holds:
-        steps.append(RemoveHold(advice.name, f"{node.name} is out: {node.out}", entry.hold))
-    if advice.state == "ACCEPTED" and not entry.answered:
-        note = f"{node.name} is out already ({node.out}), which stays; Gangline's was removed"
-        steps.append(Answer(advice.name, note, "DONE"))
-    return steps
+def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
+    """Return the answer about a node with a foreign drain, for a scheduler that has one drain per node and no holds."""
+    if advice.state != "ACCEPTED" or entry.answered:
+        return []
+    note = f"{node.name} is out already ({node.out}), which stays; Gangline's drain follows it"
+    return [Answer(advice.name, note, "DONE")]
 
 
 # ---------------------------------------------------------------- jobs
@@ -498,8 +512,27 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
             and not _is_anothers(advice, entry)
         ):
             entry.expires, changed = advice.expires, True
-        changed |= evictions.follow_jobs(entry, situation)
+        changed |= evictions.follow_jobs(entry, situation) | _change_mark(entry, situation)
     return changed
+
+
+def _change_mark(entry: Entry, situation: Situation) -> bool:
+    """Choose another mark if the scheduler's state took the effect of the first one; return whether it changed."""
+    scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
+    if node is None or entry.phase in (GIVEN_BACK, REMOVED):
+        return False
+    if entry.mark == HOLD and scheduler.is_held_in_vain(entry.node):
+        return evictions.drain_instead(entry, situation)
+    has_hold = situation.capabilities.has_hold
+    is_overwritten = not node.may_drain if has_hold else _is_out(node)
+    if entry.mark not in (DRAIN, DOWN) or not is_overwritten:
+        return False
+    if has_hold:
+        suffix = EVICT_SUFFIX if entry.action == "EVICT_NOW" else ""
+        entry.mark, entry.hold = HOLD, f"{HOLD_PREFIX}{entry.advisory}{suffix}"
+    is_changed = has_hold or entry.phase != ACCEPTED
+    entry.phase, entry.ends = ACCEPTED, 0.0
+    return is_changed
 
 
 def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:

@@ -216,16 +216,14 @@ def _note_return(
     drain_instead(entry, situation)
 
 
-def drain_instead(entry: Entry, situation: Situation) -> None:
-    """Replace a hold that has no effect by a drain, if the scheduler has drains and the node is not drained."""
+def drain_instead(entry: Entry, situation: Situation) -> bool:
+    """Replace a hold that has no effect by a drain, unless the node has a foreign drain; return whether it is replaced."""
     node = situation.scheduler.nodes.get(entry.node)
-    if (
-        entry.mark == HOLD
-        and situation.capabilities.has_drain
-        and node is not None
-        and not node.out
-    ):
-        entry.mark, entry.hold, entry.phase = DRAIN, "", ACCEPTED
+    has_drain = situation.capabilities.has_drain
+    if entry.mark != HOLD or not has_drain or node is None or not node.may_drain:
+        return False
+    entry.mark, entry.hold, entry.phase, entry.ends = DRAIN, "", ACCEPTED, 0.0
+    return True
 
 
 def _retry_seconds(attempts: int) -> float:

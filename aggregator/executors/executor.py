@@ -178,6 +178,9 @@ class Executor:
             wanted = core.nodes_of_interest(self._client.advice().values(), self._ledger)
             nodes |= self._scheduler.read_nodes(wanted) if wanted else {}
         state = SchedulerState(nodes, self._scheduler.read_jobs(), self._scheduler.read_holds())
+        for job in state.jobs.values():
+            if job.problem:
+                self._complain(f"job {job.name} is not seen on any node", job.problem)
         if core.is_mark_missing(self._ledger, state):
             state = replace(state, started=self._scheduler.started())
         self._state = state

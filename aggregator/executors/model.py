@@ -27,6 +27,8 @@ HOLDING_ACTIONS = (
 )
 RETURN = "RETURN_TO_SERVICE"
 REBOOT, RESET_GPU = "REBOOT", "RESET_GPU"
+#: Actions that move running work. They are also carried out on nodes that take no new work.
+MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: What an executor may be allowed to carry out.
 ACTIONS = (*HOLDING_ACTIONS, REBOOT, RESET_GPU, RETURN)
 
@@ -63,6 +65,10 @@ class Node:
     down: str = ""
     #: Set by an executor: `reason` begins with REASON_PREFIX and the node is drained or down.
     is_managed: bool = False
+    #: False: the node has a foreign drain, whose reason a drain would overwrite.
+    may_drain: bool = True
+    #: In service, and no job can start there now.
+    is_busy: bool = False
     #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
     weight: int | None = None
 
@@ -90,6 +96,8 @@ class ScheduledJob:
     #: The array that it is a task of, and which; "" for none.
     array: str = ""
     array_task: str = ""
+    #: Why its nodes are unknown; "" if its nodes are known.
+    problem: str = ""
     #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.
     cycle: int = 0
 
@@ -108,6 +116,8 @@ class NodeHold:
     ends: float = 0.0
     #: Devices of the nodes that it is about; () for the nodes themselves.
     devices: tuple[str, ...] = ()
+    #: Its jobs start on its nodes although another hold is in force there.
+    overrides_holds: bool = False
 
     @property
     def is_managed(self) -> bool:
@@ -124,6 +134,10 @@ class SchedulerState:
     holds: Mapping[str, NodeHold] = field(default_factory=dict)
     #: When the scheduler's controller started; 0: not read.
     started: float = 0.0
+
+    def is_held_in_vain(self, node: str) -> bool:
+        """Return whether a foreign hold lets jobs start on *node* although an executor holds the node."""
+        return any(hold.overrides_holds and node in hold.nodes for hold in self.holds.values())
 
     def running_on(self, node: str) -> list[ScheduledJob]:
         """Return the jobs that hold *node*, by name."""
@@ -142,8 +156,9 @@ class Capabilities:
     drain_ends: bool = False
     #: A requeued job that starts again on a node within the same second of the controller's clock fails there.
     restart_next_second: bool = False
-    #: A drain is something else than a hold. Without one, every mark is a hold.
+    #: Kinds of marks. A hold may be in force beside a foreign drain.
     has_drain: bool = True
+    has_hold: bool = True
 
 
 # ---------------------------------------------------------------- what the aggregator says

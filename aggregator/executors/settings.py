@@ -15,6 +15,7 @@ from .core import MARKS
 from .model import (
     ACTIONS,
     HOLDING_ACTIONS,
+    MOVING_ACTIONS,
     NODE_NAME,
     REBOOT,
     RESET_GPU,
@@ -103,8 +104,6 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
-#: What moves jobs.
-MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: Of `cycle_info_dirs`.
 FOLDERS_MAX = 16
 

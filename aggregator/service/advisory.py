@@ -193,24 +193,26 @@ def unavailability_of(
     _check_count("nodes", len(request.nodes), NODES_MAX)
     _check_count("returned_nodes", len(request.returned_nodes), NODES_MAX)
     check_unique("nodes", request.nodes, "node")
-    reported: dict[str, tuple[str, int]] = {}
+    reported: dict[str, tuple[str, int, bool]] = {}
     for at, one in enumerate(request.nodes):
         field = f"nodes[{at}]"
         check_text(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
         if not one.reason.strip():
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", one, now_ns)
-        reported[node_of(one.node, f"{field}.node")] = one.reason, until_ns
+        reported[node_of(one.node, f"{field}.node")] = (
+            one.reason, until_ns, one.new_work_only,
+        )  # fmt: skip
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
-    groups: dict[tuple[str, int], list[Member]] = {}
+    groups: dict[tuple[str, int, bool], list[Member]] = {}
     for host, why in reported.items():
         if (member := members(host)) is not None:
             groups.setdefault(why, []).append(member)
     taken = tuple(
-        TakenOut(now_ns, by, reason, until_ns, tuple(each))
-        for (reason, until_ns), each in groups.items()
+        TakenOut(now_ns, by, reason, until_ns, tuple(each), new_work_only)
+        for (reason, until_ns, new_work_only), each in groups.items()
     )
     return UnavailabilityReport(
         taken, PutBack(now_ns, by, back), _unknown([*reported, *back], members)
@@ -222,7 +224,7 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
     return [
         wire.UnavailableNode(
             node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
-            since_time=timestamp(one.since_ns),
+            since_time=timestamp(one.since_ns), new_work_only=one.new_work_only,
         )
         for host, by, one in entries
     ]  # fmt: skip

@@ -324,20 +324,22 @@ class ReportGangsResponse(_message.Message):
     def __init__(self, gangs_count: _Optional[int] = ..., unknown_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnavailableNode(_message.Message):
-    __slots__ = ("node", "reason", "ttl", "actor", "since_time", "expire_time")
+    __slots__ = ("node", "reason", "ttl", "actor", "since_time", "expire_time", "new_work_only")
     NODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     SINCE_TIME_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    NEW_WORK_ONLY_FIELD_NUMBER: _ClassVar[int]
     node: str
     reason: str
     ttl: _duration_pb2.Duration
     actor: str
     since_time: _timestamp_pb2.Timestamp
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    new_work_only: bool
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., new_work_only: _Optional[bool] = ...) -> None: ...
 
 class ReportUnavailableNodesRequest(_message.Message):
     __slots__ = ("actor", "nodes", "returned_nodes", "request_id", "validate_only")

@@ -121,6 +121,16 @@ def test_each_node_falls_out_by_one_thing() -> None:
     assert verdict(job(), steps) == "from 'health' on too few nodes are left: 1 of the 2 that it needs (Slurm: Resources)"  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "state", ["IDLE+MAINTENANCE+RESERVED", "IDLE+INVALID_REG", "IDLE+BLOCKED", "IDLE+POWER_DOWN", "mix$", "DOWN*"]
+)  # fmt: skip
+def test_no_job_starts_on_a_node_in_such_a_state(state: str) -> None:
+    """A node in maintenance counted as available, because scontrol writes MAINTENANCE and sinfo MAINT."""
+    (one,) = parse_nodes(NODE.replace("State=MIXED+DRAIN*", f"State={state}"))
+    steps, left = steps_of(job(gpus_per_node=1, memory_mb_per_node=10), [one], {})
+    assert left == [] and steps[-1].name == "state"
+
+
 def test_its_own_reservation_is_open_to_it() -> None:
     nodes = [node("a"), node("b"), node("c")]
     steps, left = steps_of(job(reservation="mine"), nodes, {"mine": ["a", "b"], "other": ["c"]})

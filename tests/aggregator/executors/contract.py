@@ -324,7 +324,7 @@ class ExecutorContract:
         assert rig.advice.unavailable().keys() == {others}
 
     def test_a_node_that_somebody_drained_stays_theirs(self, rig: Rig) -> None:
-        """Before ours: nothing is accepted. After ours: ours goes, theirs stands."""
+        """AVOID is not accepted of a drained node. A later drain stays, and the mark protects the node when the drain ends."""
         rig.start()
         first, second = rig.site.node(1), rig.site.node(2)
         rig.site.drain(first, "bad fan")
@@ -333,11 +333,32 @@ class ExecutorContract:
         rig.advice.fault(second, Action.AVOID)
         rig.until(lambda: rig.is_done(second), "done")
         rig.site.drain(second, "burn-in")
-        rig.until(lambda: not rig.site.ours(), "ours is given up")
         rig.until(lambda: second in rig.advice.unavailable(), "it is reported")
         rig.turn()
         nodes = rig.site.scheduler.read_nodes()
         assert "bad fan" in nodes[first].out and "burn-in" in nodes[second].out
+        rig.site.resume(second)
+        rig.until(lambda: second not in rig.advice.unavailable(), "its return is reported")
+        rig.until(lambda: rig.site.ours(), "ours is in force")
+        assert set().union(*rig.site.ours().values()) == {second}
+
+    def test_running_work_leaves_a_node_that_somebody_drained(self, rig: Rig) -> None:
+        """A foreign taint or drain keeps new work off, but a gang that runs on a dead GPU must leave."""
+        if not rig.site.requeues:
+            pytest.skip("this executor moves no jobs")
+        rig.start()
+        job = rig.site.submit(2)
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.site.drain(node, "bad fan")
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+        assert node not in rig.site.scheduler.read_jobs()[job].nodes
+        assert "bad fan" in rig.site.scheduler.read_nodes()[node].out
+        rig.site.resume(node)
+        rig.until(lambda: node not in rig.advice.unavailable(), "its return is reported")
+        assert node in set().union(*rig.site.ours().values())
 
     def test_what_a_person_takes_away_is_not_set_again(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch

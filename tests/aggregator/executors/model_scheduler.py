@@ -158,7 +158,7 @@ class ModelScheduler(Scheduler):
         ours = reason.startswith("gangline:v1;")
         out = "" if ours and state == "DOWN" else f"{state}: {reason}"
         self.nodes[node] = Node(
-            node, state, reason, True, out, "", ours, weight=self.nodes[node].weight
+            node, state, reason, True, out, "", ours, ours, weight=self.nodes[node].weight
         )
 
     def resume(self, node: str) -> None:

@@ -112,6 +112,37 @@ class TestSlurm(ExecutorContract):
         assert cluster.job(job)["Restarts"] == "0"
         assert re.search(rf"lost {node} \(.*EVICTED", cluster.output(job))
 
+    @pytest.mark.parametrize("flags", ["overlap", "maint,ignore_jobs"])
+    def test_a_job_in_a_reservation_that_overrides_holds_leaves(
+        self, rig: Rig, cluster: SlurmCluster, flags: str
+    ) -> None:
+        """Slurm ignores the executor's reservation for jobs in such a reservation: they restarted on the broken node."""
+        rig.start()
+        job, create = "", ["scontrol", "create", "reservation", "reservationname=site", "starttime=now"]  # fmt: skip
+        try:
+            avoided = rig.site.node(5)
+            rig.advice.fault(avoided, Action.AVOID)
+            rig.until(lambda: rig.is_done(avoided), "a hold")
+            cluster.command(*create, "duration=60", "nodes=gpu[1-3,5]", f"users={cluster.user}", f"flags={flags}")  # fmt: skip
+            rig.until(lambda: rig.site.scheduler.read_nodes()[avoided].is_managed, "a drain")
+            job = cluster.submit(SCRIPT, "-N2", "--requeue", "--reservation=site")
+            cluster.until(lambda: cluster.job(job)["JobState"] == "RUNNING", f"{job} runs")
+            node = min(rig.site.scheduler.read_jobs()[job].nodes)
+            rig.advice.fault(node, Action.EVICT_NOW)
+            rig.until(lambda: rig.is_done(node), "done")
+            rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+            assert not {node, avoided} & rig.site.scheduler.read_jobs()[job].nodes
+            for healed in (node, avoided):
+                rig.advice.heal(healed)
+            rig.until(lambda: not rig.site.ours(), "nothing is set")
+        finally:
+            if job:
+                cluster.command("scancel", job)
+            cluster.until(
+                lambda: not cluster.node_states("MIXED", "ALLOCATED", "COMPLETING"), "no job"
+            )
+            cluster.command("scontrol", "delete", "reservationname=site")
+
     def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
         """Both parts leave when a node of the second one is evicted, and both start again."""
         rig.start()
