@@ -53,6 +53,7 @@ from .model import (
     RenewLease,
     Requeue,
     ResetGpus,
+    Restore,
     Resume,
     SchedulerState,
     Situation,
@@ -104,6 +105,10 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
             removed.append(Forget(name, f"{advice.owner} carries it out, token {advice.token}"))
         elif advice.action == RETURN:
             removed += _return(situation, ledger, advice, entry)
+        elif entry is None and advice.state == DONE:
+            steps = _restore(situation, ledger, advice, marks)
+            marks += len(steps)
+            placed += steps
         elif entry is None or advice.state in ("PROPOSED", "DEFERRED"):
             steps = _take(situation, ledger, advice, marks)
             marks += len(steps)
@@ -177,11 +182,26 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
     """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
-    actor = situation.policy.actor
-    is_lost = (
-        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
-    )
+    is_lost = advice.state == "ACCEPTED" and _is_own(situation, advice)
     return advice.state == "PROPOSED" or is_lost
+
+
+def _is_own(situation: Situation, advice: Advice) -> bool:
+    """Return whether this executor owns *advice*; the aggregator may put a login before its name."""
+    actor = situation.policy.actor
+    return bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
+
+
+def _restore(
+    situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int
+) -> list[Step]:
+    """Return the step that restores the mark of *advice*, which is in force and not in the ledger."""
+    is_in_force = situation.is_live and advice.expires - situation.now > HOLD_SECONDS_MIN
+    if not is_in_force or advice.action not in HOLDING_ACTIONS or not _is_own(situation, advice):
+        return []
+    if refusal_reason(situation, ledger, advice, marks):
+        return []
+    return [Restore(advice.name, f"{advice.action} of {advice.node} is in force: {advice.reason}")]
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:

@@ -21,6 +21,7 @@ from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
+    DONE,
     SCHEDULER_STEPS,
     Accept,
     Advice,
@@ -32,6 +33,7 @@ from .model import (
     KillReplicas,
     RenewLease,
     Requeue,
+    Restore,
     Scheduler,
     SchedulerError,
     SchedulerState,
@@ -350,6 +352,10 @@ class Executor:
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
+                case Restore(advisory=name):
+                    log.info("%s: the mark is set again: %s", name, step.why)
+                    core.record_accept(self._ledger, situation, situation.advice[name])
+                    self._ledger.entries[name].answered = DONE
                 case GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
                 case Forget():

@@ -239,6 +239,11 @@ class Accept(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Restore(Step):
+    """Keep the advisory in the ledger again: its mark ended during an outage, and its fault is active."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewLease(Step):
     """Keep the lease. `note`: which jobs are still on the node, and why."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.executor import Executor
 from gangline.aggregator.executors.ledger import LedgerError
 from gangline.aggregator.executors.model import Scheduler
-from tests.aggregator.executors.advice_server import serving_advice
+from tests.aggregator.executors.advice_server import LIMITS, serving_advice
 from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.aggregator.executors.model_scheduler import ModelScheduler
 from tests.processes import GUARD_SECONDS
@@ -84,6 +85,22 @@ def test_a_replica_without_its_ledger_answers_nothing(
         assert not rig.is_done("n1"), rig.states()
         monkeypatch.setattr(rig.ledger, "save", save)
         rig.until(lambda: rig.is_done("n1"), "done")
+
+
+def test_a_mark_is_restored_behind_an_outage_that_is_longer_than_its_hold(tmp_path: Path) -> None:
+    """Its fault was active all the time: the node stayed open after the aggregator was back."""
+    site = ModelSite(drain_ends=False)
+    with serving_advice(replace(LIMITS, hold_seconds=2.0)) as advice, ExitStack() as stack:
+        rig = Rig(site, advice, tmp_path, stack)
+        rig.start()
+        advice.fault("n1", Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done("n1"), "done")
+        with advice.away():
+            rig.until(lambda: not site.ours() and not rig.ledger.entries, "it has expired")
+            job = site.submit(1)
+        rig.until(site.ours, "it is in force again")
+        rig.until(lambda: "n1" not in site.scheduler.read_jobs()[job].nodes, "the job left")
+        assert advice.advisories().keys() == {"a1"}
 
 
 class Killed(BaseException):
