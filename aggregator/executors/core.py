@@ -37,6 +37,7 @@ from .model import (
     RESET_GPU,
     RETURN,
     Accept,
+    AdoptStore,
     Advice,
     Answer,
     Capabilities,
@@ -96,6 +97,9 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     """Return what to do now: new marks first, then jobs, then what is taken away. Changes nothing."""
     placed: list[Step] = []
     removed: list[Step] = []
+    store = _store_of(situation)
+    if store and ledger.store and store != ledger.store:
+        return _change_store(situation, ledger, store)
     marks = sum(entry.is_marked for entry in ledger)
     returning = _returning(situation, ledger)
     for name in sorted(situation.advice, key=_number):
@@ -133,6 +137,23 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         else:
             removed += evictions.restart_steps(situation, entry)
     return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
+
+
+def _store_of(situation: Situation) -> str:
+    return next((advice.store for advice in situation.advice.values() if advice.store), "")
+
+
+def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> list[Step]:
+    """Return the steps that undo all of the store before, then the step that begins the ledger for *store*.
+
+    The aggregator was reset, or restored from a backup: advisories of the same name are about other nodes, and tokens are
+    lower.
+    """
+    if not situation.is_live:
+        return []
+    why = "the aggregator has another store"
+    steps = [step for entry in ledger for step in _take_back(situation, ledger, entry, why)]
+    return steps if ledger.entries else [AdoptStore("", why, store)]
 
 
 def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
@@ -524,6 +545,8 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
 def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
     """Bring *ledger* into line with what aggregator and scheduler say; return whether anything changed."""
     changed = False
+    if not ledger.store and (store := _store_of(situation)):
+        ledger.store, changed = store, True
     for entry in ledger:
         advice = situation.advice.get(entry.advisory)
         if (

@@ -216,7 +216,7 @@ def node_with(allocatable: dict[str, str]) -> Json:
 
 
 def test_the_doctor_names_resources_that_look_like_gpus() -> None:
-    """A site's own name for GPUs: its pods were ignored, and the doctor said that all was well."""
+    """Pods with a site's own GPU resource were ignored, and the doctor did not report that."""
     offered = {
         "corp.example/fast-gpu": "8",
         "example.com/fpga": "1",
