@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 SIMULATED ?= 32
+LISTEN ?=
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/contract/wire
@@ -17,7 +18,7 @@ NO := 0 no false off
 
 run: .venv/ready
 	$(if $(filter-out $(YES) $(NO),$(ONCE)),$(error ONCE=$(ONCE): expected one of $(YES) or $(NO)))
-	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter $(YES),$(ONCE)),--once)
+	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(LISTEN),--listen $(LISTEN)) $(if $(filter $(YES),$(ONCE)),--once)
 
 # Before each commit, at most 6 minutes on two cores: style, types, and all tests but those marked `slow`.
 # The types are checked beside the tests.

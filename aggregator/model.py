@@ -106,6 +106,7 @@ class Reason(IntEnum):
     IDENTITY = 18
     CLOCK = 19
     DATA_LOST = 20
+    GPU_UNUSABLE = 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ cdef enum:
     SRAM_PLACES_MAX = 4096
     #: A GPU that could not be opened is tried again after this many sweeps: an attach may take seconds.
     OPEN_EVERY_SWEEPS = 60
+    #: A GPU answers nothing if this many calls fail for each value that it gives.
+    FAILED_PER_GIVEN_MIN = 4
     #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
     OPEN_SLOT = 7
     #: A GPU that is over its time in this many passes, one after the other, is slow.
@@ -41,7 +43,7 @@ cdef enum:
     SRAM_L2, SRAM_SM, SRAM_PCIE, SRAM_MCU, SRAM_OTHER, SRAM_THRESHOLD
     SRAM_PLACES, SRAM_PLACES_ERRORS, SRAM_PARITY_PLACES
     REPAIR_CHANNEL, REPAIR_TPC, UNREPAIRABLE, VIOLATION_CHECK, PROCESSES
-    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST
+    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST, ERROR_CODE
     NAMED_COUNT
 
 # How a call is made: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
@@ -106,6 +108,9 @@ cdef struct Pass:
     uint64_t sweeps
     uint64_t calls
     int row  # the row at hand
+    int given  # values that this row's calls gave in this pass
+    int row_failed  # its calls that failed in this pass
+    nvmlReturn_t row_code  # the first failure's code; RESET_REQUIRED if a call gave that
     int at  # slot in Calls of the last call
     int64_t until_ns  # when this row's time is up; 0: never
     bint late  # it is: the row is asked no more
@@ -153,6 +158,13 @@ cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
     return allowed > 0
 
 
+cdef inline void note_failure(Pass *p, nvmlReturn_t code) noexcept nogil:
+    p.failed[p.row] += 1
+    p.row_failed += 1
+    if p.row_code == NVML_SUCCESS or code == NVML_ERROR_RESET_REQUIRED:
+        p.row_code = code
+
+
 cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
     """Ask NVML itself whether it is gone: one GPU's word does not cost its neighbours."""
     cdef unsigned int count = 0
@@ -160,7 +172,7 @@ cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
         p.ended = code
     else:
         p.mute = True
-        p.failed[p.row] += 1
+        note_failure(p, code)
 
 
 cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
@@ -175,8 +187,18 @@ cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
     elif of_nvml(code):
         note_end(p, code)
     elif not lacking(code):
-        p.failed[p.row] += 1
+        note_failure(p, code)
     return False
+
+
+cdef inline nvmlReturn_t row_error(Pass *p) noexcept nogil:
+    """Return the code of a GPU that must be reset, or that answers (almost) no call; NVML_SUCCESS for any other.
+
+    A few values do not count: the library answers some calls from its own memory, without the GPU.
+    """
+    if p.row_code == NVML_ERROR_RESET_REQUIRED or FAILED_PER_GIVEN_MIN * p.given < p.row_failed:
+        return p.row_code
+    return NVML_SUCCESS
 
 
 cdef inline bint blank(uint64_t value) noexcept nogil:
@@ -194,6 +216,7 @@ cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
         return
     (<double *>p.cells[reading])[p.row] = value * about.multiplier / about.divisor
     p.valid[reading][p.row] = 1
+    p.given += 1
 
 
 cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
@@ -206,6 +229,7 @@ cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
     elif not about.raw_max or value <= about.raw_max:
         p.cells[reading][p.row] = value
         p.valid[reading][p.row] = 1
+        p.given += 1
 
 
 cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:

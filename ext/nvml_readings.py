@@ -25,6 +25,7 @@ NAMED = (
     "repair_channel_pending_state", "repair_tpc_pending_state", "unrepairable_memory_state",
     "violation_thermal_check_nanoseconds", "processes_count",
     "calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors", "lost_state",
+    "error_code_state",
 )  # fmt: skip
 
 
@@ -228,6 +229,7 @@ _OF_THE_SWEEP = (
     _count("slow_calls_failed_errors"),
     _count("settings_calls_failed_errors"),
     _count("lost_state"),
+    _count("error_code_state", 65_536),
 )
 
 ROWS = (*_CLOCKS, *_POWER, *_USE, *_MEMORY_ERRORS, *_PCIE, *_SETTINGS, *_OF_THE_SWEEP)

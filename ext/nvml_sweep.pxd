@@ -287,11 +287,15 @@ cdef inline void read_row(Pass *p) noexcept nogil:
         read_device(p, p.devices[p.row])
         if p.lost:
             forget_row(p)
+        elif not p.late:
+            put(p, ERROR_CODE, row_error(p))
         put(p, LOST, p.lost)
     elif p.opened[p.row] == NVML_ERROR_GPU_IS_LOST:
         put(p, LOST, 1)
     elif p.opened[p.row] == NVML_ERROR_NO_PERMISSION:
         p.refused[p.row] = OPEN_SLOT
+    elif p.opened[p.row] != NVML_SUCCESS and not lacking(p.opened[p.row]) and not of_nvml(p.opened[p.row]):
+        put(p, ERROR_CODE, p.opened[p.row])
     put(p, CALLS_FAILED, p.failed[p.row])
     put(p, SLOW_CALLS_FAILED, p.failed[p.row])
     put(p, SETTINGS_CALLS_FAILED, p.failed[p.row])
@@ -318,6 +322,7 @@ cdef inline int64_t sweep_row(Pass *p, int row, int64_t share_ns, int64_t now_ns
     has a larger share, and is slow all the same when it takes longer than its part of all."""
     cdef int64_t began_ns = now_ns
     p.row, p.lost, p.mute, p.late = row, False, False, False
+    p.given, p.row_failed, p.row_code = 0, 0, NVML_SUCCESS
     p.until_ns = began_ns + share_ns if share_ns else 0
     p.refused[row] = -1
     forget_row(p)

@@ -104,7 +104,9 @@ class AdvisoryState(IntEnum):
 SILENCE_REASON = "STALE_TELEMETRY"
 #: Reasons that name a device of the host itself, and the scopes that such a fault may touch. Power, cooling, links,
 #: fabric, storage and silence are shared with other hosts and are never in here.
-OWN_DEVICE_REASONS = frozenset({"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG"})
+OWN_DEVICE_REASONS = frozenset(
+    {"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG", "GPU_UNUSABLE"}
+)
 OWN_DEVICE_SCOPES = frozenset({Scope.GPU, Scope.BASEBOARD, Scope.HOST})
 #: Of a baseboard these are the host's own, too: its NVSwitches stand on it.
 OWN_BASEBOARD_REASONS = OWN_DEVICE_REASONS | {"FABRIC", "NVLINK_ERRORS"}

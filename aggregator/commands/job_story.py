@@ -202,6 +202,8 @@ def verdict_text(verdict: Row) -> str:
     names = fold_hosts(hosts)
     slow = verdict["slowdown_ratio"]
     by = "" if not slow else ", stops it" if slow >= 1 else f", {100 * slow:.0f} % slow"
+    if not slow and verdict["verdict"] in ("node", "link"):
+        by = " is broken, and the job goes on"
     if verdict.get("shared_cause"):
         return f"{verdict['shared_cause']} ({names}){by}: {verdict['words']}"
     return f"{names or verdict['verdict']}{by}: {verdict['words']}"

@@ -325,6 +325,8 @@ class _DemonstrationRun:
         connection = ConnectionOptions(options.listen, token_file=token_file)
         with ScoreClient(connection, in_loop=True) as client:
             _wait_answering(client, children, self._stop)
+            if self._stop.is_set():  # Ctrl-C before the store was there
+                return OK
             if is_new:
                 mark_started(options.data)
             children.start(_agent(options, token_file))

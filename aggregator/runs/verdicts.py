@@ -209,11 +209,20 @@ class JobVerdicts:
 def _acting(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the faults that act on a job now, each with its slowdown: those of the strongest kind that there is."""
+    """Return the faults of a job now, each with its slowdown: those of the strongest kind, and every broken host."""
+    broken = [one for one in faults if one.strength is Strength.STOPS]
+    if state.is_standing and broken:
+        return [(one, 1.0) for one in broken]
+    acting = _slowing(state, faults, fell_ns)
+    named = {fault.identity for fault, _ in acting}
+    return acting + [(one, 0.0) for one in broken if one.identity not in named]
+
+
+def _slowing(
+    state: JobState, faults: Sequence[JobFault], fell_ns: int
+) -> list[tuple[JobFault, float]]:
+    """Return the faults of the strongest kind that slows a job which goes on."""
     fall = max(1.0 - state.pace, 0.0) if isfinite(state.pace) else 0.0
-    stops = [one for one in faults if one.strength is Strength.STOPS]
-    if state.is_standing and stops:
-        return [(one, 1.0) for one in stops]
     slows = [(one, one.slowdown) for one in faults if isfinite(one.slowdown)]
     if slows:
         return slows

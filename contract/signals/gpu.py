@@ -74,6 +74,7 @@ GPU_SIGNALS = (
     Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that returned an error other than not-supported"),
     Signal(1092, "gpu.slow_calls_failed_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "the same, of the calls made every 10 s", on_change=True),
     Signal(1091, "gpu.lost_state", Kind.STATE, Pace.SECOND, "NVML_ERROR_GPU_IS_LOST", "1: fell off the bus"),
+    Signal(1093, "gpu.error_code_state", Kind.STATE, Pace.SECOND, "nvmlReturn_t", "0: the GPU answers. Otherwise the NVML error code of a GPU that answers no call (16, reset required: from any call)", on_change=True),
     Signal(1095, "gpu.xid", Kind.EVENT, Pace.EVENT, "kernel log, NVML events", "the driver reported an XID; code in `code`"),
     Signal(1100, "gpu.counter_epoch_count", Kind.STATE, Pace.SECOND, "agent", "increases when this GPU's counters restart: driver reloaded, GPU reset, moved to another slot"),
     Signal(1101, "gpu.settings_calls_failed_errors", Kind.COUNTER, Pace.MINUTE, "agent", "as calls_failed_errors, of the calls made every 60 s"),

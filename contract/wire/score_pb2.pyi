@@ -47,6 +47,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_IDENTITY: _ClassVar[ReasonCode]
     REASON_CLOCK: _ClassVar[ReasonCode]
     REASON_DATA_LOST: _ClassVar[ReasonCode]
+    REASON_GPU_UNUSABLE: _ClassVar[ReasonCode]
 
 class View(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -84,6 +85,7 @@ REASON_BLIND: ReasonCode
 REASON_IDENTITY: ReasonCode
 REASON_CLOCK: ReasonCode
 REASON_DATA_LOST: ReasonCode
+REASON_GPU_UNUSABLE: ReasonCode
 VIEW_UNSPECIFIED: View
 BASIC: View
 FULL: View

@@ -34,6 +34,9 @@ READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
     "gpu_recovery_reset": (GPU, {"gpu.recovery_action_state": 4}, {"gpu.recovery_action_state": 9}, 4),
     "gpu_recovery_reboot": (GPU, {"gpu.recovery_action_state": 2}, {"gpu.recovery_action_state": 0}, 4),
     "gpu_recovery_links": (GPU, {"gpu.recovery_action_state": 3}, {"gpu.recovery_action_state": 8}, 4),
+    "gpu_reset_required": (GPU, {"gpu.error_code_state": 16}, {"gpu.error_code_state": 0}, 11),
+    "gpu_unusable": (GPU, {"gpu.error_code_state": 999}, {"gpu.error_code_state": 0}, 11),
+    "gpu_no_answer": (GPU, {"gpu.error_code_state": 17}, {"gpu.error_code_state": 0}, 11),
     "gpu_remap_failed": (GPU, {"gpu.remap_failed_state": 1}, {"gpu.remapped_uncorrectable_rows": 9}, 10),
     "gpu_remap_pending": (GPU, {"gpu.remap_pending_state": 1}, {"gpu.remap_pending_state": 0}, 10),
     "gpu_retirement_pending": (

@@ -82,7 +82,8 @@ RACK = fault("h5", Strength.SLOWS, slowdown=0.6, shared_cause="rack r2 power", a
         ),  # never the workload beside a cable
         ([SLOW, MORE_WORK], {"pace": 0.75}, [(NODE, ("h1",))]),
         ([MORE_WORK], {"pace": 0.9}, [(WORKLOAD, ("h3",))]),
-        ([DEAD], {}, []),  # broken, and the job runs on
+        ([DEAD], {}, [(NODE, ("h4",))]),  # broken, and the job runs on: named, at no cost
+        ([DEAD, SLOW], {}, [(NODE, ("h1",)), (NODE, ("h4",))]),
         ([DEAD, SLOW], {"is_standing": True}, [(NODE, ("h4",))]),
         ([RACK, SLOW], {}, [(NODE, ("h5", "h6", "h7")), (NODE, ("h1",))]),
     ],

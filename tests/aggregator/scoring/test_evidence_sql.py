@@ -115,6 +115,7 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.unseen", _vanished),
     ("gpu.unseen", _never_seen),
     ("gpu.lost", _set("gpu_1s", "", lost_state=1)),
+    ("gpu.no_answer", _set("gpu_1s_changes", "", error_code_state=16)),
     ("gpu.recovery_action", _set("gpu_1s", "", recovery_action_state=1)),
     ("gpu.held_by_the_dead", _set("gpu_job_1s_changes", "", dead_count=2, dead_memory_bytes=6e10)),
     ("gpu.ecc_burst", _grow("gpu_1s_changes", "", ecc_corrected_volatile_errors=40)),
