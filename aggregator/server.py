@@ -92,6 +92,7 @@ from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
 from .service.telemetry import AdmissionControl, TelemetryService
+from .store.duckdb_file import folder_identity
 from .store.store import Store
 
 # ----------------------------------------------------------------------
@@ -310,7 +311,7 @@ class Aggregator:
             self.advisory_engine = AdvisoryEngine(
                 self.store, limits_of(config), observer, self._wall_ns(),
                 shadow=config.advice_shadow, gangs=gangs,
-                outcomes_half_life_days=config.outcomes_half_life_days,
+                outcomes_half_life_days=config.outcomes_half_life_days, folder_identity=folder_identity(config.data),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise StartError(

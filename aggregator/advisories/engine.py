@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
@@ -153,6 +154,7 @@ ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
 #: Ids of known outcomes: one that is older and reported again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
+IDENTITY_CHARACTERS = 16
 #: Outcomes fade by the hour, so that a score that nothing moves stays the same.
 CALIBRATED_NS = 3600 * 10**9
 
@@ -179,8 +181,9 @@ class AdvisoryEngine:
         shadow: bool,
         gangs: ScheduledGangs | None = None,
         outcomes_half_life_days: float = HALF_LIFE_DAYS,
+        folder_identity: str = "",
     ) -> None:
-        """Take over what is stored, *gangs* too. Blocks for the store; raises ValueError where its rows are not ours."""
+        """Continue from the stored rows. *folder_identity* differs after a restore. Blocks; raises ValueError for invalid rows."""
 
         def read(connection: rows.Connection) -> Any:
             for one in rows.read_gangs(connection):
@@ -201,6 +204,9 @@ class AdvisoryEngine:
         self._machine, self._number, self._outcomes, self._reported = read_back
         self._machine.resume(now_ns)
         state = self._machine.state
+        state.store = state.store or uuid.uuid4().hex[:IDENTITY_CHARACTERS]
+        #: Tells the tokens of this store from those of another, or of an earlier time that a backup brought back.
+        self.store_identity = state.store + folder_identity
         #: Advisories as they are on disk: what anybody may see.
         self._on_disk = {**state.ended, **state.advisories}
         self._batch = rows.AdvisoryBatch(snapshot=self._state_snapshot())

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -41,7 +40,7 @@ from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_health import NodeHealthPublisher
 from ..executors.kubernetes_kueue import KueueController
-from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
+from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease, lease_identity
 from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.metrics import ExecutorFigures
@@ -181,7 +180,7 @@ class KubernetesSite(SchedulerSite):
             return
         settings = self._settings
         lease = ExecutorLease(
-            ApiServer(self._access), settings.namespace, settings.state_name, socket.gethostname()
+            ApiServer(self._access), settings.namespace, settings.state_name, lease_identity()
         )
         try:
             if not lease.acquire(stopped):

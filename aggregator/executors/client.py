@@ -37,6 +37,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
+STORE_CHARACTERS_MAX = 64
 #: An advisory that has ended is remembered for this long.
 ENDED_SECONDS = 120.0
 #: Open and standing advisories; more are not taken.
@@ -168,7 +169,7 @@ class AggregatorClient:
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
             self._local(message.propose_time),
             tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
-            _name(wire.Basis, message.basis),
+            _name(wire.Basis, message.basis), message.store[:STORE_CHARACTERS_MAX],
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:

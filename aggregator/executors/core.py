@@ -37,6 +37,7 @@ from .model import (
     RESET_GPU,
     RETURN,
     Accept,
+    AdoptStore,
     Advice,
     Answer,
     Capabilities,
@@ -53,6 +54,7 @@ from .model import (
     RenewLease,
     Requeue,
     ResetGpus,
+    Restore,
     Resume,
     SchedulerState,
     Situation,
@@ -95,6 +97,9 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     """Return what to do now: new marks first, then jobs, then what is taken away. Changes nothing."""
     placed: list[Step] = []
     removed: list[Step] = []
+    store = _store_of(situation)
+    if store and ledger.store and store != ledger.store:
+        return _change_store(situation, ledger, store)
     marks = sum(entry.is_marked for entry in ledger)
     returning = _returning(situation, ledger)
     for name in sorted(situation.advice, key=_number):
@@ -104,6 +109,10 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
             removed.append(Forget(name, f"{advice.owner} carries it out, token {advice.token}"))
         elif advice.action == RETURN:
             removed += _return(situation, ledger, advice, entry)
+        elif entry is None and advice.state == DONE:
+            steps = _restore(situation, ledger, advice, marks)
+            marks += len(steps)
+            placed += steps
         elif entry is None or advice.state in ("PROPOSED", "DEFERRED"):
             steps = _take(situation, ledger, advice, marks)
             marks += len(steps)
@@ -128,6 +137,23 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         else:
             removed += evictions.restart_steps(situation, entry)
     return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
+
+
+def _store_of(situation: Situation) -> str:
+    return next((advice.store for advice in situation.advice.values() if advice.store), "")
+
+
+def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> list[Step]:
+    """Return the steps that undo all of the store before, then the step that begins the ledger for *store*.
+
+    The aggregator was reset, or restored from a backup: advisories of the same name are about other nodes, and tokens are
+    lower.
+    """
+    if not situation.is_live:
+        return []
+    why = "the aggregator has another store"
+    steps = [step for entry in ledger for step in _take_back(situation, ledger, entry, why)]
+    return steps if ledger.entries else [AdoptStore("", why, store)]
 
 
 def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
@@ -177,11 +203,26 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
     """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
-    actor = situation.policy.actor
-    is_lost = (
-        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
-    )
+    is_lost = advice.state == "ACCEPTED" and _is_own(situation, advice)
     return advice.state == "PROPOSED" or is_lost
+
+
+def _is_own(situation: Situation, advice: Advice) -> bool:
+    """Return whether this executor owns *advice*; the aggregator may put a login before its name."""
+    actor = situation.policy.actor
+    return bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
+
+
+def _restore(
+    situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int
+) -> list[Step]:
+    """Return the step that restores the mark of *advice*, which is in force and not in the ledger."""
+    is_in_force = situation.is_live and advice.expires - situation.now > HOLD_SECONDS_MIN
+    if not is_in_force or advice.action not in HOLDING_ACTIONS or not _is_own(situation, advice):
+        return []
+    if refusal_reason(situation, ledger, advice, marks):
+        return []
+    return [Restore(advice.name, f"{advice.action} of {advice.node} is in force: {advice.reason}")]
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
@@ -504,6 +545,8 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
 def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
     """Bring *ledger* into line with what aggregator and scheduler say; return whether anything changed."""
     changed = False
+    if not ledger.store and (store := _store_of(situation)):
+        ledger.store, changed = store, True
     for entry in ledger:
         advice = situation.advice.get(entry.advisory)
         if (

@@ -21,8 +21,10 @@ from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
+    DONE,
     SCHEDULER_STEPS,
     Accept,
+    AdoptStore,
     Advice,
     Answer,
     Capabilities,
@@ -32,6 +34,7 @@ from .model import (
     KillReplicas,
     RenewLease,
     Requeue,
+    Restore,
     Scheduler,
     SchedulerError,
     SchedulerState,
@@ -350,6 +353,12 @@ class Executor:
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
+                case AdoptStore(store=store):
+                    self._adopt_store(store)
+                case Restore(advisory=name):
+                    log.info("%s: the mark is set again: %s", name, step.why)
+                    core.record_accept(self._ledger, situation, situation.advice[name])
+                    self._ledger.entries[name].answered = DONE
                 case GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
                 case Forget():
@@ -358,6 +367,17 @@ class Executor:
                     pass
             self._note(step, "", self._wall())
         self._is_unsaved = True
+
+    def _adopt_store(self, store: str) -> None:
+        """Begin the ledger for *store*, and report everything to it again."""
+        log.warning(
+            "the aggregator has another store (%s, before %s): it was reset or restored. What was set for the store before was "
+            "removed, and the ledger begins again", store, self._ledger.store,
+        )  # fmt: skip
+        self._ledger.tokens, self._ledger.store = {}, store
+        earlier = reports.earlier_reports(self._ledger.reported)
+        self._reported = reports.Reported(unavailable=earlier)
+        self._recoveries.forget()
 
     def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
         """Make the call of one step, in a thread of its own."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from .kubernetes import EVENT_NAMESPACE, Kubernetes
 from .kubernetes_api import ApiServer
 from .kubernetes_devices import GROUP as DRA
+from .kubernetes_jobs import is_gpu_resource
 from .kubernetes_kueue import GROUP as KUEUE
+from .kubernetes_marks import KubernetesNode
 from .model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
 
@@ -48,6 +51,10 @@ EVENT_RIGHTS = tuple(
     for verb in ("create", "get", "patch")
 )
 SHOWN_MAX = 5
+#: Names of extended resources that may be GPUs or other accelerators.
+LIKE_A_GPU = re.compile(
+    r"gpu|mig-|gaudi|cuda|dcu|gcu|mlu|xpu|npu|tpu|neuron|ascend|accelerator", re.IGNORECASE
+)
 
 
 def findings(
@@ -59,6 +66,7 @@ def findings(
         yield from _rights(api, config)
         nodes, jobs = scheduler.read_nodes(), scheduler.read_jobs()
         yield from cluster_findings(nodes, jobs)
+        yield from resource_findings(scheduler.current_nodes().values(), config.gpu_resources)
         if attempt and nodes:
             node = next(iter(nodes))
             scheduler.try_taint(node)
@@ -99,6 +107,21 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             )  # fmt: skip
     if not missing:
         yield DoctorFinding(DoctorLevel.OK, "has all rights that it needs")
+
+
+def resource_findings(
+    nodes: Iterable[KubernetesNode], gpu_resources: tuple[str, ...]
+) -> Iterator[DoctorFinding]:
+    """Yield the resources that look like GPUs and that no pattern matches. Pure."""
+    offered = {name for node in nodes for name, count in node.gpus.items() if count}
+    unknown = sorted(
+        name for name in offered if LIKE_A_GPU.search(name) and not is_gpu_resource(name, gpu_resources)
+    )  # fmt: skip
+    if unknown:
+        yield DoctorFinding(
+            DoctorLevel.NOTE, f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: pods with it are ignored, "
+            "so a drain does not wait for them; add it to gpu_resources if it is a GPU",
+        )  # fmt: skip
 
 
 def cluster_findings(

@@ -118,6 +118,8 @@ class ExecutorLedger:
         self.entries: dict[str, Entry] = {}
         #: The highest fencing token seen of any advisory: an older one is never acted on.
         self.tokens: dict[str, int] = {}
+        #: Identity of the aggregator's store that issued the entries and tokens; "": unknown.
+        self.store = ""
         #: Nodes that were reported to the aggregator as out: the next process reports which of them are back.
         self.reported: frozenset[str] = frozenset()
         #: Nodes whose weight is not what it was.
@@ -160,6 +162,7 @@ class ExecutorLedger:
             "format": FORMAT,
             "entries": [asdict(entry) for entry in self.entries.values()],
             "tokens": self.tokens,
+            "store": self.store,
             "reported": sorted(self.reported)[:REPORTED_MAX],
             "weights": {
                 name: [one.before, one.given, one.earlier] for name, one in self.weights.items()
@@ -199,6 +202,7 @@ class ExecutorLedger:
                 )
             self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
             self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
+            self.store = str(document.get("store", ""))
             self.reported = frozenset(map(str, document.get("reported", ())))
             self.weights = {
                 str(name): WeightChange(*map(int, change))

@@ -187,6 +187,8 @@ class Advice:
     devices: tuple[str, ...] = ()
     #: How sure it is: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
     basis: str = ""
+    #: Identity of the aggregator's store. Names and tokens are unique within it; "": unknown.
+    store: str = ""
 
     @property
     def hold_name(self) -> str:
@@ -236,6 +238,18 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Accept(Step):
     """Ask the aggregator for the advisory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(Step):
+    """Keep the advisory in the ledger again: its mark ended during an outage, and its fault is active."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptStore(Step):
+    """Begin the ledger for another store of the aggregator, once all earlier marks are removed."""
+
+    store: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ PREFIX = "advisories/"
 EPISODES_MAX = 1000
 
 
-def advisory_message(one: Advisory, expires_ns: int) -> wire.Advisory:
+def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Advisory:
     """Return *one*, which expires then, as the wire has it."""
     reply = wire.Advisory(
         name=f"{PREFIX}{one.name}", subject=one.subject,
@@ -62,7 +62,7 @@ def advisory_message(one: Advisory, expires_ns: int) -> wire.Advisory:
         cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
         cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
         state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
-        fencing_token=one.token, workload=one.job, count=one.count,
+        fencing_token=one.token, store=store, workload=one.job, count=one.count,
         propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
         update_time=timestamp(one.changed_ns),
     )  # fmt: skip
@@ -301,7 +301,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, one: Advisory) -> wire.Advisory:
-        return advisory_message(one, self._engine.expires_ns(one))
+        return advisory_message(one, self._engine.expires_ns(one), self._engine.store_identity)
 
     async def ListAdvisories(
         self, request: wire.ListAdvisoriesRequest, context: Any
@@ -380,7 +380,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
             request, context, lambda: self._message(engine.apply_answer(answer)), engine.persisted,
-            preview=lambda: advisory_message(*engine.preview(answer)),
+            preview=lambda: advisory_message(*engine.preview(answer), engine.store_identity),
             current=lambda: self._message(self._known(request.name)),
         )  # fmt: skip
 

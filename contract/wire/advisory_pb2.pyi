@@ -80,7 +80,7 @@ EXPIRED: AdvisoryState
 WITHDRAWN: AdvisoryState
 
 class Advisory(_message.Message):
-    __slots__ = ("name", "subject", "nodes", "devices", "action", "then_action", "scope", "basis", "reason", "reason_text", "confidence", "hazard_per_hour", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours", "arithmetic", "act_by_time", "state", "state_text", "propose_time", "expire_time", "update_time", "etag", "owner", "lease_expire_time", "fencing_token", "checkpoint_interval", "workload", "count", "defer_until_time")
+    __slots__ = ("name", "subject", "nodes", "devices", "action", "then_action", "scope", "basis", "reason", "reason_text", "confidence", "hazard_per_hour", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours", "arithmetic", "act_by_time", "state", "state_text", "propose_time", "expire_time", "update_time", "etag", "owner", "lease_expire_time", "fencing_token", "checkpoint_interval", "workload", "count", "defer_until_time", "store")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Advisory(_message.Message):
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DEFER_UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     name: str
     subject: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -139,7 +140,8 @@ class Advisory(_message.Message):
     workload: str
     count: int
     defer_until_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., action: _Optional[_Union[Action, str]] = ..., then_action: _Optional[_Union[Action, str]] = ..., scope: _Optional[str] = ..., basis: _Optional[_Union[Basis, str]] = ..., reason: _Optional[_Union[_score_pb2.ReasonCode, str]] = ..., reason_text: _Optional[str] = ..., confidence: _Optional[float] = ..., hazard_per_hour: _Optional[float] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ..., arithmetic: _Optional[str] = ..., act_by_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[AdvisoryState, str]] = ..., state_text: _Optional[str] = ..., propose_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., owner: _Optional[str] = ..., lease_expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., fencing_token: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., count: _Optional[int] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    store: str
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., action: _Optional[_Union[Action, str]] = ..., then_action: _Optional[_Union[Action, str]] = ..., scope: _Optional[str] = ..., basis: _Optional[_Union[Basis, str]] = ..., reason: _Optional[_Union[_score_pb2.ReasonCode, str]] = ..., reason_text: _Optional[str] = ..., confidence: _Optional[float] = ..., hazard_per_hour: _Optional[float] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ..., arithmetic: _Optional[str] = ..., act_by_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[AdvisoryState, str]] = ..., state_text: _Optional[str] = ..., propose_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., owner: _Optional[str] = ..., lease_expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., fencing_token: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., count: _Optional[int] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., store: _Optional[str] = ...) -> None: ...
 
 class WatchAdvisoriesRequest(_message.Message):
     __slots__ = ("resume_token",)

@@ -286,6 +286,24 @@ def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: s
     assert published(world.answer("a1", AdvisoryState.DONE)) == [("host h1", "EVICT_NOW", "DONE")]
 
 
+def test_after_an_outage_longer_than_a_hold_active_faults_stay_out() -> None:
+    """The aggregator was away for three hours: for a minute after its return the node with the dead GPU was open."""
+    world = World()
+    for host in ("h1", "h10"):
+        world.see(host)
+    world.later(5)
+    for name in ("a1", "a2"):
+        world.carry_out(name)
+    world.gone("h10")
+    world.now_ns += 3 * HOUR_NS
+    world.machine.resume(world.now_ns)
+    assert world.machine.state.holds["h1"].until_ns > world.now_ns
+    world.give(Frozen(world.now_ns, "agents reconnect"))
+    (renewed,) = told(world.later(1), Renew)
+    assert renewed.name == "a1" and renewed.until_ns > world.now_ns + HOUR_NS
+    assert world.machine.state.holds.keys() == {"h1"}
+
+
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
     """Our switch was down for four hours: each acceptance was refused, and then "no answer in time"."""

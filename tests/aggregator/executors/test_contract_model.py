@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.executor import Executor
-from gangline.aggregator.executors.ledger import LedgerError
+from gangline.aggregator.executors.ledger import ExecutorLedger, LedgerError
 from gangline.aggregator.executors.model import Scheduler
-from tests.aggregator.executors.advice_server import serving_advice
+from tests.aggregator.executors.advice_server import LIMITS, serving_advice
 from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.aggregator.executors.model_scheduler import ModelScheduler
 from tests.processes import GUARD_SECONDS
@@ -84,6 +85,47 @@ def test_a_replica_without_its_ledger_answers_nothing(
         assert not rig.is_done("n1"), rig.states()
         monkeypatch.setattr(rig.ledger, "save", save)
         rig.until(lambda: rig.is_done("n1"), "done")
+
+
+def test_another_store_of_the_aggregator_begins_the_ledger_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The aggregator was reset and the ledger kept: new advice was refused for hours, and a healthy node stayed reserved."""
+    site = ModelSite(drain_ends=False)
+    job = site.submit(2)
+
+    def advise(nodes: list[str]) -> ExecutorLedger:
+        """Begin with an empty store of the aggregator, and take out *nodes*."""
+        with serving_advice() as advice, ExitStack() as stack:
+            rig = Rig(site, advice, tmp_path, stack)
+            rig.start()
+            for node in nodes:
+                advice.fault(node, Action.AVOID)
+            rig.until(lambda: all(map(rig.is_done, nodes)), "done")
+            rig.until(lambda: job in advice.gangs(), "the gang is reported")
+            assert set().union(*site.ours().values()) == set(nodes)
+            return rig.ledger
+
+    before = advise(["n5", "n6", "n7"]).store
+    ledger = advise(["n8"])
+    assert ledger.store not in ("", before) and ledger.tokens == {"a1": 1}
+    assert caplog.text.count("the aggregator has another store") == 1
+
+
+def test_a_mark_is_restored_behind_an_outage_that_is_longer_than_its_hold(tmp_path: Path) -> None:
+    """Its fault was active all the time: the node stayed open after the aggregator was back."""
+    site = ModelSite(drain_ends=False)
+    with serving_advice(replace(LIMITS, hold_seconds=2.0)) as advice, ExitStack() as stack:
+        rig = Rig(site, advice, tmp_path, stack)
+        rig.start()
+        advice.fault("n1", Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done("n1"), "done")
+        with advice.away():
+            rig.until(lambda: not site.ours() and not rig.ledger.entries, "it has expired")
+            job = site.submit(1)
+        rig.until(site.ours, "it is in force again")
+        rig.until(lambda: "n1" not in site.scheduler.read_jobs()[job].nodes, "the job left")
+        assert advice.advisories().keys() == {"a1"}
 
 
 class Killed(BaseException):

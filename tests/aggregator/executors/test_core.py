@@ -171,6 +171,31 @@ def test_what_becomes_of_a_hold(about: Situation, steps: list[str], ledger: Exec
     assert kinds(decide(about, ledger)) == steps
 
 
+@pytest.mark.parametrize(
+    ("about", "restored"),
+    [
+        (situation(DONE), True),
+        (situation(replace(DONE, owner="scheduler x/me")), True),
+        (situation(replace(DONE, owner="other")), False),
+        (situation(replace(DONE, expires=NOW)), False),
+        (situation(DONE, is_live=False), False),
+        (situation(replace(DONE, state="FAILED")), False),
+        (situation(replace(DONE, action="RETURN_TO_SERVICE")), False),
+        (situation(DONE, node=OUT), False),
+    ],
+)
+def test_a_mark_that_ended_in_an_outage_is_restored(
+    about: Situation, restored: bool, ledger: ExecutorLedger
+) -> None:
+    """The aggregator was away for longer than the hold, and is back: the fault is active, and its node was open."""
+    about = replace(about, policy=ExecutorPolicy(actor="me"))
+    steps = decide(about, ledger)
+    assert kinds(steps) == (["Restore"] if restored else [])
+    if restored:
+        core.record_accept(ledger, about, about.advice["a1"])
+        assert kinds(decide(about, ledger)) == ["PlaceHold"]
+
+
 def test_a_drain_of_ours_ends_with_us_and_not_a_persons(ledger: ExecutorLedger) -> None:
     """On a Slurm without `resumeafter` the executor itself ends it, also while the aggregator is away."""
     ledger.add(replace(ENTRY, mark=DRAIN, hold=""))

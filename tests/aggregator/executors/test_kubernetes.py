@@ -20,6 +20,7 @@ from gangline.aggregator.executors.kubernetes_state import (
     LEASE_SECONDS,
     ConfigMapLedger,
     ExecutorLease,
+    lease_identity,
 )
 from gangline.aggregator.executors.ledger import Entry, LedgerError
 from gangline.aggregator.executors.model import (
@@ -359,6 +360,21 @@ def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.Fixture
     assert second.attempt() == "" and first.attempt() == "two"
     second.release()
     assert first.attempt() == ""
+
+
+def test_two_executors_of_one_host_have_two_identities(
+    cluster: UsedCluster, request: pytest.FixtureRequest
+) -> None:
+    """Both had the host's name: each took the Lease for its own, and overwrote the ledger of the other."""
+    ensure_namespace(cluster)
+    name, identities = f"lease-{time.time_ns()}", (lease_identity(), lease_identity())
+    assert all(len(one) <= 63 for one in identities)
+    leases = [
+        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, one) for one in identities
+    ]
+    for lease in leases:
+        request.addfinalizer(lease.release)
+    assert leases[0].attempt() == "" and leases[1].attempt() == identities[0]
 
 
 def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedCluster) -> None:
