@@ -92,6 +92,7 @@ from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
 from .service.telemetry import AdmissionControl, TelemetryService
+from .store.answer_journal import ANSWERS_FILE, AnswerJournal
 from .store.duckdb_file import folder_identity
 from .store.store import Store
 
@@ -308,11 +309,18 @@ class Aggregator:
         )
         observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:
+            journal = AnswerJournal(config.data / ANSWERS_FILE)
+            undo.callback(journal.close)
             self.advisory_engine = AdvisoryEngine(
                 self.store, limits_of(config), observer, self._wall_ns(),
                 shadow=config.advice_shadow, gangs=gangs,
-                outcomes_half_life_days=config.outcomes_half_life_days, folder_identity=folder_identity(config.data),
+                outcomes_half_life_days=config.outcomes_half_life_days, journal=journal,
+                folder_identity=folder_identity(config.data),
             )  # fmt: skip
+        except OSError as error:
+            raise StartError(
+                f"{config.data / ANSWERS_FILE}: cannot be used: {error.strerror}"
+            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StartError(
                 f"the advice that is stored in {config.data} cannot be read ({type(error).__name__}: "

@@ -42,6 +42,7 @@ BENCHES = {
     "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
     "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
+    "advisory_answers": "accepts of 100 advisories on a busy disk: by the journal, by the store as before, and a bare fsync",
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
     "extender": "the scheduler extender of Kubernetes: its answer against an echo, and the real kube-scheduler with and without it",
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",

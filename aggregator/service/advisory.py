@@ -379,7 +379,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
-            request, context, lambda: self._message(engine.apply_answer(answer)), engine.persisted,
+            request, context, lambda: self._message(engine.apply_answer(answer)), engine.answers_durable,
             preview=lambda: advisory_message(*engine.preview(answer), engine.store_identity),
             current=lambda: self._message(self._known(request.name)),
         )  # fmt: skip
@@ -425,7 +425,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
         return await self._idempotency_cache.once(
             request, context, lambda: response(lambda: engine.declare_out(out.taken, out.back)),
-            engine.persisted, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
+            engine.answers_durable, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
         )  # fmt: skip
 
     async def EvaluateRule(
