@@ -163,7 +163,7 @@ def _file() -> Path:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether *file* is there. A home that this user may not read has no settings of this user. Raises SettingsError."""
+    """Return whether *file* exists; a default file in an unreadable home does not. Raises SettingsError."""
     try:
         return file.exists()
     except OSError as error:
