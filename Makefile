@@ -11,7 +11,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages test-hosts soak-packages repository image clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel client packages test-packages test-hosts soak-packages repository image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -161,6 +161,10 @@ docs: .venv/ready-dev
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build
+
+# What a scheduler's client needs: the wheel gangline-client and the .proto files, into dist/ (docs/placement.md).
+client:
+	$(PYTHON) -B packaging/build/client.py
 
 # gangline-runtime, -agent and -aggregator as deb and rpm, into dist/ (docs/install.md). The first time it compiles OpenSSL and CPython;
 # RUNTIME=FILE RUNTIME_SHA256=HEX takes a runtime that is built already, SOURCES=FOLDER the archives, ONLY=PACKAGE one of the packages.

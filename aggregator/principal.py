@@ -142,7 +142,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     "gangline.v1.QueryService": {"*": _OPERATORS},
     "gangline.v1.RecordingService": {"RecordHost": _OPERATORS},
     "gangline.v1.AdminService": {"*": _ADMINS},
-    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _SCHEDULERS},
     "grpc.health.v1.Health": {"Check": PUBLIC, "Watch": PUBLIC, "List": PUBLIC},
 }
 

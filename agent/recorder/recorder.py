@@ -49,6 +49,8 @@ RECORDED_EVENTS = {
     "gpu.lost": False,
     "gpu.driver_event": False,
     "gpu.driver_message": False,
+    "gpu.needs_reset": False,
+    "gpu.needs_reboot": False,
     "nvswitch.sxid": False,
     "pcie.aer": True,
     "probe.hung": False,

@@ -19,7 +19,8 @@ RESET, REBOOT = ClearCondition(Clears.RESET), ClearCondition(Clears.REBOOT)
 TEN_MINUTES, HOUR, DAY = (ClearCondition(Clears.TIME, seconds) for seconds in (600.0, 3600.0, 86_400.0))
 #: What is one fault of, by the reason of its event.
 FAULT_CLASSES = {
-    Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
+    Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.DRIVER_HUNG: HazardClass.DRIVER,
+    Reason.GPU_UNUSABLE: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
     Reason.FABRIC: HazardClass.LINK, Reason.RAIL_DOWN: HazardClass.LINK, Reason.ECC_TREND: HazardClass.MEMORY,
     Reason.HBM_REMAP: HazardClass.MEMORY, Reason.HOST_CPU: HazardClass.HOST, Reason.STORAGE: HazardClass.HOST,
     Reason.BLIND: HazardClass.OTHER,
@@ -65,7 +66,19 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.lost": (RESET, {
         0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus (reported by its driver)"),
     }),
-    "gpu.driver_message": (TEN_MINUTES, {0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver logged an error")}),
+    "gpu.needs_reset": (RESET, {
+        0: _kind("gpu.needs_reset", U, Reason.GPU_UNUSABLE, 1000.0, "its driver reports that a GPU must be reset"),
+    }),
+    "gpu.needs_reboot": (REBOOT, {
+        0: _kind("gpu.needs_reboot", U, Reason.GPU_UNUSABLE, 1000.0, "its driver reports that the host must reboot"),
+    }),
+    "gpu.driver_message": (TEN_MINUTES, {
+        0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver logged an error"),
+        1: _kind("gpu.driver_message.no_response", S, Reason.DRIVER_HUNG, 30.0,
+                 "its driver reports that firmware or an engine does not respond"),
+        2: _kind("gpu.driver_message.not_started", S, Reason.GPU_UNUSABLE, 100.0,
+                 "its driver reports that it cannot initialize the GPU"),
+    }),
     "gpu.ras_error": (DAY, {
         0: _kind("gpu.ras_error.corrected", W, MEMORY, 1.5, "it corrected errors (RAS)", CORRECTED_MIN),
         1: _kind("gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it had uncorrectable errors (RAS)"),
@@ -76,6 +89,8 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.hang": (HOUR, {
         0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "one of its queues hung, and its driver resets it"),
         1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "one of its queues hung, and recovered by itself"),
+        2: _kind("gpu.hang.dead", S, Reason.DRIVER_HUNG, 30.0,
+                 "a queue, the firmware that schedules queues, or the SMU does not respond"),
     }),
     "gpu.reset": (RESET, {
         0: _kind("gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.agent.hardware.kmsg import parse_record
-from gangline.agent.kernel_log.gpu_rules import XidDecoder
+from gangline.agent.kernel_log.gpu_rules import GpuFinder, XidDecoder
 from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
@@ -51,14 +51,105 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "NVRM: fallen off the bus and is not responding to commands.":
         ("gpu.lost", 0, "0000:0a:00.0", 0, "", {}),
     "NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x62:0xffff:2477)":
-        ("gpu.driver_message", 0, "0000:0a:00.0", 0, "", {}),
+        ("gpu.driver_message", 2, "0000:0a:00.0", 0, "", {}),
     "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  "
-    "The GPU likely needs to be reset.": ("gpu.driver_message", 0, "0000:9b:00.0", 0, "", {}),
+    "The GPU likely needs to be reset.": ("gpu.needs_reset", 0, "0000:9b:00.0", 0, "", {}),
+    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of open-gpu-kernel-modules
+    "NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1a616; hParent=0x5c000054; hObject=0x5c00005b; "
+    "hClass=0x0000c86f; paramsSize=0x00000170; paramsStatus=0x00000062; status=0x00000062":
+        ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "NVRM rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d00000; paramsStatus=0x00000062; status=0x00000062":
+        ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned "
+    "from status @ kernel_channel.c:2874": ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "nvidia-modeset: ERROR: GPU:0: Failed to initialize display engine: 0x62 (Reset required [NV_ERR_RESET_REQUIRED])":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: GPU6 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU6 _kgspBootGspRm: (the GPU is likely in a bad state and may need to be reset)":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU 0000:41:00.0: RmInitAdapter failed! (0x62:0x62:1901)":
+        ("gpu.needs_reset", 0, "0000:41:00.0", 0, "", {}),
+    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.":
+        ("gpu.needs_reboot", 0, "host", 0, "", {}),
+    "nvidia-uvm: uvm_global.c:430 uvm_global_set_fatal_error_impl[pid:2311] Encountered a global fatal error: "
+    "Generic RC error [NV_ERR_RC_ERROR]": ("gpu.needs_reboot", 0, "host", 0, "", {}),
+    "NVRM: kgmmuInvalidateTlb_GM107: TLB invalidation failed, status = 0x0000000f":
+        ("gpu.lost", 0, "host", 0, "", {}),
+    "NVRM: GPU3 _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 76 sequence 1091!":
+        ("gpu.lost", 0, "host", 0, "", {"gpu_number": "3"}),
+    "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) "
+    "returned from rmStatus @ kernel_ce_gv100.c:106": ("gpu.lost", 0, "host", 0, "", {}),
+    "NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0xf:2131)":
+        ("gpu.lost", 0, "0000:a1:00.0", 0, "", {}),
+    "NVRM: _kgspRpcRecvPoll: GSP RM heartbeat timed out for GPU0 (diff 8000 ms > timeout 5200 ms)":
+        ("gpu.driver_message", 1, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 322227881 heartbeat 0 diff 4129040 "
+    "timeout 5200": ("gpu.driver_message", 1, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!  Notify Timeout Seconds: 7":
+        ("gpu.driver_message", 1, "host", 0, "", {}),
+    "NVRM: kflcnWaitForHaltRiscv_GA102: Timeout waiting for RISC-V to halt":
+        ("gpu.driver_message", 1, "host", 0, "", {}),
+    "NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM":
+        ("gpu.driver_message", 2, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 7":
+        ("gpu.driver_message", 2, "0000:a1:00.0", 0, "", {}),
+    "NVRM: GPU2 rpcRmApiControl_GSP: GspRmControl failed: hClient=0xc1d00001; paramsStatus=0x00000057; "
+    "status=0x00000057": ("gpu.driver_message", 0, "host", 0, "", {"gpu_number": "2"}),
     "NVRM: API mismatch: the client has the version 550.54.14, but\nNVRM: this kernel module has the "
     "version 535.161.08.": ("gpu.driver_message", 0, "host", 0, "", {}),
     "nvidia: probe of 0000:02:00.0 failed with error -1":
-        ("gpu.driver_message", 0, "0000:02:00.0", 0, "", {}),
-    # amdgpu, of several kernels
+        ("gpu.driver_message", 2, "0000:02:00.0", 0, "", {}),
+    # amdgpu, of several kernels; public reports of ROCm and of the kernel's lists
+    "amdgpu 0000:c5:00.0: amdgpu: MES failed to respond to msg=REMOVE_QUEUE":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: MES(1) failed to respond to msg=SUSPEND":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "[drm:mes_v11_0_submit_pkt_and_poll_completion.constprop.0 [amdgpu]] *ERROR* MES failed to response msg=3":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:c4:00.0: amdgpu: remove_queue_mes failed to remove hardware queue from MES, doorbell=0x1002, queue: 1":
+        ("gpu.hang", 2, "0000:c4:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: failed to suspend gangs from MES":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: MES might be in unrecoverable state, issue a GPU reset":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: Failed to evict queue 1": ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu: Failed to evict process queues": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu: Failed to suspend process pid 14368": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu: amdgpu_amdkfd_restore_userptr_worker: Failed to resume KFD":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:03:00.0: amdgpu: HIQ MQD's queue_doorbell_id0 is not 0, Queue preemption time out":
+        ("gpu.hang", 2, "0000:03:00.0", 0, "", {}),
+    "amdgpu 0000:01:00.0: qcm fence wait loop timeout expired": ("gpu.hang", 2, "0000:01:00.0", 0, "", {}),
+    "amdgpu: qcm fence wait loop timeout expired": ("gpu.hang", 2, "host", 0, "", {}),
+    "qcm fence wait loop timeout expired": ("gpu.hang", 2, "host", 0, "", {}),
+    "kfd: the cp might be in an unrecoverable state due to an unsuccessful queues preemption":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:01:00.0: timeout waiting for kiq fence": ("gpu.hang", 2, "0000:01:00.0", 0, "", {}),
+    "[drm:amdgpu_gfx_enable_kcq [amdgpu]] *ERROR* KCQ enable failed": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:0d:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 "
+    "SMN_C2PMSG_82:0x00000005": ("gpu.hang", 2, "0000:0d:00.0", 0, "", {}),
+    "amdgpu 0000:63:00.0: amdgpu: SMU: I'm not done with your command: SMN_C2PMSG_66:0x0000000E":
+        ("gpu.hang", 2, "0000:63:00.0", 0, "", {}),
+    "amdgpu 0000:0d:00.0: amdgpu: Failed to export SMU metrics table!":
+        ("gpu.hang", 2, "0000:0d:00.0", 0, "", {}),
+    "amdgpu 0000:09:00.0: amdgpu: Msg issuing pre-check failed(0xffffffc2) and SMU may be not in the right state!":
+        ("gpu.hang", 2, "0000:09:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: Ring gfx_0.0.0 reset failed":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {"ring": "gfx_0.0.0"}),
+    "amdgpu 0000:c1:00.0: [drm:amdgpu_ib_ring_tests [amdgpu]] *ERROR* IB test failed on vpe (-110).":
+        ("gpu.hang", 2, "0000:c1:00.0", 0, "", {"engine": "vpe"}),
+    "amdgpu 0000:c1:00.0: amdgpu: ib ring test failed (-110).": ("gpu.hang", 2, "0000:c1:00.0", 0, "", {}),
+    "[drm:amdgpu_ring_test_helper [amdgpu]] *ERROR* ring kiq_0.2.1.0 test failed (-110)":
+        ("gpu.hang", 2, "host", 0, "", {"tested_ring": "kiq_0.2.1.0"}),
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, signaled seq=16060, emitted seq=16062":
+        ("gpu.hang", 0, "host", 0, "", {"ring": "sdma0"}),
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* GPU Recovery Failed: -62":
+        ("gpu.reset", 1, "host", 0, "", {"recovery_error": "-62"}),
+    "amdgpu 0000:09:00.0: [drm] device wedged, needs recovery": ("gpu.reset", 1, "0000:09:00.0", 0, "", {}),
+    "amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init":
+        ("gpu.driver_message", 2, "0000:03:00.0", 0, "", {}),
+    "amdgpu: probe of 0000:03:00.0 failed with error -22": ("gpu.driver_message", 2, "0000:03:00.0", 0, "", {}),
     "amdgpu 0000:c3:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block":
         ("gpu.ras_error", 1, "0000:c3:00.0", 0, "", {"block": "umc", "errors": "2"}),
     "amdgpu 0000:de:0d.0: amdgpu: {17}socket: 4, die: 0, 3 new correctable hardware errors detected in gfx block":
@@ -75,7 +166,7 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("gpu.hang", 0, "0000:c2:00.0", 0, "", {"ring": "comp_1.0.1"}),
     "amdgpu 0000:c2:00.0: amdgpu: ring sdma0 timeout, but soft recovered":
         ("gpu.hang", 1, "0000:c2:00.0", 0, "", {"ring": "sdma0"}),
-    "amdgpu 0000:c2:00.0: amdgpu: HWS hang": ("gpu.hang", 0, "0000:c2:00.0", 0, "", {}),
+    "amdgpu 0000:c2:00.0: amdgpu: HWS hang": ("gpu.hang", 2, "0000:c2:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset begin!": ("gpu.reset", 0, "0000:e3:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset(9) failed": ("gpu.reset", 1, "0000:e3:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset end with ret = -62":
@@ -336,6 +427,35 @@ QUIET = (
     "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
     "amdgpu 0000:c3:00.0: amdgpu: {17}socket: 4, die: 0, 3 correctable hardware errors detected in total in gfx block",
     "amdgpu 0000:04:00.0: amdgpu: GPU reset(2) succeeded!",
+    "amdgpu 0000:04:00.0: amdgpu: Starting gfx_0.0.0 ring reset",
+    "amdgpu 0000:04:00.0: amdgpu: Ring gfx_0.0.0 reset succeeded",
+    "amdgpu 0000:09:00.0: [drm] device wedged, but recovered through reset",
+    "amdgpu 0000:09:00.0: [drm] device wedged, but no recovery needed",
+    "amdgpu 0000:63:00.0: amdgpu: SMU is resuming...",
+    "amdgpu 0000:63:00.0: amdgpu: SMU is initialized successfully!",
+    "amdgpu 0000:63:00.0: amdgpu: smu driver if version = 0x0000000d, smu fw if version = 0x00000010",
+    "amdgpu 0000:63:00.0: amdgpu: ring kiq_0.2.1.0 uses VM inv eng 11 on hub 0",
+    "amdgpu 0000:63:00.0: amdgpu: [drm] Loading DMUB firmware via PSP: version=0x08004100",
+    "amdgpu 0000:63:00.0: amdgpu: psp gfx command LOAD_TA(0x1) failed and response status is (0x7)",
+    "kfd kfd: amdgpu: added device 1002:67df",
+    "amdgpu: Topology: Add dGPU node [0x67df:0x1002]",
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* Process information: process  pid 0 thread  pid 0",
+    "[drm] Fence fallback timer expired on ring gfx",
+    "NVRM: mmuWalkUnmap: Failed to unmap VA Range 0x7f2000000 to 0x7f21fffff. Status = 0x00000040",
+    "NVRM: os_schedule: Attempted to yield the CPU while in atomic or interrupt context",
+    "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ mem.c:178",
+    "NVRM: nvAssertFailedNoLog: Assertion failed: (rmStatus == NV_OK) || (rmStatus == NV_ERR_GPU_IS_LOST) @ a.c:1",
+    "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: 0 @ kernel_gsp.c:1446",
+    "NVRM: gpuHandleSanityCheckRegReadError_GM107: Possible bad register read: addr: 0x88eb0,  regvalue: 0xbadf5040",
+    "NVRM: kgspInitRm_IMPL: skipping allocating Scrubber ucode as pre-scrubbed memory is sufficient (0x7700000)",
+    "NVRM kgspExecuteBooterUnloadIfNeeded_TU102: skipping executing Booter Unload as WPR is not up",
+    "NVRM: GPU0 _kgspProcessRpcEvent: Attempted to process RPC event from GPU0: 0x101a (X) during bootup without API lock",
+    "NVRM: Persistence mode is deprecated and will be removed in a future release. Please use nvidia-persistenced instead.",
+    "NVRM: GPU Board Serial Number: 1650000000001",
+    "NVRM: cpuidInfoAMD: Unrecognized AMD processor in cpuidInfoAMD",
+    "nvidia-modeset: WARNING: GPU:0: Correcting number of heads for current head configuration (0x00)",
+    "nvidia-uvm: Loaded the UVM driver, major device number 235.",
+    "nvidia-uvm: uvm_pmm_gpu.c:3176 devmem_alloc_pagemap[pid:92821] request_free_mem_region() err -34",
     "amdgpu 0000:04:00.0: amdgpu: ring gfx_0.0.0 test failed",
 )
 
@@ -439,9 +559,33 @@ def test_every_event_of_the_table_is_in_the_catalogue() -> None:
     """A name that nobody knows would be stored and never judged; and the other way round."""
     named = {rule.name for rule in RULES}
     assert all(BY_NAME[name].kind is Kind.EVENT for name in named)
-    ids = {*range(2210, 2225), 2226, 2720, 2721, 2722}
+    ids = {*range(2210, 2225), 2226, 2227, 2228, 2720, 2721, 2722}
     rows = {s.name for s in BY_NAME.values() if s.signal_id in ids}
     assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
+
+
+def test_a_line_without_an_address_is_of_the_gpu_that_leaves_no_doubt() -> None:
+    """ "GPU4" of NVIDIA's driver is no index of nvidia-smi: of eight GPUs a wrong one would be reset."""
+    lines = {
+        "numbered": "NVRM: GPU4 _kgspRpcRecvPoll: GSP RM heartbeat timed out",
+        "xid": "NVRM: Xid (PCI:0000:9B:00): 119, pid=1, name=x, Timeout after 6s of waiting for RPC response "
+        "from GPU4 GSP! Expected function 103",
+        "amd": "amdgpu: Failed to evict process queues",
+        "host": "EXT4-fs error (device sda1): x: y",
+    }
+
+    def found(finder: GpuFinder, line: str) -> str:
+        parsed = classify(lines[line])
+        assert parsed is not None
+        return finder.complete(parsed, lines[line]).device
+
+    alone = GpuFinder(lambda: ["0000:01:00.0"], lambda: ["0000:c5:00.0"])
+    assert found(alone, "numbered") == "0000:01:00.0" and found(alone, "amd") == "0000:c5:00.0"
+    assert found(alone, "host") == "sda1"
+    eight = GpuFinder(lambda: [f"0000:{i:02x}:00.0" for i in range(8)], list)
+    assert found(eight, "numbered") == found(eight, "amd") == "host"
+    assert found(eight, "xid") == "0000:9b:00.0"
+    assert found(eight, "numbered") == "0000:9b:00.0"  # the XID named it in both ways
 
 
 def check_limits(notice: ParsedLine) -> None:
@@ -525,7 +669,7 @@ def test_a_real_log_with_a_hung_gsp() -> None:
     told = [
         (n.name, n.code, n.device, n.process_name) for n in found if n.part is not LinePart.DETAIL
     ]
-    message = ("gpu.driver_message", 0, "0000:9b:00.0", "")
+    message = ("gpu.needs_reset", 0, "0000:9b:00.0", "")
     assert [each for each in told if each != message] == [
         ("gpu.xid", 119, "0000:9b:00.0", name)
         for name in ("nvidia-smi",) * 3 + ("cache_mgr_main", "gpud")

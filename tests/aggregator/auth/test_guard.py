@@ -104,7 +104,7 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
 #: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
 LET_IN = {
     "agent": {"health", "events"},
-    "scheduler": {"health", "read"},
+    "scheduler": {"health", "reflection", "read"},
     "operator": {"health", "reflection", "read", "permit", "grant"},
     "admin": {"health", "reflection", "read", "permit", "grant", "events"},
 }

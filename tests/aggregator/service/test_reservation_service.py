@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from grpc_health.v1 import health
 
+from gangline.aggregator.auth.access import AccessControl
+from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
+from gangline.aggregator.metrics import CallCounters
 from gangline.aggregator.principal import LOCAL, set_principal
 from gangline.aggregator.reservations import SECOND_NS, Reservations
+from gangline.aggregator.service import reservation
+from gangline.aggregator.service.grpc_server import (
+    PLACEMENT,
+    RECOVERY,
+    RESERVATION,
+    SCORE,
+    make_server,
+    serve_on,
+)
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService
 from gangline.aggregator.service.reservation import ReservationService
+from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.store.decision_records import ChoiceRecord
 from gangline.contract.wire import placement_pb2, recovery_pb2
 from gangline.contract.wire import reservation_pb2 as wire
@@ -25,6 +41,7 @@ from tests.aggregator.service.test_placement_service import (
     gang,
     placed_world,
 )
+from tests.processes import GUARD_SECONDS
 
 
 class ReservedFleet:
@@ -205,3 +222,32 @@ def test_which_option_was_taken_is_noted_again_after_a_restart(tmp_path: Path) -
     again = Reservations(tmp_path, lambda: fleet.now_ns, lambda: fleet.now_ns)
     service(again).record_choices()
     assert noted == [expected, expected]
+
+
+def test_the_second_client_on_the_page_works(tmp_path: Path) -> None:
+    """Whoever copies it from docs/placement.md reads scores, watches, reserves and plans a recovery."""
+    page = (Path(reservation.__file__).parents[2] / "docs/placement.md").read_text()
+    code = page.split("```python\n")[2].partition("```")[0]
+    fleet = ReservedFleet(tmp_path)
+
+    async def scenario() -> tuple[str, str]:
+        config = AggregatorConfig(data=tmp_path)
+        server = make_server(config, AccessControl(config), CallCounters())
+        services = {
+            SCORE: ScoreService(fleet.source), PLACEMENT: fleet.placement, RECOVERY: fleet.recovery,
+            RESERVATION: fleet.service,
+        }  # fmt: skip
+        serve_on(server, services, cast(Any, health).aio.HealthServicer())
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd="/",
+            env={**os.environ, "GANGLINE_AGGREGATOR": f"127.0.0.1:{port}"},
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(child.communicate(), GUARD_SECONDS)
+        await server.stop(None)
+        return out.decode(), errors.decode()
+
+    out, errors = asyncio.run(scenario())
+    assert "snapshot 8 nodes" in out and "reserved: reservations/" in out, errors
+    assert "RECOVERY_" in out and fleet.reservations.active() == [], errors
