@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from .host_sets import HostSetError, expand_hosts
 from .mirror_format import NODES_MAX, MirrorError, is_node_name
-from .slurm_text import BUSY, DOWN, OUT, gpus_of, parse_reason, state_names
+from .slurm_text import BUSY, DOWN, DRAINED, OUT, gpus_of, parse_reason, state_names
 
 #: Slurm's flags of a node on which no job starts.
 UNAVAILABLE = OUT | DOWN | BUSY | {"NOT_RESPONDING"}
+OUT_OF_SERVICE = DRAINED | DOWN | {"NOT_RESPONDING"}
 #: Reasons of Slurm that no node can cure -> what they mean.
 NOT_FOR_NODES = {
     "BeginTime": "its start time has not come; a requeued job waits two minutes",
@@ -185,6 +186,31 @@ def steps_of(
             why = Counter(reasons[node] for node in lost)
             steps.append(NodeFilter(name, len(left), lost, dict(why.most_common(REASONS_SHOWN))))
     return steps, [one.name for one in left]
+
+
+def obstacle(
+    job: PendingJob,
+    nodes: Sequence[SlurmNode],
+    reservations: Mapping[str, Collection[str]],
+    lost: str,
+) -> str:
+    """Return why *job* could never run without the node *lost*; "" if no obstacle is known.
+
+    Nodes in use, reserved by others or in maintenance become free; nodes that are drained or down may not.
+    """
+    if lost in job.named:
+        return f"it asks for {lost} (--nodelist)"
+    left = [one for one in nodes if one.name != lost]
+    for name, reason_of in _conditions(job, reservations, None):
+        if name in ("reservations", "in use"):
+            continue
+        if name == "state":
+            left = [one for one in left if one.flags.isdisjoint(OUT_OF_SERVICE)]
+        else:
+            left = [one for one in left if not reason_of(one)]
+        if len(left) < job.nodes:
+            return f"without {lost}, {len(left)} nodes are left for the {job.nodes} that it needs ({name})"
+    return ""
 
 
 Condition = Callable[[SlurmNode], str]

@@ -494,6 +494,16 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
+    """Return whether the ledger can be written. As another user nothing is created: the executor could not use it."""
+    parent = next(one for one in (folder, *folder.parents) if one.exists())
+    if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
+        return DoctorFinding(
+            DoctorLevel.NOTE, f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user of the executor",
+        )  # fmt: skip
+    if os.geteuid() == 0 and folder.stat().st_uid != 0:
+        return DoctorFinding(
+            DoctorLevel.NOTE, f"ledger: {folder} belongs to another user; run doctor as the user of the executor to test it",
+        )  # fmt: skip
     try:
         with locked(folder):
             ExecutorLedger(folder / LEDGER_FILE).save()

@@ -136,6 +136,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
             removed += _take_back(situation, ledger, entry, "it has expired")
         else:
             removed += evictions.restart_steps(situation, entry)
+    placed += evictions.lost_job_steps(situation, ledger)
     return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
 
 

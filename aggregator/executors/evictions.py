@@ -8,7 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from .ledger import ACCEPTED, DRAIN, HOLD, LEFT, MOVED, REQUEUE, START, Entry, JobProgress
+from .ledger import (
+    ACCEPTED,
+    DRAIN,
+    HOLD,
+    LEFT,
+    MOVED,
+    REQUEUE,
+    START,
+    Entry,
+    ExecutorLedger,
+    JobProgress,
+)
 from .model import (
     Advice,
     Capabilities,
@@ -30,6 +41,10 @@ START_AGAIN_SECONDS = 0.3
 STARTS_SECONDS_MAX = 3.0
 #: A job that completes for this long is killed again.
 KILLED_AGAIN_SECONDS = 5.0
+#: A shorter delay is not lifted: the job starts anyway.
+DELAY_SECONDS_MIN = 2.0
+#: A longer delay is not a requeue's: its owner has set a start time.
+DELAY_SECONDS_MAX = 600.0
 #: A requeue that has no effect for this long is repeated.
 STUCK_SECONDS = 60.0
 #: A job that was refused is tried again after this time; the delay doubles up to the maximum.
@@ -78,7 +93,8 @@ def leave_step(advice: Advice, job: ScheduledJob) -> Step:
     if job.restarts_itself:
         why = f"job {job.name} continues with its spare nodes"
         return EndStep(advice.name, why, job.name, advice.node, job.restarts)
-    return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
+    why = f"job {job.name} runs on {advice.node}"
+    return Requeue(advice.name, why, job.name, job.restarts, advice.node)
 
 
 def _may_leave(progress: JobProgress | None, job: ScheduledJob, now: float) -> bool:
@@ -146,6 +162,41 @@ def restart_steps(situation: Situation, entry: Entry) -> list[Step]:
     return steps
 
 
+def lost_job_steps(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
+    """Return the steps that lift the delay of jobs that the scheduler itself requeued because it lost one of their nodes."""
+    if "EVICT_NOW" not in situation.policy.actions:
+        return []
+    handled = {
+        name for entry in ledger for name, one in entry.jobs.items() if one.state in IN_MOTION
+    }
+    steps: list[Step] = []
+    for job in situation.scheduler.jobs.values():
+        is_delayed = job.waits_for_begin_time and job.begins - situation.now > DELAY_SECONDS_MIN
+        if not is_delayed or job.name in handled:
+            continue
+        nodes = (situation.scheduler.nodes.get(name) for name in sorted(job.previous_nodes))
+        lost = [node.name for node in nodes if node and (node.down or not node.is_responding)]
+        if lost:
+            why = f"job {job.name} was requeued because {lost[0]} is down"
+            is_next = situation.capabilities.restart_next_second
+            begin = math.floor(situation.now) + 1.0 if is_next else 0.0
+            steps.append(StartNow("", why, job.name, begin, job.parts))
+    return steps
+
+
+def _adopt_requeued_jobs(entry: Entry, situation: Situation) -> None:
+    """Take up jobs that were requeued off the node and wait for their delay: by the scheduler, or before the ledger was lost."""
+    advice = situation.advice.get(entry.advisory)
+    if advice is None or advice.action != "EVICT_NOW":
+        return
+    for name, job in situation.scheduler.jobs.items():
+        was_there = entry.node in job.previous_nodes or name == advice.workload
+        is_delayed = 0 < job.begins - situation.now <= DELAY_SECONDS_MAX
+        if name not in entry.jobs and job.waits_for_begin_time and is_delayed and was_there:
+            note = f"job {name} was requeued"
+            entry.jobs[name] = JobProgress(START, job.restarts - 1, note, waiting=situation.now)
+
+
 def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
     """Return the second in which a requeued job may start again; 0: at once."""
     if not capabilities.restart_next_second:
@@ -159,6 +210,7 @@ def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
 def follow_jobs(entry: Entry, situation: Situation) -> bool:
     """Update the progress of the jobs of *entry* from the scheduler's state; return whether it changed."""
     before = {name: replace(progress) for name, progress in entry.jobs.items()}
+    _adopt_requeued_jobs(entry, situation)
     for name, progress in entry.jobs.items():
         job = situation.scheduler.jobs.get(name)
         if progress.state in IN_MOTION:

@@ -180,13 +180,23 @@ class Executor:
         else:
             wanted = core.nodes_of_interest(self._client.advice().values(), self._ledger)
             nodes |= self._scheduler.read_nodes(wanted) if wanted else {}
-        state = SchedulerState(nodes, self._scheduler.read_jobs(), self._scheduler.read_holds())
+        jobs = {
+            name: job if job.is_running else replace(job, previous_nodes=self._previous_nodes(name))
+            for name, job in self._scheduler.read_jobs().items()
+        }
+        state = SchedulerState(nodes, jobs, self._scheduler.read_holds())
         for job in state.jobs.values():
             if job.problem:
                 self._complain(f"job {job.name} is not seen on any node", job.problem)
         if core.is_mark_missing(self._ledger, state):
             state = replace(state, started=self._scheduler.started())
         self._state = state
+
+    def _previous_nodes(self, job: str) -> frozenset[str]:
+        before = self._state.jobs.get(job)
+        if before is None:
+            return frozenset()
+        return before.nodes if before.is_running else before.previous_nodes
 
     # ---- act
 

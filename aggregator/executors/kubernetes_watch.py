@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 #: A lost connection is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
+#: Answers to a login without the right.
+REFUSED = (401, 403)
 #: `close` waits for the thread this long: it may be in a call.
 CLOSE_SECONDS = 15.0
 #: More objects of a kind are not taken: the list is an error.
@@ -36,6 +38,8 @@ class WatchedObjects(Generic[T]):
         self._lock = threading.RLock()
         self._problem = "nothing was read yet"
         self._listed, self._stopped = threading.Event(), threading.Event()
+        #: Set with the first list, or once the login is refused: waiting longer does not help.
+        self._is_decided = threading.Event()
         self._thread: threading.Thread | None = None
         self._watch: ApiWatch | None = None
         #: Called after each change, in the thread of the watch.
@@ -49,7 +53,8 @@ class WatchedObjects(Generic[T]):
                     target=self._run, name=f"watch {self._path}", daemon=True
                 )
                 self._thread.start()
-        if not self._listed.wait(seconds_max):
+        self._is_decided.wait(seconds_max)
+        if not self._listed.is_set():
             raise SchedulerError(f"{self._path}: {self._problem}")
 
     def close(self) -> None:
@@ -100,6 +105,8 @@ class WatchedObjects(Generic[T]):
                             self._version = _number(version)
             except ApiError as error:
                 self._lose(str(error), error.status == 410)
+                if error.status in REFUSED:
+                    self._is_decided.set()
             except Exception as error:  # a thread must not end unseen
                 log.exception("watching %s failed", self._path)
                 self._lose(repr(error), False)
@@ -127,6 +134,7 @@ class WatchedObjects(Generic[T]):
             self._objects, self._problem = objects, ""
             self._version = _number(version)
         self._listed.set()
+        self._is_decided.set()
         self.wake()
         return version
 

@@ -91,6 +91,10 @@ class ScheduledJob:
     restarts_itself: bool = False
     #: It waits only because it was requeued: it may start now.
     waits_for_begin_time: bool = False
+    #: When the scheduler lets it start, while it waits for that time; 0: unknown.
+    begins: float = 0.0
+    #: Nodes of its run before, as this process saw them, while it waits.
+    previous_nodes: frozenset[str] = frozenset()
     #: The scheduler's numbers of its parts.
     parts: tuple[str, ...] = ()
     #: The array that it is a task of, and which; "" for none.
@@ -325,10 +329,11 @@ class Resume(Step):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop *job* and put it back into the queue. `restarts`: how often it had been before."""
+    """Stop *job* and put it back into the queue. `restarts`: how often it had been before; `node`: the node that it must leave."""
 
     job: str
     restarts: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from .. import pending_job
 from ..host_sets import HostSetError, expand_hosts, fold_hosts
+from ..mirror_format import MirrorError
 from ..slurm_text import BUSY, DOWN, DRAINED, OUT, parse_reason, state_names
 from ..slurm_text import gpus_of as _gpus
 from .model import (
@@ -245,7 +247,9 @@ class Slurm(Scheduler):
                 self._run(["scontrol", "update", f"reservationname={hold}", _end_word(seconds)])
             case RemoveHold(hold=hold):
                 self._remove(hold)
-            case Requeue(job=job):
+            case Requeue(job=job, node=node):
+                if node and (reason := self._obstacle(job, node)):
+                    raise SchedulerError(f"it can run nowhere else: {reason}")
                 self._run(["scontrol", "requeue", job])
             case StartNow(job=job, begin=begin):
                 # `uts`: seconds since 1970, which no time zone moves.
@@ -270,6 +274,20 @@ class Slurm(Scheduler):
                 self._run(site_command(self._reset_command, node))
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+
+    def _obstacle(self, job: str, node: str) -> str:
+        """Return why *job* could not run without *node*; "" if no obstacle is known."""
+        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"])  # fmt: skip
+        try:
+            shown, nodes, reservations = together(
+                [partial(self._run, ["scontrol", *command]) for command in commands]
+            )
+            found, reserved = pending_job.parse_nodes(nodes), pending_job.parse_reservations(reservations)  # fmt: skip
+            parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
+        except (SchedulerError, MirrorError):
+            return ""
+        reasons = (pending_job.obstacle(part, found, reserved, node) for part in parts)
+        return next(filter(None, reasons), "")
 
     def _start(self, part: str, start: str) -> None:
         try:
@@ -406,7 +424,7 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
             name, state, frozenset(nodes), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
             # By the time, not by the reason, which comes a moment later.
-            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,),
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,), begins=eligible,
             array=shown if suffix and suffix.startswith("_") else "",
             array_task=suffix[1:] if suffix and suffix.startswith("_") else "", problem=problem,
         )  # fmt: skip
@@ -439,6 +457,7 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         waits_for_begin_time=first.state == second.state == "PENDING"
         and (first.waits_for_begin_time or second.waits_for_begin_time),
         parts=(*first.parts, *second.parts),
+        begins=max(first.begins, second.begins),
     )
 
 

@@ -143,6 +143,54 @@ class TestSlurm(ExecutorContract):
             )
             cluster.command("scontrol", "delete", "reservationname=site")
 
+    @pytest.mark.parametrize("pin", ["--nodelist={node}", "--constraint=fast"])
+    def test_a_job_that_can_run_nowhere_else_is_left(
+        self, rig: Rig, cluster: SlurmCluster, pin: str
+    ) -> None:
+        """A job that was pinned to the bad node was requeued, and never ran again."""
+        features = ["scontrol", "update", "availablefeatures=fast", "activefeatures=fast"]
+        node, other = rig.site.node(3), rig.site.node(4)
+        cluster.command(*features, f"nodename={node}")
+        rig.start()
+        job = cluster.submit(SCRIPT, "-N1", "--requeue", pin.format(node=node))
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+
+        def reported() -> bool:
+            found = rig.advice.of(node)
+            return found is not None and "it can run nowhere else" in found.state_words
+
+        rig.until(reported, "it says so")
+        rig.turn()
+        assert rig.site.scheduler.read_jobs()[job].is_running and not rig.is_done(node)
+        if "constraint" in pin:
+            cluster.command(*features, f"nodename={other}")
+            rig.until(lambda: rig.is_done(node), "done")
+            rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+            assert rig.site.scheduler.read_jobs()[job].nodes == {other}
+        cluster.command("scancel", job)
+        for name in (node, other):
+            cluster.command("scontrol", "update", f"nodename={name}", "availablefeatures=", "activefeatures=")  # fmt: skip
+
+    def test_a_job_of_a_dead_slurmd_runs_again_at_once(
+        self, rig: Rig, cluster: SlurmCluster
+    ) -> None:
+        """The most common loss: the node was DOWN, its advisory was deferred, and the job waited behind Slurm's delay."""
+        rig.start()
+        job = rig.site.submit(2)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = max(rig.site.scheduler.read_jobs()[job].nodes)
+        cluster.kill_node(node)
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+        found = rig.site.scheduler.read_jobs()[job]
+        assert found.restarts == 1 and node not in found.nodes
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done(node), "done")
+        cluster.start_node(node)
+        rig.advice.heal(node)
+        rig.until(lambda: not rig.site.ours(), "nothing is set")
+
     def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
         """Both parts leave when a node of the second one is evicted, and both start again."""
         rig.start()

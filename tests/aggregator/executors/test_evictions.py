@@ -30,6 +30,7 @@ from gangline.aggregator.executors.model import (
     ScheduledJob,
     SchedulerState,
     Situation,
+    StartNow,
     Step,
 )
 
@@ -55,7 +56,7 @@ class World:
         self.jobs: dict[str, ScheduledJob] = {"7": JOB}
         self.holds = {HELD: NodeHold(HELD, frozenset(["n1"]), NOW + 600)}
         self.node, self.advice, self.now = Node("n1", "IDLE"), ADVICE, NOW
-        self._capabilities = Capabilities(has_drain=has_drain)
+        self._capabilities = Capabilities(has_drain=has_drain, restart_next_second=True)
 
     @property
     def entry(self) -> Entry:
@@ -203,6 +204,59 @@ def test_a_job_that_continues_with_spares_is_not_ended_twice() -> None:
     world.carry_out(step)
     (answer,) = world.decide()
     assert isinstance(answer, Answer) and "continues with its spare nodes" in answer.why
+
+
+WAITING = replace(
+    JOB, state="PENDING", nodes=frozenset(), restarts=1, waits_for_begin_time=True, begins=NOW + 120
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "starts"),
+    [
+        (WAITING, True),  # the advice names it
+        (replace(WAITING, name="8", previous_nodes=frozenset(["n1"])), True),
+        (replace(WAITING, name="8", previous_nodes=frozenset(["n2"])), False),
+        (replace(WAITING, begins=NOW + 7200), False),  # its owner set that
+        (replace(WAITING, waits_for_begin_time=False), False),
+    ],
+)
+def test_the_delay_of_a_job_that_was_requeued_before_is_lifted(
+    job: ScheduledJob, starts: bool
+) -> None:
+    """The ledger was lost after the requeue, or slurmd had died: the job waited for two minutes."""
+    world = World()
+    world.jobs = {job.name: job}
+    steps = [step for step in world.decide() if isinstance(step, StartNow)]
+    assert [(step.job, step.begin) for step in steps] == ([(job.name, NOW + 1)] if starts else [])
+    for step in steps:
+        world.carry_out(step)
+        world.jobs[job.name] = replace(job, begins=NOW + 1)
+        assert not any(isinstance(one, Answer) for one in world.decide())
+        world.jobs[job.name] = replace(ELSEWHERE, name=job.name)
+        (answer,) = world.decide()
+        assert f"job {job.name} was requeued and runs again" in answer.why
+
+
+@pytest.mark.parametrize(
+    ("node", "job", "starts"),
+    [
+        (Node("n1", "DOWN*", down="DOWN: Not responding", is_responding=False), {}, True),
+        (Node("n1", "IDLE"), {}, False),
+        (Node("n1", "DOWN*", down="DOWN"), {"begins": NOW + 1}, False),
+        (Node("n1", "DOWN*", down="DOWN"), {"previous_nodes": frozenset(["n2"])}, False),
+    ],
+)
+def test_a_job_that_lost_its_node_starts_without_the_delay(
+    node: Node, job: dict[str, object], starts: bool
+) -> None:
+    """slurmd died, and Slurm requeued the job: there was no advisory, and the job waited for two minutes."""
+    world = World()
+    world.node, world.advice = node, replace(ADVICE, action="AVOID", state="DONE")
+    lost = {"previous_nodes": frozenset(["n1", "n2"]), **job}
+    world.jobs = {"7": replace(WAITING, **lost)}  # type: ignore[arg-type]
+    starting = [step for step in world.decide() if isinstance(step, StartNow)]
+    assert [(step.job, step.begin) for step in starting] == ([("7", NOW + 1)] if starts else [])
 
 
 def test_a_requeue_without_effect_is_repeated() -> None:

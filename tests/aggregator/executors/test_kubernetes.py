@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.executors import kubernetes_doctor
+from gangline.aggregator.executors import kubernetes, kubernetes_doctor
 from gangline.aggregator.executors.kubernetes import Kubernetes
 from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiError, ApiServer
 from gangline.aggregator.executors.kubernetes_state import (
@@ -459,7 +459,7 @@ def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.Monk
     assert int(version) > 0
 
 
-def test_a_wrong_token_is_said(cluster: UsedCluster) -> None:
+def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that ran out looked like an empty cluster."""
     with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
         with pytest.raises(ApiError, match="401: Unauthorized"):
@@ -467,6 +467,10 @@ def test_a_wrong_token_is_said(cluster: UsedCluster) -> None:
         scheduler = Kubernetes(api)
         with pytest.raises(ApiError, match="Unauthorized"):
             scheduler.capabilities()
+        # Without waiting for LIST_SECONDS_MAX.
+        monkeypatch.setattr(kubernetes, "LIST_SECONDS_MAX", 3600.0)
+        with closing(scheduler), pytest.raises(SchedulerError, match="Unauthorized"):
+            scheduler.read_nodes()
 
 
 def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: KubernetesSite) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.executors import kubernetes_api
+from gangline.aggregator.executors import kubernetes_api, kubernetes_doctor
 from gangline.aggregator.executors.kubernetes_api import (
     ApiAccess,
     ApiError,
@@ -43,7 +43,11 @@ from gangline.aggregator.executors.kubernetes_marks import (
     usual_keys,
 )
 from gangline.aggregator.executors.model import SchedulerError
-from gangline.aggregator.executors.settings import GPU_RESOURCES, USUAL_TAINTS
+from gangline.aggregator.executors.settings import (
+    GPU_RESOURCES,
+    USUAL_TAINTS,
+    KubernetesConfig,
+)
 
 Json = dict[str, Any]
 
@@ -474,6 +478,39 @@ def test_an_event_that_is_none_ends_the_watch(
     with answering(http(body)) as api, pytest.raises(ApiError, match=message) as caught:
         list(api.watch("/api/v1/nodes", "1"))
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("settings", "user"),
+    [
+        ({}, ""),
+        ({"kubernetes_server": "http://127.0.0.1:8001"}, "system:serviceaccount:gangline:gangline-executor"),
+        ({"kubernetes_server": "http://127.0.0.1:8001", "ledger": "/var/lib/x"}, ""),
+        ({"kubernetes_server": "http://127.0.0.1:8001", "namespace": "ops"}, "system:serviceaccount:ops:gangline-executor"),
+    ],
+)  # fmt: skip
+def test_the_doctor_asks_for_the_rights_of_the_executor(
+    settings: dict[str, Any], user: str
+) -> None:
+    """Through `kubectl proxy` it tested the administrator, who has all rights, before the service account existed."""
+    bodies: list[Any] = []
+
+    class Api:
+        def call(self, method: str, path: str, body: Any) -> Any:
+            bodies.append((path.rpartition("/")[2], body["spec"].get("user", "")))
+            if len(bodies) == 99:
+                raise ApiError(403, "forbidden")
+            return {"status": {"allowed": True}}
+
+    api: Any = Api()
+    (finding,) = kubernetes_doctor._rights(api, KubernetesConfig(**settings))
+    assert finding.text == f"{user} has all rights that it needs".strip()
+    kind = "subjectaccessreviews" if user else "selfsubjectaccessreviews"
+    assert set(bodies) == {(kind, user)}
+    if user:
+        bodies[:] = [("", "")] * 98
+        (finding,) = kubernetes_doctor._rights(api, KubernetesConfig(**settings))
+        assert finding.level == "note" and user in finding.text
 
 
 def test_the_doctor_counts_outages() -> None:
