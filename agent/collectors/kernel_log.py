@@ -6,7 +6,7 @@ import errno
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,6 +145,7 @@ class KernelLog(Collector):
             TimestampConverter(suspended_ns),
             lambda parsed, text: xids.decode(gpus.complete(parsed, text), text),
             adapters.is_wanted,
+            _job_lookup(self._roots.proc, publisher),
         )
         adapters.resumed = reader.resumed
         return reader
@@ -229,6 +230,16 @@ class KernelLog(Collector):
         if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
             return NoData(f"no {self._path}; in a container, pass --device=/dev/kmsg")
         return RuntimeError(f"{self._path}: {error.strerror}")
+
+
+def _job_lookup(proc: Path, publisher: EventPublisher | None) -> Callable[[int], Mapping[str, str]]:
+    if publisher is None:
+        return lambda pid: {}
+    from .process_jobs import ProcessJobs
+
+    jobs = ProcessJobs(proc)
+    publisher.observe(jobs.observe)
+    return jobs.attributes
 
 
 def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:

@@ -141,6 +141,11 @@ class IncidentTracker:
         """Return whether what *parsed* tells continues already."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
+    def has_job(self, parsed: ParsedLine) -> bool:
+        """Return whether the incident that *parsed* continues names a job already."""
+        incident = self._open.get((parsed.name, parsed.device, parsed.code, parsed.scope))
+        return incident is not None and "job" in incident.event.attributes
+
     def _key(self, parsed: ParsedLine) -> Key:
         key = (parsed.name, parsed.device, parsed.code, parsed.scope)
         if key in self._open or self._has_room(parsed.name, OPEN_MAX // (2 if parsed.scope else 1)):
@@ -210,9 +215,7 @@ class IncidentTracker:
         incident = self._last.get(line.parsed.group)
         if incident is None or line.boottime_ns - incident.event.last_boottime_ns > QUIET_NS:
             return
-        if not incident.event.process_name:
-            incident.event.process_id = line.parsed.process_id
-            incident.event.process_name = line.parsed.process_name
+        _name_process(incident.event, line.parsed)
         _add_description(incident, line)
         incident.awaits_body = incident.awaits_body and line.parsed.part is LinePart.DETAIL
         incident.has_changed = True
@@ -290,7 +293,14 @@ def _count(incident: OpenIncident, line: LogLine) -> None:
     incident.awaits_body = line.parsed.part is LinePart.HEAD
     event.last_boottime_ns = max(event.last_boottime_ns, line.boottime_ns)
     incident.has_changed = True
+    _name_process(event, line.parsed)
     _add_description(incident, line)
+
+
+def _name_process(event: HealthEvent, parsed: ParsedLine) -> None:
+    """Take the process of a later line if no line before named one: XID 13 names it in its last line."""
+    if not event.process_id and parsed.process_id:
+        event.process_id, event.process_name = parsed.process_id, parsed.process_name
 
 
 def _add_description(incident: OpenIncident, line: LogLine) -> None:

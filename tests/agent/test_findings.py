@@ -63,6 +63,9 @@ READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
     ),
     "gpu_pcie_width": (GPU, NARROW | BUSY, NARROW | {**BUSY, "gpu.performance_state": 8}, 80),
     "gpu_pcie_generation": (GPU, SLOW | BUSY, SLOW | {**BUSY, "gpu.utilization_ratio": 0.1}, 80),
+    "fabric_not_joined": (
+        GPU, {"gpu_fabric.registration_state": 2}, {"gpu_fabric.registration_state": 3}, 122,
+    ),
     "fabric_failed": (
         GPU, {"gpu_fabric.registration_status_code": 999}, {"gpu_fabric.registration_status_code": 0}, 8,
     ),

@@ -147,6 +147,10 @@ def test_a_process_in_the_line_is_named_and_not_blamed() -> None:
     world.event(host, 119, gpu, process_name="nvidia-smi", process_id=17)
     world.run(1)
     assert "met by nvidia-smi, which may not be its cause" in world.score(host).reason_message
+    world.event(host, 31, gpu, process_name="oob", process_id=9, attributes={"job": "Slurm job 42"})
+    world.run(1)
+    (evidence,) = [one for one in world.score(host).evidence if one.value == 31]
+    assert "(met by oob of Slurm job 42" in evidence.words
 
 
 def test_a_reboot_ends_all_with_a_record() -> None:
