@@ -40,6 +40,7 @@ BENCHES = {
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
     "stragglers": "comparing 1,024 hosts of 8 GPUs in 200 gangs, a window at a time, against the limit and against plain medians",
     "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
+    "operator_answers": "`hosts`, `explain`, `job` and `advise` at the client, for 32 and 1,000 hosts, against an echo",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
     "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
     "advisory_answers": "accepts of 100 advisories on a busy disk: by the journal, by the store as before, and a bare fsync",
