@@ -31,6 +31,7 @@ from ..advisories.workloads import Gang
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason
 from ..principal import current_principal
+from .caller_slots import CallerSlots
 from .idempotency import IdempotencyCache
 from .validation import (
     ACTOR_CHARACTERS_MAX,
@@ -274,7 +275,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, engine: AdvisoryEngine, wall_ns: Callable[[], int], members: Members
     ) -> None:
         self._engine, self._wall_ns, self._members = engine, wall_ns, members
-        self._idempotency_cache = IdempotencyCache()
+        self._idempotency_cache, self._watch_slots = IdempotencyCache(), CallerSlots()
         self._evaluating: asyncio.Task[wire.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
@@ -283,15 +284,14 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Yield what is open, or what came after the token, then each change. Raises InvalidArgument, ResourceExhausted."""
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
-        if feed.watchers >= WATCHERS_MAX:
-            reason = f"{WATCHERS_MAX} watch advice already; one of them has to end"
-            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
-        feed.watchers += 1
-        try:
-            async for change in feed.watch(number):
-                yield self._event(change, feed.started_ms)
-        finally:
-            feed.watchers -= 1
+        reason = "too many watch advice already; one of them has to end"
+        with self._watch_slots.slot(WATCHERS_MAX, reason, CAPACITY_RETRY_SECONDS):
+            feed.watchers += 1
+            try:
+                async for change in feed.watch(number):
+                    yield self._event(change, feed.started_ms)
+            finally:
+                feed.watchers -= 1
 
     def _event(self, change: AdvisoryChange, started_ms: int) -> wire.AdvisoryEvent:
         token = "" if change.number is None else f"{started_ms}-{change.number}"

@@ -29,6 +29,7 @@ from ..decisions.requirements import (
 )
 from ..declared.model import ExchangeRates
 from ..errors import FailedPrecondition, InvalidArgument
+from ..reservations import reservation_key
 from ..scoring.evaluate import Judgement
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .exchange_rates import RATE_MAX, rates_of
@@ -305,13 +306,25 @@ def priorities_of(message: placement_pb2.PlacementCandidates) -> dict[str, int]:
     return found
 
 
-def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
-    """Return the nodes that others have reserved. Raises InvalidArgument."""
-    if len(message.reservation) > OWN_RESERVATIONS_MAX:
-        reason = f"{len(message.reservation)} names, expected at most {OWN_RESERVATIONS_MAX}"
+def claim_reservations(message: placement_pb2.PlacementCandidates, login: str) -> None:
+    """Replace the names in *message* by keys of *login*: a name of another login's reservation then frees no node.
+
+    Call this before the request is answered or recorded. Raises InvalidArgument.
+    """
+    names = list(message.reservation)
+    if len(names) > OWN_RESERVATIONS_MAX:
+        reason = f"{len(names)} names, expected at most {OWN_RESERVATIONS_MAX}"
         raise InvalidArgument("candidates.reservation", reason)
-    for name in message.reservation:
+    for name in names:
         check_text("candidates.reservation", name, REQUEST_ID_CHARACTERS_MAX)
+    if not names:
+        return
+    del message.reservation[:]
+    message.reservation.extend(reservation_key(name, login) for name in names)
+
+
+def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
+    """Return the nodes that others have reserved."""
     others = [nodes for name, nodes in snapshot.reservations if name not in message.reservation]
     return np.concatenate(others) if others else np.zeros(0, dtype=np.intp)
 
