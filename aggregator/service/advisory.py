@@ -40,6 +40,7 @@ from .validation import (
     check_unique,
     node_of,
     page_size_of,
+    span_seconds,
     time_ns_of,
     timestamp,
 )
@@ -245,7 +246,7 @@ def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> in
 
 
 def _span(field: str, span: Duration, otherwise: str) -> float:
-    seconds = span.seconds + span.nanos / 1e9
+    seconds = span_seconds(field, span)
     if not 1.0 <= seconds <= SECONDS_MAX:
         raise InvalidArgument(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
     return seconds
@@ -496,7 +497,7 @@ def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
     """Return the lease that *request* names, 0 for none. Raises InvalidArgument for one that is no time; the machine bounds it."""
     if not request.HasField("lease"):
         return 0.0
-    seconds = request.lease.seconds + request.lease.nanos / 1e9
+    seconds = span_seconds("lease", request.lease)
     if not seconds > 0:
         raise InvalidArgument("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
     return seconds

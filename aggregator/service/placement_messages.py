@@ -8,7 +8,6 @@ from math import isfinite, isnan, nan, prod
 from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
@@ -36,7 +35,7 @@ from .exchange_rates import RATE_MAX, rates_of
 from .gang_sizes import sizes_of
 from .score import BITMAP_BYTES_MAX, WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
-from .validation import check_range, check_real, check_text
+from .validation import check_range, check_real, check_text, span_seconds
 
 #: Reservations that a request names as the caller's own.
 OWN_RESERVATIONS_MAX = 16
@@ -223,8 +222,7 @@ def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: fl
     """Return a duration of *gang* in hours, NaN where it is not set."""
     if not gang.HasField(name):
         return nan
-    duration: Duration = getattr(gang, name)
-    seconds = duration.seconds + duration.nanos / 1e9
+    seconds = span_seconds(f"gang.{name}", getattr(gang, name))
     if not low <= seconds <= high:
         raise InvalidArgument(f"gang.{name}", f"{seconds:.10g} s, expected {low:.0f} to {high:.0f}")
     return seconds / 3600.0

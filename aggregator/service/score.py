@@ -31,7 +31,7 @@ from ..scoring.score_rows import differs
 from . import score_messages
 from .caller_slots import CallerSlots
 from .score_messages import RequestedWorkload, packed
-from .validation import node_of, page_size_of
+from .validation import node_of, page_size_of, span_seconds
 
 # ----------------------------------------------------------------------
 # Who watches scores: what changed from one snapshot to the next, serialised once for all of them.
@@ -465,7 +465,7 @@ def _hours(
     """Return the horizon that is asked for; the default for none. Raises InvalidArgument."""
     if not request.HasField("horizon"):
         return HORIZON_HOURS
-    seconds = request.horizon.seconds + request.horizon.nanos / 1e9
+    seconds = span_seconds("horizon", request.horizon)
     if not score.SECONDS_MIN <= seconds <= score.SECONDS_MAX:
         raise InvalidArgument(
             "horizon",
