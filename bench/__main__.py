@@ -15,6 +15,7 @@ from .measure import HEADING, Result
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
+    "nvml_cost": "NVML's time per second of an H200 by recorded costs, against every call at its collector's pace",
     "dcgm_cost": "the agent with DCGM's host engine to listen to against the same agent without",
     "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
     "amd_sweep": "the sweep over eight AMD GPUs against a C program that reads the same files",

@@ -162,8 +162,8 @@ VALUES: dict[str, dict[str, float | int | None]] = {
         "violation_reliability_nanoseconds": 7_000_000_003,
         "violation_base_clocks_nanoseconds": 7_000_000_004,
         "violation_thermal_check_nanoseconds": 6_000_000_002,
-        "violation_sw_thermal_nanoseconds": None, "violation_hw_thermal_nanoseconds": None,
-        "violation_hw_power_brake_nanoseconds": None, "violation_sw_thermal_field_state": 1,
+        "violation_sw_thermal_nanoseconds": 0, "violation_hw_thermal_nanoseconds": 0,
+        "violation_hw_power_brake_nanoseconds": 0, "violation_sw_thermal_field_state": 1,
         "violation_hw_thermal_field_state": 1, "violation_hw_power_brake_field_state": 1,
     },
     "power and heat": {

@@ -151,6 +151,24 @@ static void look_at_place(const struct gpu *gpu, int call)
                  (*place)->call, (*place)->device, (*place)->entered_ns ? "" : ", left");
 }
 
+/* Microseconds that `cost` and `field_cost` lines have taken in this process. */
+static unsigned long spent;
+
+EXPORT unsigned long fake_nvml_spent(void) { return spent; }
+
+/* Take this long, as a driver's call does: on the processor. */
+static void spend(unsigned int microseconds)
+{
+    struct timespec now, began;
+    if (!microseconds)
+        return;
+    __atomic_add_fetch(&spent, microseconds, __ATOMIC_RELAXED);
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - began.tv_sec) * 1000000 + (now.tv_nsec - began.tv_nsec) / 1000 < (long)microseconds);
+}
+
 nvmlReturn_t enter(struct gpu *gpu, int call)
 {
     nvmlValue_t code = {0};
@@ -165,6 +183,7 @@ nvmlReturn_t enter(struct gpu *gpu, int call)
     }
     if (gpu->blocks[call])
         wait_for(gpu->blocks[call]);
+    spend(gpu->costs[call]);
     if (gpu->errors[call].steps)
         said(&gpu->errors[call], &code);
     return (nvmlReturn_t)code.ullVal;
@@ -249,6 +268,21 @@ static int parse_field(struct gpu *gpu, char *rest)
     return 0;
 }
 
+static int parse_cost(struct gpu *gpu, const char *name, const char *rest)
+{
+    int call = find(call_names, name);
+    return call < 0 || sscanf(rest, "%u", &gpu->costs[call]) != 1;
+}
+
+static int parse_field_cost(struct gpu *gpu, const char *rest)
+{
+    unsigned int id, microseconds;
+    if (sscanf(rest, "%u %u", &id, &microseconds) != 2 || id >= FIELDS_MAX)
+        return 1;
+    gpu->field_costs[id] = microseconds;
+    return 0;
+}
+
 static int parse_drivers(char *rest)
 {
     driver_count = 0;
@@ -301,6 +335,10 @@ static int parse_line(char *line)
         return snprintf(gpu->serial, sizeof gpu->serial, "%s", rest) < 1;
     if (!strcmp(word, "field"))
         return parse_field(gpu, rest);
+    if (!strcmp(word, "field_cost"))
+        return parse_field_cost(gpu, rest);
+    if (!strcmp(word, "cost"))
+        return sscanf(rest, "%63s %n", name, &used) < 1 || parse_cost(gpu, name, rest + used);
     if (!strcmp(word, "error") || !strcmp(word, "block"))
         return sscanf(rest, "%63s %n", name, &used) < 1 || parse_call(gpu, word, name, rest + used);
     if (find(value_names, word) < 0)
@@ -535,6 +573,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
         if (parts_field && parts_field(gpu, &values[i]))
             continue;
         unsigned int id = values[i].fieldId;
+        if (id < FIELDS_MAX) {
+            spend(gpu->field_costs[id]);
+            values[i].latencyUsec = gpu->field_costs[id];
+        }
         const struct series *series = id < FIELDS_MAX ? &gpu->fields[id] : NULL;
         if (values[i].scopeId == 1 && id == NVML_FI_DEV_POWER_INSTANT)
             series = &gpu->values[VALUE_module_power];
