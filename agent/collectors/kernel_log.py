@@ -131,8 +131,8 @@ class KernelLog(Collector):
     def _make_reader(self, clock: Clock, publisher: EventPublisher | None) -> LogReader:
         # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
         from ..kernel_log.gpu_rules import GpuFinder, XidDecoder
+        from ..kernel_log.network_rules import AdapterFilter
         from ..kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
-        from ..kernel_log.rules import AdapterFilter
 
         state = self._roots.state if publisher else None
         adapters = AdapterFilter(self._roots.sys)

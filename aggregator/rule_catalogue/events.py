@@ -101,7 +101,7 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
         0: _kind("pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe corrected an error (AER)"),
         1: _kind("pcie.aer.nonfatal", S, Reason.PCIE, 30.0, "PCIe lost a transaction (AER, non-fatal)"),
         2: _kind("pcie.aer.fatal", S, Reason.PCIE, 30.0,
-                 "PCIe link failed (AER, fatal), or its slot lost link or card"),
+                 "PCIe link or device failed (AER, fatal or not recovered), or its slot lost link or card"),
     }),
     "host.hardware_error": (DAY, {
         0: _kind("host.hardware_error.recoverable", W, MEMORY, 3.0, "firmware reports a recoverable error"),
@@ -130,17 +130,25 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "host.out_of_memory": (TEN_MINUTES, {
         0: _kind("host.out_of_memory", W, HOST, 1.2, "the kernel killed a program because memory ran out"),
     }),
-    "host.hung_task": (TEN_MINUTES, {0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel")}),
+    "host.hung_task": (TEN_MINUTES, {
+        0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel"),
+        1: _kind("host.hung_task.lasting", S, HOST, 20.0, "a task has hung in the kernel for ten minutes or longer"),
+    }),
     "host.lockup": (HOUR, {
         0: _kind("host.lockup.soft", W, HOST, 3.0, "a core is stuck (soft lockup)"),
         1: _kind("host.lockup.hard", S, HOST, 20.0, "a core is stuck (hard lockup)"),
         2: _kind("host.lockup.rcu", W, HOST, 3.0, "a core is stuck (RCU stall)"),
+        3: _kind("host.lockup.lasting", S, HOST, 20.0, "a core has been stuck for two minutes or longer"),
     }),
     "filesystem.error": (HOUR, {
         0: _kind("filesystem.error", W, STORAGE, 3.0, "the file system reported an error"),
         1: _kind("filesystem.error.read_only", W, STORAGE, 5.0, "the file system was made read-only"),
+        2: _kind("filesystem.error.unreachable", W, STORAGE, 3.0, "a server of the file system does not respond"),
     }),
-    "disk.error": (HOUR, {0: _kind("disk.error", W, STORAGE, 3.0, "the disk reported an error")}),
+    "disk.error": (HOUR, {
+        0: _kind("disk.error", W, STORAGE, 3.0, "the disk reported an error"),
+        1: _kind("disk.error.removed", S, STORAGE, 20.0, "the kernel removed or disabled the disk, because it does not respond"),
+    }),
     "host.kernel_fault": (REBOOT, {
         0: _kind("host.kernel_fault", W, HOST, 5.0, "the kernel hit an internal error (BUG or Oops)"),
     }),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gangline.agent.collectors import kernel_log as collector_module
 from gangline.agent.kernel_log.incidents import QUIET_NS
+from gangline.agent.kernel_log.network_rules import AdapterFilter
 from gangline.agent.kernel_log.reader import (
     FILE_NAME,
     SAVE_NS,
@@ -28,7 +29,7 @@ from gangline.agent.kernel_log.reader import (
     format_position,
     parse_position,
 )
-from gangline.agent.kernel_log.rules import AdapterFilter, classify
+from gangline.agent.kernel_log.rules import classify
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 

@@ -195,6 +195,10 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("pcie.aer", 2, "0000:80:01.1", 0, "", {"slot": "3", "severity": "Link Down"}),
     "pciehp 0000:80:01.1:pcie004: Slot(3-1): Card not present":
         ("pcie.aer", 2, "0000:80:01.1", 0, "", {"slot": "3-1"}),
+    "nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)":
+        ("pcie.aer", 2, "0000:01:00.0", 0, "", {"cannot_recover": "(no error_detected callback)"}),
+    "pcieport 0000:00:02.0: AER: device recovery failed":
+        ("pcie.aer", 2, "0000:00:02.0", 0, "", {"recovery": "failed"}),
     # firmware, machine checks, memory
     f"{{12}}{ERROR} event severity: fatal": ("host.hardware_error", 1, "host", 0, "", {"record": "12"}),
     f"{{1}}{ERROR} event severity: corrected": ("host.hardware_error", 2, "host", 0, "", {}),
@@ -289,6 +293,77 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("net.link_message", 0, "ens1f0", 0, "", {"bond": "bond0"}),
     "bonding: bond0: link status definitely up for interface eth1, 25000 Mbps full duplex":
         ("net.link_message", 1, "eth1", 0, "", {}),
+    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its own driver prints it
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Error (timeout: 5000000) msg {0xb4 0x1f3d} len:0":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"interface": "enp194s0f0np0"}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware fatal reset event received":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Detected firmware fatal condition, initiating reset":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Fatal firmware reset event, data1: 0x2, data2: 0x0, min wait 2000 ms":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware reset aborted":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0: QPLIB: cmdq[0x3a]=0x1 timedout (100000)msec":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "infiniband bnxt_re0: QPLIB: cmdq[0x3a]=0x1 timedout (100000)msec":
+        ("rdma.adapter_failed", 0, "bnxt_re0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware reset completed":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"state": "back"}),
+    "infiniband bnxt_re0: Couldn't destroy QP":
+        ("rdma.driver_error", 0, "bnxt_re0", 0, "", {}),
+    "infiniband bnxt_re0: Failed to modify HW QP":
+        ("rdma.driver_error", 0, "bnxt_re0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: TX timeout detected, starting reset task!":
+        ("rdma.driver_error", 0, "0000:c2:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: FW heartbeat stalled at 4711":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: FW stopped 0x00":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0 enp229s0: FW Down: Stopping LIFs":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: DEVCMD IDENTIFY(1) timeout after 10 secs":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0 enp229s0: FW Up: LIFs restarted":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {"state": "back"}),
+    "ionic 0000:e5:00.0 enp229s0: TX_Q 3 tx timeout":
+        ("rdma.driver_error", 0, "0000:e5:00.0", 0, "", {}),
+    "ice 0000:31:00.0: Rebuild failed, unload and reload driver":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: PF VSI rebuild failed: -5":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: Firmware recovery mode detected. Limiting functionality. Refer to the Intel(R) Ethernet Adapters and Devices User Guide":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0 ens1f0: tx_timeout recovery unsuccessful, device is in unrecoverable state.":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: The DDP package was successfully loaded: ICE OS Default Package version 1.3.30.0":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {"state": "back"}),
+    "ice 0000:31:00.0 ens1f0: tx_timeout: VSI_num: 8, Q 12, NTC: 0x9a, HW_HEAD: 0x9a, NTU: 0x9c, INT: 0x0":
+        ("rdma.driver_error", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: HMC Error - type 0x10":
+        ("rdma.driver_error", 0, "0000:31:00.0", 0, "", {}),
+    "mana 7870:00:00.0: HWC: Request timed out!":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {}),
+    "mana 7870:00:00.0: Failed to send mana message: -110, 0x0":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {}),
+    "mana 7870:00:00.0: Microsoft Azure Network Adapter protocol version: 0.1.1":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {"state": "back"}),
+    "mana 7870:00:00.0 eth1: NETDEV WATCHDOG: CPU: 3: transmit queue 2 timed out 15032 ms":
+        ("rdma.driver_error", 0, "7870:00:00.0", 0, "", {"queue": "2"}),
+    "hns3 0000:bd:00.0: failed to reset VF stack":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: hclge reset failed":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: PPP_MPF_ABNORMAL_INT_ST3 upd_lookup_ecc_mbit_err found [error status=0x2]":
+        ("rdma.driver_error", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: HCLGE driver initialization finished.":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {"state": "back"}),
+    "infiniband rdmap16s27: Admin queue is closed":
+        ("rdma.adapter_failed", 0, "rdmap16s27", 0, "", {}),
+    "infiniband efa_0: Wait for completion (polling) timeout":
+        ("rdma.adapter_failed", 0, "efa_0", 0, "", {}),
+    "infiniband rdmap0s6: Reset indication didn't turn on":
+        ("rdma.adapter_failed", 0, "rdmap0s6", 0, "", {}),
     # tasks
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,oom_memcg=/slurm/"
     "uid_1000/job_42,task_memcg=/slurm/uid_1000/job_42/step_0,task=python,pid=4711,uid=1000":
@@ -331,6 +406,14 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "Unable to handle kernel paging request at virtual address ffff80001234":
         ("host.kernel_fault", 0, "host", 0, "", {}),
     "Kernel panic - not syncing: Fatal machine check": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "watchdog: BUG: soft lockup - CPU#94 stuck for 226906s! [swapper/94:0]":
+        ("host.lockup", 3, "host", 0, "swapper/94", {"stuck_seconds": "226906"}),
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 119s! [python:1234]":
+        ("host.lockup", 0, "host", 1234, "python", {}),
+    "INFO: task python3:12345 blocked for more than 1208 seconds.":
+        ("host.hung_task", 1, "host", 12345, "python3", {"blocked_seconds": "1208"}),
+    "INFO: task python3:12345 blocked for more than 599 seconds.":
+        ("host.hung_task", 0, "host", 12345, "python3", {}),
     # file systems and disks
     "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455: inode #2: comm bash: reading directory "
     "lblock 0": ("filesystem.error", 0, "nvme0n1p2", 0, "bash", {"where": "ext4_find_entry"}),
@@ -353,13 +436,13 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("filesystem.error", 0, "nvme0n1", 0, "", {}),
     "LustreError: 167-0: scratch-MDT0000-mdc-ffff8f: This client was evicted by scratch-MDT0000; in "
     "progress operations using this service will fail.":
-        ("filesystem.error", 0, "scratch-MDT0000", 0, "", {"filesystem": "lustre"}),
+        ("filesystem.error", 2, "scratch-MDT0000", 0, "", {"filesystem": "lustre"}),
     "Lustre: scratch-OST0001-osc-ffff8f: Connection to scratch-OST0001 (at 10.0.0.1@o2ib) was lost; in "
     "progress operations using this service will wait for recovery to complete":
-        ("filesystem.error", 0, "scratch-OST0001", 0, "", {"server": "10.0.0.1@o2ib"}),
+        ("filesystem.error", 2, "scratch-OST0001", 0, "", {"server": "10.0.0.1@o2ib"}),
     "Aborting journal on device nvme0n1p2-8.": ("filesystem.error", 0, "nvme0n1p2-8", 0, "", {}),
     "nfs: server 10.1.2.3 not responding, still trying":
-        ("filesystem.error", 0, "10.1.2.3", 0, "", {"filesystem": "nfs"}),
+        ("filesystem.error", 2, "10.1.2.3", 0, "", {"filesystem": "nfs"}),
     "I/O error, dev nvme0n1, sector 2048 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":
         ("disk.error", 0, "nvme0n1", 0, "", {"operation": "READ", "sector": "2048"}),
     "blk_update_request: critical medium error, dev sda, sector 4711":
@@ -373,6 +456,40 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10":
         ("disk.error", 0, "nvme0", 0, "", {}),
     "ata1.00: failed command: READ FPDMA QUEUED": ("disk.error", 0, "ata1.00", 0, "", {}),
+    "Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1508144508/real 1508144518]  req@ffff880eb14da700 x1570198182041824/t0(0) o250->MGC192.0.2.87@o2ib@192.0.2.87@o2ib:26/25 lens 520/544":
+        ("filesystem.error", 2, "MGC192.0.2.87", 0, "", {"filesystem": "lustre"}),
+    "Lustre: 10110:0:(client.c:2116:ptlrpc_expire_one_request()) @@@ Request sent has timed out for sent delay: [sent 1630583819/real 0]  req@ffff8938cdda9500 x1709089496421552/t0(0) o38->fs-MDT0000-mdc-ffff88ddb2378000@192.0.2.151@tcp:12/10":
+        ("filesystem.error", 2, "fs-MDT0000-mdc-ffff88ddb2378000", 0, "", {"filesystem": "lustre"}),
+    "LNet: 2431:0:(o2iblnd_cb.c:3174:kiblnd_check_conns()) Timed out tx for 192.0.2.87@o2ib: 403661 seconds":
+        ("filesystem.error", 2, "192.0.2.87@o2ib", 0, "", {"filesystem": "lustre"}),
+    "LustreError: 11-0: fs-MDT0000-mdc-ffff88203810d800: operation obd_ping to node 192.0.2.88@o2ib failed: rc = -107":
+        ("filesystem.error", 2, "192.0.2.88@o2ib", 0, "", {"filesystem": "lustre", "error": "-107"}),
+    "libceph: mon0 (1)192.0.2.35:6789 session lost, hunting for new mon":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "libceph: mon0 (1)192.0.2.80:3300 socket closed (con state V1_BANNER)":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "libceph: mon0 192.0.2.10:3300 socket closed (con state CONNECTING)":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "ceph: mds0 hung":
+        ("filesystem.error", 2, "mds0", 0, "", {"filesystem": "ceph"}),
+    "ceph: [fb30d64e-7a8c-46d3-bbd7-77a3b1f080d1 27315342]: mds0 reconnect denied":
+        ("filesystem.error", 2, "mds0", 0, "", {"filesystem": "ceph"}),
+    "beegfs: ConnWorker(4711) [Messaging (RPC)] >> Communication error: Receive timed out from: beegfs-storage node01 [ID: 1]":
+        ("filesystem.error", 2, "host", 0, "", {"filesystem": "beegfs"}),
+    "nvme nvme2: Removing after probe failure status: -19":
+        ("disk.error", 1, "nvme2", 0, "", {"error": "-19"}),
+    "nvme nvme0: Disabling device after reset failure: -19":
+        ("disk.error", 1, "nvme0", 0, "", {"error": "-19"}),
+    "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS read failed (134)":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "nvme nvme2: I/O 0 QID 0 timeout, reset controller":
+        ("disk.error", 0, "nvme2", 0, "", {}),
+    "nvme nvme2: Device not ready; aborting reset":
+        ("disk.error", 0, "nvme2", 0, "", {}),
+    "nvme nvme0: I/O 897 QID 2 timeout, completion polled":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "ata1.00: disabled":
+        ("disk.error", 1, "ata1.00", 0, "", {}),
 }  # fmt: skip
 
 #: Lines like them that tell of nothing wrong.
@@ -457,6 +574,42 @@ QUIET = (
     "nvidia-uvm: Loaded the UVM driver, major device number 235.",
     "nvidia-uvm: uvm_pmm_gpu.c:3176 devmem_alloc_pagemap[pid:92821] request_free_mem_region() err -34",
     "amdgpu 0000:04:00.0: amdgpu: ring gfx_0.0.0 test failed",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: hwrm req_type 0x42 seq id 0x1f3c error 0x4",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: EEE is not active",
+    "bnxt_en 0000:c2:00.0: Unable to read VPD",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Devlink health reporter",
+    "infiniband bnxt_re0: Device Registered Successfully",
+    "ionic 0000:e5:00.0: attached",
+    "ionic 0000:e5:00.0 enp229s0: FW loaded: 1.99.0",
+    "ice 0000:31:00.0: Get PHY capability failed status = -5",
+    "ice 0000:31:00.0: fw 6.2.9 api 1.7.9 nvm 3.20 0x8000d83e 1.3146.0",
+    "ice 0000:31:00.0: 126.016 Gb/s available PCIe bandwidth (16.0 GT/s PCIe x8 link)",
+    "irdma 0000:31:00.0: Initialize RDMA",
+    "mana 7870:00:00.0: enabling device (0000 -> 0002)",
+    "mana 7870:00:00.0 eth1: Enslaved to eth0",
+    "hns3 0000:bd:00.0: The firmware version is 1.9.40.10",
+    "hns3 0000:bd:00.0 eno1: net open",
+    "infiniband rdmap16s27: Failed to process command CREATE_QP (opcode 1) comp_status 3 err -12",
+    "infiniband mlx5_0: set_roce_addr: 512 Error (-22) setting GID",
+    "pcieport 0000:80:01.1: AER: aer_inject -- Injecting errors",
+    "Lustre: Lustre: Build Version: 2.15.4",
+    "Lustre: Mounted fs-client",
+    "Lustre: fs-MDT0000-mdc-000000001785e248: Connection restored to 192.0.2.232@tcp (at 192.0.2.232@tcp)",
+    "Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) Skipped 24 previous similar messages",
+    "LustreError: 11-0: fs-MDT0000-mdc-ffff88203810d800: operation ldlm_enqueue succeeded",
+    "LNet: Added LNI 192.0.2.7@o2ib [8/256/0/180]",
+    "libceph: mon2 (1)192.0.2.247:6789 session established",
+    "libceph: osd2 (1)192.0.2.249:6801 socket closed (con state OPEN)",
+    "libceph: loaded (mon/osd proto 15/24)",
+    "ceph: mds0 reconnect start",
+    "ceph: mds0 caps renewed",
+    "beegfs: Client(1) [App] >> Version: 7.4.2",
+    "nvme nvme0: Shutdown timeout set to 8 seconds",
+    "nvme nvme0: missing or invalid SUBNQN field.",
+    "nvme nvme0: Ignoring bogus Namespace Identifiers",
+    "nvme nvme0: allocated 16 MiB host memory buffer.",
+    "ata1: SATA link up 6.0 Gbps (SStatus 133 SControl 300)",
+    "ata2.00: disabled by quirk",
 )
 
 
