@@ -64,7 +64,7 @@ def test_a_call_that_becomes_fast_comes_each_second_again(host: GpuHost) -> None
     host.turn(lane, 20)
     assert lane._sweep and lane._sweep.costs(gpu.address)["temperature_margin_celsius"] >= 1000
     scenario.step(1)
-    margins = [host.read(lane)[gpu.uuid]["temperature_margin_celsius"] for _ in range(90)]
+    margins = [host.read(lane)[gpu.uuid]["temperature_margin_celsius"] for _ in range(900)]
     assert margins[0] == 47.0 and margins[-1] == 41.0
 
 
