@@ -157,9 +157,10 @@ def _adapter_rules() -> Iterator[LineRule]:
     """Yield the rules of `_ADAPTERS`: a line names the function, and then its interface or RDMA device, or neither."""
     for driver, words in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
-        yield rule(FAILED, f"{driver} ", rf"{prefix}(?:{'|'.join(words.dead)})")
-        yield rule(FAILED, f"{driver} ", rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
-        yield rule(RDMA, f"{driver} ", rf"{prefix}(?:{'|'.join(words.trouble)})")
+        substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.dead)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
+        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(words.trouble)})")
 
 
 NETWORK_RULES = (
@@ -255,6 +256,15 @@ NETWORK_RULES = (
 
 #: Adapters remembered as failed; beyond that, "back" is reported without a check.
 FAILED_MAX = 256
+
+
+def reported_when(parsed: ParsedLine, text: str) -> str:
+    """Return the condition under which `AdapterFilter` lets a line pass, for a person; "" of most."""
+    if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
+        return "it ends the event of an adapter that failed before, and is ignored of all others"
+    if parsed.name == RDMA and "Cable unplugged" in text:
+        return "it counts only for a port that had a link since the host booted"
+    return ""
 
 
 class AdapterFilter:
