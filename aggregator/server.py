@@ -348,7 +348,9 @@ class Aggregator:
         undo.push_async_callback(self.query.close)
         restored = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
         self.store.release_restored_state()
-        self._reservations = Reservations(config.data, wall_ns)
+        self._reservations = Reservations(
+            config.data, wall_ns, has_login=self.access_control.tokens.has_login
+        )
         self.judge_loop = self._make_judge_loop(restored)
         self._ingest.on_fatal_event = self.judge_loop.request_early_turn
         self.judge_loop.begin()

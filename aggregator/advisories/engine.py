@@ -202,7 +202,7 @@ class AdvisoryEngine:
         self.gangs = ScheduledGangs() if gangs is None else gangs
         self._limits = limits
         self._machine: AdvisoryStateMachine
-        self._outcomes: dict[str, None]  # the oldest first
+        self._outcomes: dict[tuple[str, str], None]  # by reporter and id, the oldest first
         #: What they have shown so far, and what that says of hazards, as of when.
         self._reported: ReportedOutcomes
         read_back = store.in_transaction(read)
@@ -507,8 +507,8 @@ class AdvisoryEngine:
 
         return await asyncio.to_thread(read)
 
-    def count_new_outcomes(self, names: Iterable[str]) -> int:
-        """Return how many of *names* nobody has reported. Raises ServiceUnavailable where none can be taken."""
+    def count_new_outcomes(self, names: Iterable[tuple[str, str]]) -> int:
+        """Return how many of *names*, each of its reporter, were not reported before. Raises ServiceUnavailable where none can be taken."""
         self.check_room()
         return len(set(names) - self._outcomes.keys())
 
@@ -525,9 +525,10 @@ class AdvisoryEngine:
         self.check_room()
         new = 0
         for one in outcomes:
-            if one.outcome in self._outcomes:
+            key = one.reporter, one.outcome
+            if key in self._outcomes:
                 continue
-            self._outcomes[one.outcome] = None
+            self._outcomes[key] = None
             if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
             self._batch.outcomes.append(one.row)

@@ -475,7 +475,7 @@ def _status(ledger: ExecutorLedger) -> int:
     for entry in sorted(ledger, key=lambda one: one.accepted):
         what = entry.hold or entry.mark or "-"
         left = max(0.0, entry.expires - now)
-        jobs = ", ".join(f"job {name} {one.state}" for name, one in entry.jobs.items())
+        jobs = ", ".join(one.note or f"job {name} {one.state}" for name, one in entry.jobs.items())
         print(
             f"{entry.advisory}  {entry.node}  {entry.action}  {what}  {entry.phase}  ends in {left:.0f} s"
             + (f"  {jobs}" if jobs else "")

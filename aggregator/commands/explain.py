@@ -24,7 +24,7 @@ from .connection import (
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
 from .score_client import ScoreClient
-from .terminal import printable, width_of
+from .terminal import clean_texts, printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
@@ -88,6 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_object(as_dict(score)))
     else:
+        clean_texts(score)
         print(
             explanation_text(
                 score,

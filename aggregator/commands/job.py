@@ -329,7 +329,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def worst_job_text(client: JobClient, command: str, width: int, *, colour: bool) -> str:
-    """Return the story of the running job that lost most to a straggler, "" if none did; *command* shows more."""
+    """Return the story of the running job with the largest loss, "" if no job lost anything. *command* shows more."""
     jobs = [job for job in client.jobs() if job["verdict"] and job["lost_gpu_hours"] > 0]
     if not jobs:
         return ""

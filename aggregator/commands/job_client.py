@@ -1,4 +1,4 @@
-"""JobService for `gangline job`: the list of jobs and the story of one, as rows that the text and the picture are made from."""
+"""Client of JobService for `gangline job`: returns the list of jobs, and the story of a job, as rows."""
 
 from __future__ import annotations
 

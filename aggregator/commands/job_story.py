@@ -197,7 +197,7 @@ def culprits_of(verdicts: Iterable[Row]) -> list[str]:
 
 
 def verdict_text(verdict: Row) -> str:
-    """Return who is at fault and why, in a line: the shared cause or the host first."""
+    """Return a verdict in a line: the shared cause or the host, the slowdown, the reason."""
     hosts = verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else [])
     names = fold_hosts(hosts)
     slow = verdict["slowdown_ratio"]
@@ -210,7 +210,7 @@ def verdict_text(verdict: Row) -> str:
 
 
 def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
-    """Return a paragraph for each verdict: who, how much, since when, the loss, why, and what to run next."""
+    """Return a paragraph for each verdict: party, slowdown, times, loss, reason, next command."""
     lines = []
     for one in verdicts:
         slow, lower, upper = (

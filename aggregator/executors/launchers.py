@@ -150,8 +150,8 @@ class Launchers:
                 except CycleInfoError as error:
                     self._complain(f"{folder}/cycle_info.{job}: {error}")
                     continue
-                except (OSError, ValueError) as error:
-                    self._complain(f"{folder}/cycle_info.{job}: {error}")
+                except Exception as error:  # noqa: BLE001 - a user's file must not keep those of others from being read
+                    self._complain(f"{folder}/cycle_info.{job}: {type(error).__name__}: {error}")
                     continue
                 if info is not None and (job not in found or info.started > found[job].started):
                     found[job] = info

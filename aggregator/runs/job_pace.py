@@ -143,7 +143,7 @@ class PaceTracker:
 
 
 def _change(works: Sequence[float], at: int) -> tuple[float, float]:
-    """Return by how much the work changed at window *at*, and the ratio of that change; 0: it did not."""
+    """Return the change of the work at window *at*, absolute and as a ratio; zeros without a change."""
     before, after = works[at - CHANGE_WINDOWS : at], works[at : at + CHANGE_WINDOWS]
     is_whole = at >= CHANGE_WINDOWS and len(after) == CHANGE_WINDOWS
     if not is_whole or not all(map(isfinite, (*before, *after))):

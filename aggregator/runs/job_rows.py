@@ -43,7 +43,7 @@ def put_verdicts(
 def put_paces(
     connection: duckdb.DuckDBPyConnection, records: Iterable[JobRecord], now_ns: int
 ) -> None:
-    """Write the references of all running jobs in place of all those before. Raises duckdb.Error."""
+    """Replace the stored references by those of the running jobs. Raises duckdb.Error."""
     rows = [
         {
             "run_id": one.run.run_id, "job": one.run.job, "source": one.run.source, "time": now_ns,

@@ -27,7 +27,7 @@ STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
 ENDED_MAX, ENDED_SECONDS_MAX = 512, 3600.0
 #: A period that was inferred longer ago is not of this window.
 STEP_AGE_SECONDS_MAX = 25.0
-#: A job whose GPUs compute for less than this share of three windows stands still.
+#: A job is standing if its GPUs compute for less than this share of three windows.
 STANDING_RATIO_MAX, STANDING_WINDOWS = 0.02, 3
 #: Power of a waiting GPU as a share of its highest (H100: about a third).
 WAIT_POWER_RATIO = 0.35
@@ -95,11 +95,11 @@ class JobWindows:
         self._active_most: Floats = np.zeros(64)
 
     def restore(self, key: str, references: Iterable[PaceReference]) -> None:
-        """Remember the references of a run of before a restart, until the run is seen again."""
+        """Keep the stored references of a run until an agent reports the run again."""
         self._restored[key] = list(references)
 
     def find(self, job: str) -> list[JobRecord]:
-        """Return the records of the jobs of that name: running ones first, then the one that ended last."""
+        """Return the running jobs of that name; without any, the job of that name that ended last."""
         running = [one for one in self.records.values() if one.run.job == job]
         ended = [one for one in self.ended.values() if one.run.job == job]
         return running or ended[-1:]

@@ -1,7 +1,7 @@
 """The verdicts of each job: which host, link or shared cause slows or stops it, since when, and what that has cost so far.
 
-One place for `gangline job`, `ops.stragglers` and tags. A gang runs at the pace of its slowest member, so each moment is
-charged to one verdict, the one that slows most: the lost hours of a job add up. No I/O; times are arguments.
+One place for `gangline job`, `ops.stragglers` and tags. A gang runs at the pace of its slowest member. So each
+moment is charged to the verdict with the largest slowdown, and the lost hours of a job add up. No I/O; times are arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAVE_SECONDS = 45.0
 #: A link with errors slows a job whose pace fell by more than the first; a fall by more than the second needs no explanation
 #: to be reported.
 LINK_FALL_MIN, UNEXPLAINED_FALL_MIN = 0.03, 0.10
-#: An unexplained fall lasts this long before it is reported: a checkpoint or an evaluation is none.
+#: An unexplained fall is reported after this time, because checkpoints and evaluations are shorter.
 UNEXPLAINED_SECONDS_MIN = 60.0
 #: A step of the clock that is longer is not charged: the aggregator was stopped.
 CHARGED_SECONDS_MAX = 10.0
@@ -30,7 +30,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What the verdicts need of a job. `pace` NaN: unknown; *reference*: what a pace of 1 is, as text."""
+    """State of a job that its verdicts depend on. `pace` is NaN if unknown; `reference` names the pace of 1."""
 
     run_id: str
     job: str
@@ -68,7 +68,7 @@ class JobVerdict:
 class _RunVerdicts:
     open: dict[str, JobVerdict] = field(default_factory=dict[str, JobVerdict])
     ended: list[JobVerdict] = field(default_factory=list[JobVerdict])
-    fell_ns: int = 0  # since when the pace is below UNEXPLAINED_FALL_MIN; 0: it is not
+    fell_ns: int = 0  # start of the present fall by UNEXPLAINED_FALL_MIN or more; 0 without a fall
 
 
 class VerdictChanges(NamedTuple):
@@ -96,7 +96,7 @@ class JobVerdicts:
         )
 
     def lost_gpu_hours(self, run_id: str) -> float:
-        """Return what all verdicts of a run have cost so far."""
+        """Return the GPU-hours that a run has lost so far."""
         return sum(one.lost_gpu_hours for one in self.of_run(run_id))
 
     def restore(self, verdicts: Iterable[JobVerdict]) -> None:
@@ -149,7 +149,7 @@ class JobVerdicts:
             self._end(job, one, now_ns)
 
     def _fall(self, job: _RunVerdicts, state: JobState, now_ns: int) -> int:
-        """Return since when the pace has been low for long enough to be reported; 0: it has not."""
+        """Return the start of a fall that has lasted UNEXPLAINED_SECONDS_MIN; 0 without one."""
         if not isfinite(state.pace) or state.is_standing or state.pace > 1.0 - UNEXPLAINED_FALL_MIN:
             job.fell_ns = 0
             return 0

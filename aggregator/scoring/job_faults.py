@@ -36,7 +36,7 @@ class Strength(IntEnum):
     EXPLAINS = 1  # blames no host
     MAY_SLOW = 2  # a link with errors: it slows the job if the pace fell
     SLOWS = 3
-    STOPS = 4  # a broken host: it stops the job if the job stands still
+    STOPS = 4  # a broken host; if the job does not compute, the host stopped the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _symptoms_of_jobs(
 
 
 def strength_of(symptom: Symptom) -> Strength | None:
-    """Return how surely *symptom* slows a job on its host; None: it does not."""
+    """Return the strength of *symptom* as a cause of a slow job; None if it is no cause."""
     name, reason = symptom.rule.name, _reason(symptom)
     if reason is Reason.POLICY:
         return None
@@ -120,7 +120,7 @@ def _rank(symptom: Symptom) -> tuple[int, float, tuple[int, float, tuple[float, 
 
 
 def _identity(host: str, symptom: Symptom) -> str:
-    """Return what makes two moments of a fault the same fault."""
+    """Return the key of a fault, equal as long as the fault lasts."""
     if symptom.shared_cause is not None:
         return f"cause {symptom.shared_cause.subject}"
     if strength_of(symptom) is Strength.EXPLAINS:

@@ -31,6 +31,7 @@ from ..advisories.workloads import Gang
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason
 from ..principal import current_principal
+from .caller_slots import CallerSlots
 from .idempotency import IdempotencyCache
 from .validation import (
     ACTOR_CHARACTERS_MAX,
@@ -39,6 +40,7 @@ from .validation import (
     check_unique,
     node_of,
     page_size_of,
+    span_seconds,
     time_ns_of,
     timestamp,
 )
@@ -244,7 +246,7 @@ def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> in
 
 
 def _span(field: str, span: Duration, otherwise: str) -> float:
-    seconds = span.seconds + span.nanos / 1e9
+    seconds = span_seconds(field, span)
     if not 1.0 <= seconds <= SECONDS_MAX:
         raise InvalidArgument(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
     return seconds
@@ -274,7 +276,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, engine: AdvisoryEngine, wall_ns: Callable[[], int], members: Members
     ) -> None:
         self._engine, self._wall_ns, self._members = engine, wall_ns, members
-        self._idempotency_cache = IdempotencyCache()
+        self._idempotency_cache, self._watch_slots = IdempotencyCache(), CallerSlots()
         self._evaluating: asyncio.Task[wire.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
@@ -283,15 +285,14 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Yield what is open, or what came after the token, then each change. Raises InvalidArgument, ResourceExhausted."""
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
-        if feed.watchers >= WATCHERS_MAX:
-            reason = f"{WATCHERS_MAX} watch advice already; one of them has to end"
-            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
-        feed.watchers += 1
-        try:
-            async for change in feed.watch(number):
-                yield self._event(change, feed.started_ms)
-        finally:
-            feed.watchers -= 1
+        reason = "too many watch advice already; one of them has to end"
+        with self._watch_slots.slot(WATCHERS_MAX, reason, CAPACITY_RETRY_SECONDS):
+            feed.watchers += 1
+            try:
+                async for change in feed.watch(number):
+                    yield self._event(change, feed.started_ms)
+            finally:
+                feed.watchers -= 1
 
     def _event(self, change: AdvisoryChange, started_ms: int) -> wire.AdvisoryEvent:
         token = "" if change.number is None else f"{started_ms}-{change.number}"
@@ -496,7 +497,7 @@ def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
     """Return the lease that *request* names, 0 for none. Raises InvalidArgument for one that is no time; the machine bounds it."""
     if not request.HasField("lease"):
         return 0.0
-    seconds = request.lease.seconds + request.lease.nanos / 1e9
+    seconds = span_seconds("lease", request.lease)
     if not seconds > 0:
         raise InvalidArgument("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
     return seconds

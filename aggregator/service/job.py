@@ -24,7 +24,7 @@ from .validation import PAGE_SIZE_MAX, check_text, page_size_of, timestamp
 JOB_CHARACTERS_MAX = 512
 #: Verdicts, ranks and advisories of one answer; the worst are sent.
 VERDICTS_MAX, RANKS_MAX, ADVICE_MAX = 64, 100_000, 5
-#: A rank that has not reported for longer has gone.
+#: Ranks with an older report are left out.
 RANK_AGE_SECONDS_MAX = 300.0
 #: Steps of a share in JobWindow.shares.
 SHARE_STEPS = 250
@@ -53,7 +53,7 @@ class JobService(JobServiceServicer):
         return wire.ListJobsResponse(jobs=jobs, left_out_count=max(len(records) - size, 0))
 
     async def GetJob(self, request: wire.GetJobRequest, context: Any) -> wire.JobStory:
-        """Return one job: of several of its name the largest."""
+        """Return the largest job of the requested name."""
         check_text("job", request.job, JOB_CHARACTERS_MAX)
         found = self._runs.windows.find(request.job)
         if not found:
@@ -119,7 +119,7 @@ class JobService(JobServiceServicer):
         return job
 
     def _advice(self, record: JobRecord) -> list[wire.JobAdvice]:
-        """Return the open advice about what slows the job."""
+        """Return the open advisories about the hosts and causes of the verdicts."""
         verdicts = self._runs.verdicts.of_run(record.run.run_id)
         hosts = {host for one in verdicts for host in one.fault.hosts}
         causes = {one.fault.advisory for one in verdicts}
@@ -133,7 +133,7 @@ class JobService(JobServiceServicer):
         ][:ADVICE_MAX]  # fmt: skip
 
     def _ranks(self, job: str) -> list[wire.JobRank]:
-        """Return what each rank of *job* reported last of its steps."""
+        """Return the latest report of each rank of *job*."""
         table = self._fleet.tables["step_1s"]
         names = table.devices.names
         age_seconds = table.age_seconds(self._fleet.boot, self._fleet.host_now_ns(self._wall_ns()))
@@ -171,7 +171,7 @@ class JobService(JobServiceServicer):
         )  # fmt: skip
 
     def _put_steps(self, story: wire.JobStory, record: JobRecord) -> None:
-        """Put the step of now, its parts and the checkpoint interval into *story*: medians over the GPUs of the job."""
+        """Set step time, parts of the step and checkpoint interval of *story*: medians over the GPUs of the job."""
         table = self._fleet.tables["gpu_fast_10s"]
         gpus = self._fleet.devices["gpu"]
         rows = [

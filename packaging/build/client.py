@@ -91,7 +91,7 @@ def _record(files: Mapping[str, bytes], own: str) -> bytes:
 
 
 def write_protos(folder: Path) -> Path:
-    """Write the archive of the .proto files into *folder*, at the paths that they import each other by."""
+    """Write an archive of the .proto files, at their import paths, into *folder*."""
     path = folder / f"gangline-protos-{project()[0]}.tar.gz"
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors import attribution, launcher_segments, reports
+from gangline.aggregator.executors import attribution, launcher_segments, launchers, reports
 from gangline.aggregator.executors.attribution import (
     AttributionBoard,
     HealthView,
+    JobView,
     health_view,
     job_of_log,
     recommend,
@@ -453,3 +454,42 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
     assert parse_listen("[::1]:1") == ("::1", 1)
     with pytest.raises(ValueError, match=r"ADDRESS:PORT, as 127\.0\.0\.1:9482"):
         parse_listen(listen)
+
+
+def test_the_first_claim_of_a_log_is_kept() -> None:
+    """Any client of the port mapped another's log to its own job, whose STOP that job's launcher then got."""
+    board = AttributionBoard(0.0)
+    jobs = {"7": JobView("7", frozenset({"n1"})), "666": JobView("666", frozenset({"n2"}))}
+    board.view = HealthView(jobs, {"n2": advice("n2")}, is_live=True)
+    assert board.submit("/logs/a", "7", NOW)
+    assert not board.submit("/logs/a", "666", NOW)
+    assert board.submit("/logs/a", "", NOW + 5) and board.submit("/logs/a", "7", NOW + 5)
+    assert "no host of this job" in board.answer("/logs/a", NOW + 9, wait=True).reason
+    # The launcher's own file decides, whoever claimed the log first.
+    assert board.submit("/logs/b", "666", NOW)
+    jobs["7"] = replace(jobs["7"], log_file="/logs/b")
+    assert not board.submit("/logs/b", "666", NOW)
+    assert "no host of this job" in board.answer("/logs/b", NOW + 9, wait=True).reason
+
+
+def test_one_users_file_keeps_no_others_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """active_nodes: "[0-9]9999999999" in one file: an AssertionError, and no cycle of any job was read any more."""
+    with pytest.raises(CycleInfoError, match="active_nodes"):
+        parse_cycle_info(described(active_nodes="[0-9]9999999999"))
+
+    def failing(folder: Path, job: str) -> CycleInfo | None:
+        if job == "6":
+            raise AssertionError("of a library")
+        return read_cycle_info(folder, job)
+
+    monkeypatch.setattr(launchers, "read_cycle_info", failing)
+    (tmp_path / "cycle_info.7.0.1").write_text(described())
+    (tmp_path / "cycle_info.7.current").symlink_to("cycle_info.7.0.1")
+    complaints: list[str] = []
+    reader: Any = launchers.Launchers.__new__(launchers.Launchers)
+    reader._folders = (tmp_path,)
+    reader._complain = complaints.append
+    assert set(reader._read(("6", "7"))) == {"7"}
+    assert "cycle_info.6: AssertionError" in complaints[0]

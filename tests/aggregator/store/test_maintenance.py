@@ -128,7 +128,8 @@ def numbers(folder: Path) -> list[int]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
+    """Return the contents of all files except the operators' ones, which are recreated at any time."""
+    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("operators"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
