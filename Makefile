@@ -148,9 +148,13 @@ build/names/gangline:
 ext: .venv/made
 	@$(PIP) install -v --no-build-isolation --no-deps -e . $(SHOW)
 
+# Generated code refuses a grpcio that is older than its generator: that is the oldest that pyproject.toml allows.
+OLDEST_GRPC = $(shell sed -n 's/.*"grpcio>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -n 1)
+PROTOC = PYTHONPATH=build/protoc-$(OLDEST_GRPC) $(BIN)/python -m grpc_tools.protoc -I build/names
 proto: .venv/ready-dev
-	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
+	@[ -d build/protoc-$(OLDEST_GRPC) ] || $(PIP) install -q --only-binary :all: --target build/protoc-$(OLDEST_GRPC) grpcio-tools==$(OLDEST_GRPC)
+	$(PROTOC) --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
+	$(PROTOC) --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
 	$(BIN)/python contract/wire/compact_generated.py contract/wire/*_pb2.py
 
 docs: .venv/ready-dev
