@@ -254,7 +254,7 @@ NETWORK_RULES = (
 )
 
 
-#: Adapters remembered as failed; beyond that, "back" is reported without a check.
+#: Adapters remembered as failed, and as linked; beyond that, "back" is reported without a check.
 FAILED_MAX = 256
 
 
@@ -274,13 +274,16 @@ class AdapterFilter:
         self.resumed = False
         self._sys = sys
         self._failed: set[str] = set()
+        self._linked: set[str] = set()
 
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Return whether the line becomes an event. Never raises.
 
         Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
-        unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.
+        unplugged cable of a port of which no link is known in this boot: an empty cage is reported at every boot.
         """
+        if parsed.name == LINK and parsed.code == 1 and len(self._linked) < FAILED_MAX:
+            self._linked.add(parsed.attributes.get("pci_address", ""))
         if parsed.name == FAILED:
             if parsed.attributes.get("state") != BACK:
                 if len(self._failed) < FAILED_MAX:
@@ -290,5 +293,5 @@ class AdapterFilter:
             self._failed.discard(parsed.device)
             return known or len(self._failed) >= FAILED_MAX
         if parsed.name == RDMA and "Cable unplugged" in text:
-            return was_up(self._sys, parsed.device)
+            return parsed.device in self._linked or was_up(self._sys, parsed.device)
         return True
