@@ -254,7 +254,7 @@ def test_a_launcher_never_reads_a_file_that_is_not_whole(
             launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
     assert list(tmp_path.iterdir()) == [], "nothing is left of it"
     path.touch()
-    [problem] = launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
+    [_] = launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
     assert path.read_text() == "", "somebody may be about to write"
     os.utime(path, (1.0, 1.0))
     assert launcher_segments.sync(tmp_path, {path.name: content}, tidy=True) == []
