@@ -24,7 +24,7 @@ KEYS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
 _GPU_GROUPS = ("GPU", 1)
 #: Keys of DCGM 3 that name another kind of device in a result.
 _OTHER_DEVICE = re.compile(r"((?:cpu|core|switch|nvswitch|link)\w{0,16}?)_(?:ids?|serials?)")
-#: Statuses, the best first; of every other one it is only known that it is no pass.
+#: Statuses, the best first. An unknown status counts as a failure.
 _RANKS = {"skip": 0, "not run": 0, "pass": 0, "warn": 1}
 _RANK_OF_FAILURE = 2
 #: dcgmi and its libraries print warnings before the report.
@@ -45,9 +45,9 @@ class NotAReport(ValueError):
 
 @dataclass(slots=True)
 class GpuDiagnostic:
-    """What a report says of the GPU that DCGM numbers so. Names of tests by how they ended; words of those that did not pass.
+    """The results of one GPU, by DCGM's number: names of tests by status, and the texts of warnings and failures.
 
-    `own_passes`: how many passed of the results that name the GPU. `unread`: parts of the report that hold no test.
+    `own_passes`: the passed results that name the GPU. `unread`: parts of the report that hold no test.
     """
 
     number: str
@@ -84,7 +84,7 @@ class GpuDiagnostic:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticReport:
-    """A report: by whom, and of which GPUs. `other_failures`: tests of other devices, which count for no GPU."""
+    """A report: the versions and the GPUs. `other_failures`: failed tests of other devices; they count for no GPU."""
 
     dcgm_version: str
     driver_version: str
@@ -205,7 +205,7 @@ def _serials(part: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _all_results(body: Mapping[str, Any]) -> tuple[list[_Result], int]:
-    """Return all results, and how many tests or results are none: one of them may have failed."""
+    """Return all results, and the number of unreadable tests and results, which may have failed."""
     found: list[_Result] = []
     tests = unread = 0
     for category in _items(body.get("test_categories")):
@@ -222,7 +222,7 @@ def _all_results(body: Mapping[str, Any]) -> tuple[list[_Result], int]:
 
 
 def _results_of(test: Mapping[str, Any]) -> list[_Result]:
-    """Return the results of a test, and its summary where none of them is as bad: it counts for all GPUs."""
+    """Return the results of a test. A summary that is worse than all results is added, and counts for all GPUs."""
     name = _text(test.get("name") or "test without a name")
     results = [_result(name, each) for each in _list(test.get("results"))]
     if summary := _mapping(test.get("test_summary")):
@@ -257,7 +257,7 @@ def _result(name: str, result: Mapping[str, Any]) -> _Result:
         errors |= bool(warning.get("error_id"))
     status = str(result.get("status", "")).strip().lower()
     if status == "pass" and errors:
-        status = "warn"  # DCGM 284: it passes with an error beside it
+        status = "warn"  # DCGM 284: it can pass and report an error
     return _Result(
         name, gpus, "" if gpus else device, status, texts or [f"{name}: {status or 'no status'}"]
     )

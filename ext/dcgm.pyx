@@ -386,7 +386,7 @@ cdef class Dcgm:
 
 
 cdef str _version(char *build):
-    """Return what stands after `version:` in a build's description, "" if it is not there."""
+    """Return the value of `version:` in a build description, or ""."""
     for part in _text(build, 512).split(";"):
         if part.startswith("version:"):
             return part.removeprefix("version:")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 INSTALL_SECONDS = 600.0
 _DECLARED = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)(?:,.*)?")
 
-#: What imports each dependency, and uses of it what a newer version may have changed.
+#: Tests of all code that uses a dependency in a way that a newer version may have changed.
 FILES = (
     "tests/agent/test_client.py",
     "tests/agent/test_exposition.py",
@@ -67,7 +67,7 @@ def folder() -> Path:
 
 
 def installed() -> str:
-    """Install them if need be; return "" or why they cannot be had."""
+    """Install them if they are missing; return "" or the error."""
     if folder().exists():
         return ""
     unfinished = folder().with_suffix(f".{os.getpid()}")

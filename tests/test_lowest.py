@@ -1,4 +1,4 @@
-"""The declared dependencies at their oldest: what an old distribution, or a pinned environment, installs."""
+"""Tests with the oldest declared dependencies, as in an old distribution or a pinned environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lowest import FILES, ROOT, declared, environment, installed
 
 @pytest.mark.slow
 def test_every_part_runs_with_the_oldest_versions_that_are_declared() -> None:
-    """The generated code refused the grpcio that was declared, and NVIDIA's binding lacked a call: nobody had ever tried."""
+    """The generated code refused the declared grpcio, and a call of NVIDIA's binding failed; no test had run with them."""
     if words := installed():
         pytest.skip(words)
     code = "from importlib.metadata import version; import sys; print(*map(version, sys.argv[1:]))"
@@ -37,6 +37,6 @@ def test_every_part_runs_with_the_oldest_versions_that_are_declared() -> None:
 
 
 def test_the_list_is_of_files_that_are_there() -> None:
-    """A file that was renamed would not be tested with them any more, and nobody would know."""
+    """A renamed file would silently leave this list."""
     assert [name for name in FILES if not (ROOT / name).exists()] == []
     assert {"grpcio", "h2", "duckdb"} <= declared().keys()

@@ -78,9 +78,9 @@ def is_installed(roots: Roots) -> bool:
 
 
 def version_error(of_library: str, of_engine: str) -> str:
-    """Return what to say of versions whose majors differ, "" of others, and where one is not known.
+    """Return a message about versions with different majors; "" if they are equal or one is unknown.
 
-    Most calls work across majors: what then fails are single readings, each with words that do not name the cause.
+    Most calls work across majors. Only single readings then fail, and their errors do not name the cause.
     """
     majors = [version.partition(".")[0] for version in (of_library, of_engine)]
     if not all(majors) or majors[0] == majors[1]:

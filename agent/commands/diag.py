@@ -28,7 +28,7 @@ _GPU = re.compile(r"([0-9]{1,4})=(.+)")
 
 
 def main(arguments: list[str]) -> int:
-    """0: the agent has it; 1: no agent, or it refused, or a result proves nothing; 2: no report, or wrong usage."""
+    """Exit codes: 0: accepted; 1: no agent, a refusal, or a result that proves nothing; 2: no report, or wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         content = _read(options.file)

@@ -1,4 +1,4 @@
-"""What the agent makes of one kernel log line without an XID: an event and its policy row, or nothing and why."""
+"""Explains one kernel log line without an XID: the event and the policy row, or why the agent ignores the line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..kernel_log.network_rules import BACK, reported_when
 from ..kernel_log.record import LinePart, ParsedLine, printable
 from ..kernel_log.rules import classify, why_ignored
 
-#: What dmesg, the journal, syslog and /dev/kmsg write before the kernel's words.
+#: The prefixes that dmesg, the journal, syslog and /dev/kmsg write before the kernel's text.
 _PREFIX = re.compile(
     r"\s*(?:\d+,\d+,\d+,[^;\n]{0,64};"
     r"|(?:.{0,200}?\bkernel: ?)?(?:kern *:\w+ *: ?)?(?:<\d{1,3}>)?"
     r"(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] ?|\d{4}-\d\d-\d\dT\S+ )?)"
 )
-#: Of a pasted line so much is repeated.
+#: A longer pasted line is cut in the output.
 LINE_CHARACTERS_MAX = 400
 
 _SEVERITIES = {
@@ -38,14 +38,14 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class LineQuery:
-    """A kernel log line. `event`: what the agent makes of it; None of a line that it ignores."""
+    """A kernel log line. `event`: the agent's interpretation; None if the agent ignores the line."""
 
     text: str
     event: ParsedLine | None
 
     @property
     def known(self) -> bool:
-        """Return whether the agent makes anything of it."""
+        """Return whether the line becomes an event."""
         return self.event is not None
 
     @property
@@ -67,7 +67,7 @@ class LineQuery:
 
 
 def parse(text: str) -> LineQuery:
-    """Return what the agent makes of a line, with or without what a log writes before it."""
+    """Return the interpretation of a line, with or without the prefix of a log."""
     bare = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # it matches also nothing
     for words in (text.strip(), bare.strip()):
         if event := classify(words):
@@ -76,7 +76,7 @@ def parse(text: str) -> LineQuery:
 
 
 def fields(query: LineQuery) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each thing to say, what to do first."""
+    """Yield label and text of each field; the action comes first."""
     yield "The line", printable(query.text, LINE_CHARACTERS_MAX)
     if query.event is None:
         yield "Ignored", why_ignored(query.text)

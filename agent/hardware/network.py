@@ -49,7 +49,7 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
 def was_up(sys: Path, address: str) -> bool:
     """Return whether sysfs shows that an interface of the adapter at a PCI address had a carrier in this boot.
 
-    False where it does not tell: a driver that is loading, InfiniBand without IPoIB. Reads nothing that asks the adapter.
+    False if sysfs has no counters: the driver is loading, or InfiniBand has no IPoIB. Reads nothing that asks the adapter.
     """
     folder = sys / "bus/pci/devices" / address / "net"
     for name in names_in(folder):

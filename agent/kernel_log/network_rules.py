@@ -279,8 +279,8 @@ class AdapterFilter:
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Return whether the line becomes an event. Never raises.
 
-        Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
-        unplugged cable of a port of which no link is known in this boot: an empty cage is reported at every boot.
+        A recovery does not count if the adapter did not fail before: every driver prints that line when it loads. An
+        unplugged cable does not count if the port had no known link in this boot: drivers report empty cages at each boot.
         """
         if parsed.name == LINK and parsed.code == 1 and len(self._linked) < FAILED_MAX:
             self._linked.add(parsed.attributes.get("pci_address", ""))

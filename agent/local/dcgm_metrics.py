@@ -59,7 +59,7 @@ ROWS = (
 #: Rows of the list that we have no reading for.
 WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
 
-#: What the list has had since 4.8.3 in the place of the PCIe throughputs of NVML, and beside the rest.
+#: Rows since 4.8.3: they replace the PCIe throughputs of NVML, and add to the rest.
 _ROWS_SINCE_4_8 = (
     DcgmRow("DCGM_FI_DEV_FB_RESERVED", "gauge", "MiB", "gpu.memory_reserved_bytes", 2**-20, "memory that the driver reserves, MiB"),
     DcgmRow("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gauge", "", "gpu_fast.tensor_active_ratio", 1, "share of cycles in which a tensor pipe was active"),
@@ -93,7 +93,7 @@ _RENAMED = {
 
 
 def _renamed(row: DcgmRow) -> DcgmRow:
-    """Return the row as 4.9 has it; a unit that changed is the one of our signal."""
+    """Return the row of 4.9. Units that changed in 4.9 are those of our signals."""
     name, *unit_and_help = _RENAMED.get(row.name, (row.name,))
     if not unit_and_help:
         return row._replace(name=name)
@@ -102,7 +102,7 @@ def _renamed(row: DcgmRow) -> DcgmRow:
 
 
 class DcgmNames(NamedTuple):
-    """What one version of dcgm-exporter calls things: rows, and the labels of the host and of the driver's version."""
+    """Names of one dcgm-exporter version: rows, and the labels for the host and the driver version."""
 
     rows: Sequence[DcgmRow]
     host_label: str

@@ -448,7 +448,7 @@ def serve(
     about = {"version": version(), "host": config.host_name}
     dcgm = None
     if config.metrics_names != "gangline":
-        from .dcgm_metrics import NAMES, DcgmExposition  # only those who want it have it in memory
+        from .dcgm_metrics import NAMES, DcgmExposition  # loaded only if it is configured
 
         dcgm = DcgmExposition(
             config.host_name,

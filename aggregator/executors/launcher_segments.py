@@ -1,8 +1,8 @@
 """Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
 `segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and continues
-if there is none, or an empty one. So a file appears under its name only when it is whole. Only files with Gangline's first
-line, or the beginning of it, are removed.
+if the file is missing or empty. Therefore a file gets its name after its content is complete. Only files with Gangline's
+first line, or the beginning of it, are removed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = re.compile(r"segment_health_check\.[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 #: Of a folder more entries than this are not looked through for files of ours.
 ENTRIES_MAX = 100_000
 FILE_BYTES_MAX = 4096
-#: What a file of ours begins with.
+#: The first bytes of every file from an executor.
 _BEGINS = f"{REASON_PREFIX}act=out;".encode()
-#: An empty file that is older was left by a writer that was killed or met a full disk: nobody is about to write into it.
+#: An older empty file has no active writer: the writer was killed, or the disk was full.
 ABANDONED_SECONDS = 10.0
 #: Only faults that are certain ask for these: nothing that is merely suspected keeps a segment out.
 SEGMENT_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
@@ -73,7 +73,7 @@ def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
 
 
 def _write_whole(path: Path, content: bytes, *, replaces: bool) -> None:
-    """Write a file that has all its content from its first moment on. Raises OSError, FileExistsError unless it *replaces*."""
+    """Create a complete file under its name in one step. Raises OSError, and FileExistsError unless *replaces*."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
@@ -117,7 +117,7 @@ def _is_managed(path: Path) -> bool:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether *path* is an empty file that no writer is about to fill."""
+    """Return whether *path* is an empty file without an active writer."""
     try:
         found = path.lstat()
     except OSError:

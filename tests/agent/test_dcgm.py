@@ -289,7 +289,7 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
 def test_different_majors_are_told_although_the_connection_stands(
     make: Make, lines: list[str], told: str
 ) -> None:
-    """The engine took the connection, and single readings were missing without a word of why."""
+    """The engine accepted the connection, single readings were missing, and no message named the cause."""
     host = make()
     host.engine.lines += lines
     host.engine.write()

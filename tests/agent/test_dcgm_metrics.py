@@ -90,7 +90,7 @@ OF_4_9 = {
     "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": ("gauge", ""), "DCGM_FI_PROF_TENSOR_UTIL_RATIO": ("gauge", ""),
     "DCGM_FI_PROF_DRAM_UTIL_RATIO": ("gauge", ""),
 }  # fmt: skip
-#: Of both: what the agent has no reading of.
+#: Rows of both versions without a reading.
 MISSING = re.compile("NVLINK|VGPU|GR_ENGINE")
 
 

@@ -199,7 +199,7 @@ def test_a_failure_of_another_device_is_told_and_counts_for_no_gpu() -> None:
 
 
 def test_words_before_the_report_and_an_empty_test() -> None:
-    """nv-hostengine warns on the same stream; what stands in the place of a test may have been the one that failed."""
+    """nv-hostengine warns on the same stream; an unreadable test may be the failed one."""
     before = b"WARNING: nv-hostengine is running as a non-root user; {some} tests may be skipped.\n"
     report = dcgm3()
     [of_0, of_1] = parse_report(before + json.dumps(report).encode()).gpus

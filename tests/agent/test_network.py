@@ -137,7 +137,7 @@ def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None
 def test_adapters_of_clouds_are_read_as_the_others(
     tmp_path: Path, device: str, files: dict[str, int], signals: dict[str, int]
 ) -> None:
-    """Retransmissions and timeouts of AMD's Pollara stood in the folder, and gave "7 unnamed"."""
+    """AMD's Pollara has counters of retransmissions and timeouts; all seven were unnamed."""
     a_port(
         tmp_path, device, **{f"hw_counters__{name}": str(value) for name, value in files.items()}
     )

@@ -152,7 +152,7 @@ def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: st
 
 @pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
 def test_a_code_in_any_spelling(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """As it is said, it is typed."""
+    """Users type codes in many spellings."""
     assert said(capsys, text)[1].startswith("XID 79: GPU has fallen off the bus")
 
 
@@ -199,7 +199,7 @@ def test_any_line_of_the_kernel_log(
 def test_a_line_that_the_agent_ignores(
     capsys: pytest.CaptureFixture[str], line: str, why: str
 ) -> None:
-    """A person must learn that nothing comes of it, and a script must be able to tell."""
+    """The text names the reason; scripts see the exit code."""
     code, out = said(capsys, line)
     assert code == cli.NOT_FOUND and out.startswith("The agent ignores this line")
     assert why in " ".join(out.split())

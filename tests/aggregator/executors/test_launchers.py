@@ -259,7 +259,7 @@ def test_a_launcher_never_reads_a_file_that_is_not_whole(
     os.utime(path, (1.0, 1.0))
     assert launcher_segments.sync(tmp_path, {path.name: content}, tidy=True) == []
     assert path.read_text() == content
-    path.write_text("gangline:v1;ac")  # of an executor before this one, on a full disk
+    path.write_text("gangline:v1;ac")  # left by an earlier executor on a full disk
     assert launcher_segments.managed_files(tmp_path) == [path.name]
     launcher_segments.sync(tmp_path, {}, tidy=True)
     assert list(tmp_path.iterdir()) == []
