@@ -11,7 +11,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel client packages test-packages test-hosts soak-packages repository image clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 test-lowest wheel client packages test-packages test-hosts soak-packages repository image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -75,6 +75,10 @@ fuzz: .venv/ready-dev
 # The tests of the store on DuckDB 2.0.x; `make test` runs a slice of it.
 test-duckdb2: .venv/ready-dev
 	$(BIN)/python -m tests.duckdb2
+
+# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` has it too.
+test-lowest: .venv/ready-dev
+	$(BIN)/python -m tests.lowest
 
 # Random faults against a real aggregator, round by round: what was acknowledged is there once.
 soak: .venv/ready-dev
@@ -148,9 +152,13 @@ build/names/gangline:
 ext: .venv/made
 	@$(PIP) install -v --no-build-isolation --no-deps -e . $(SHOW)
 
+# Generated code refuses a grpcio that is older than its generator: that is the oldest that pyproject.toml allows.
+OLDEST_GRPC = $(shell sed -n 's/.*"grpcio>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -n 1)
+PROTOC = PYTHONPATH=build/protoc-$(OLDEST_GRPC) $(BIN)/python -m grpc_tools.protoc -I build/names
 proto: .venv/ready-dev
-	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
+	@[ -d build/protoc-$(OLDEST_GRPC) ] || $(PIP) install -q --only-binary :all: --target build/protoc-$(OLDEST_GRPC) grpcio-tools==$(OLDEST_GRPC)
+	$(PROTOC) --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
+	$(PROTOC) --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
 	$(BIN)/python contract/wire/compact_generated.py contract/wire/*_pb2.py
 
 docs: .venv/ready-dev

@@ -157,9 +157,10 @@ def _adapter_rules() -> Iterator[LineRule]:
     """Yield the rules of `_ADAPTERS`: a line names the function, and then its interface or RDMA device, or neither."""
     for driver, words in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
-        yield rule(FAILED, f"{driver} ", rf"{prefix}(?:{'|'.join(words.dead)})")
-        yield rule(FAILED, f"{driver} ", rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
-        yield rule(RDMA, f"{driver} ", rf"{prefix}(?:{'|'.join(words.trouble)})")
+        substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.dead)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
+        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(words.trouble)})")
 
 
 NETWORK_RULES = (
@@ -253,8 +254,17 @@ NETWORK_RULES = (
 )
 
 
-#: Adapters remembered as failed; beyond that, "back" is reported without a check.
+#: Adapters remembered as failed, and as linked; beyond that, "back" is reported without a check.
 FAILED_MAX = 256
+
+
+def reported_when(parsed: ParsedLine, text: str) -> str:
+    """Return the condition under which `AdapterFilter` lets a line pass, for a person; "" of most."""
+    if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
+        return "it ends the event of an adapter that failed before, and is ignored of all others"
+    if parsed.name == RDMA and "Cable unplugged" in text:
+        return "it counts only for a port that had a link since the host booted"
+    return ""
 
 
 class AdapterFilter:
@@ -264,13 +274,16 @@ class AdapterFilter:
         self.resumed = False
         self._sys = sys
         self._failed: set[str] = set()
+        self._linked: set[str] = set()
 
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Return whether the line becomes an event. Never raises.
 
-        Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
-        unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.
+        A recovery does not count if the adapter did not fail before: every driver prints that line when it loads. An
+        unplugged cable does not count if the port had no known link in this boot: drivers report empty cages at each boot.
         """
+        if parsed.name == LINK and parsed.code == 1 and len(self._linked) < FAILED_MAX:
+            self._linked.add(parsed.attributes.get("pci_address", ""))
         if parsed.name == FAILED:
             if parsed.attributes.get("state") != BACK:
                 if len(self._failed) < FAILED_MAX:
@@ -280,5 +293,5 @@ class AdapterFilter:
             self._failed.discard(parsed.device)
             return known or len(self._failed) >= FAILED_MAX
         if parsed.name == RDMA and "Cable unplugged" in text:
-            return was_up(self._sys, parsed.device)
+            return parsed.device in self._linked or was_up(self._sys, parsed.device)
         return True

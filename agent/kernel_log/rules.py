@@ -567,3 +567,14 @@ def classify(text: str) -> ParsedLine | None:
                 if (parsed := each.read(text)) is not None:
                     return None if _OF_A_PROCESS.match(text) else parsed
     return None
+
+
+def why_ignored(text: str) -> str:
+    """Return why `classify` makes nothing of a line, for a person."""
+    text = text[:LINE_CHARACTERS_MAX]
+    near = [word.strip() for word, _ in _BY_SUBSTRING if word in text]
+    if _OF_A_PROCESS.match(text) and near:
+        return "it begins with the name of a process, which a user chooses, so that a user could have written the rest too"
+    if near:
+        return f"rules exist for lines with {near[0]!r}, and none for these words: they are not known to tell of a fault"
+    return "no rule is about such lines: they are not known to tell of a fault of the host"

@@ -169,7 +169,7 @@ class ListAdvisoriesRequest(_message.Message):
     page_token: str
     show_ended: bool
     node: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: bool = ..., node: _Optional[str] = ...) -> None: ...
 
 class ListAdvisoriesResponse(_message.Message):
     __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count", "held_back", "held_back_count", "out_by_advice", "out_by_advice_count")
@@ -265,7 +265,7 @@ class RuleEpisode(_message.Message):
     followed_by_fault: bool
     words: str
     held_back_text: str
-    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: _Optional[bool] = ..., followed_by_fault: _Optional[bool] = ..., words: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: bool = ..., followed_by_fault: bool = ..., words: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
 
 class AckAdvisoryRequest(_message.Message):
     __slots__ = ("name", "etag", "new_state", "actor", "note", "defer_until_time", "request_id", "validate_only", "lease")
@@ -287,7 +287,7 @@ class AckAdvisoryRequest(_message.Message):
     request_id: str
     validate_only: bool
     lease: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Gang(_message.Message):
     __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "ttl")
@@ -315,7 +315,7 @@ class ReportGangsRequest(_message.Message):
     ended_workloads: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
     validate_only: bool
-    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportGangsResponse(_message.Message):
     __slots__ = ("gangs_count", "unknown_nodes")
@@ -341,7 +341,7 @@ class UnavailableNode(_message.Message):
     since_time: _timestamp_pb2.Timestamp
     expire_time: _timestamp_pb2.Timestamp
     new_work_only: bool
-    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., new_work_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., new_work_only: bool = ...) -> None: ...
 
 class ReportUnavailableNodesRequest(_message.Message):
     __slots__ = ("actor", "nodes", "returned_nodes", "request_id", "validate_only")
@@ -355,7 +355,7 @@ class ReportUnavailableNodesRequest(_message.Message):
     returned_nodes: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
     validate_only: bool
-    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportUnavailableNodesResponse(_message.Message):
     __slots__ = ("nodes_count", "unknown_nodes")

@@ -95,7 +95,7 @@ class JobVerdict(_message.Message):
     words: str
     evidence_sql: str
     next_command: str
-    def __init__(self, verdict: _Optional[str] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ..., shared_cause: _Optional[str] = ..., advisory: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., slowdown: _Optional[float] = ..., slowdown_lower: _Optional[float] = ..., slowdown_upper: _Optional[float] = ..., stops: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_gpu_hours: _Optional[float] = ..., words: _Optional[str] = ..., evidence_sql: _Optional[str] = ..., next_command: _Optional[str] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[str] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ..., shared_cause: _Optional[str] = ..., advisory: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., slowdown: _Optional[float] = ..., slowdown_lower: _Optional[float] = ..., slowdown_upper: _Optional[float] = ..., stops: bool = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lost_gpu_hours: _Optional[float] = ..., words: _Optional[str] = ..., evidence_sql: _Optional[str] = ..., next_command: _Optional[str] = ...) -> None: ...
 
 class JobWindow(_message.Message):
     __slots__ = ("time", "node_index", "shares", "estimated", "pace", "step_seconds", "change_ratio")
@@ -113,7 +113,7 @@ class JobWindow(_message.Message):
     pace: float
     step_seconds: float
     change_ratio: float
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., node_index: _Optional[_Iterable[int]] = ..., shares: _Optional[bytes] = ..., estimated: _Optional[bool] = ..., pace: _Optional[float] = ..., step_seconds: _Optional[float] = ..., change_ratio: _Optional[float] = ...) -> None: ...
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., node_index: _Optional[_Iterable[int]] = ..., shares: _Optional[bytes] = ..., estimated: bool = ..., pace: _Optional[float] = ..., step_seconds: _Optional[float] = ..., change_ratio: _Optional[float] = ...) -> None: ...
 
 class JobRank(_message.Message):
     __slots__ = ("rank", "node", "step_seconds", "spread_seconds", "since_seconds", "steps_count")
@@ -151,7 +151,7 @@ class JobRun(_message.Message):
     slower_than_before: bool
     verdict: str
     slow_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workload_class: _Optional[str] = ..., class_confidence: _Optional[float] = ..., earlier_runs: _Optional[int] = ..., pace_ratio: _Optional[float] = ..., pace_ratio_lower: _Optional[float] = ..., pace_ratio_upper: _Optional[float] = ..., slower_than_before: _Optional[bool] = ..., verdict: _Optional[str] = ..., slow_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, workload_class: _Optional[str] = ..., class_confidence: _Optional[float] = ..., earlier_runs: _Optional[int] = ..., pace_ratio: _Optional[float] = ..., pace_ratio_lower: _Optional[float] = ..., pace_ratio_upper: _Optional[float] = ..., slower_than_before: bool = ..., verdict: _Optional[str] = ..., slow_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobForecastEvent(_message.Message):
     __slots__ = ("at", "until", "probability", "reason")
@@ -235,4 +235,4 @@ class JobStory(_message.Message):
     step_parts_confidence_ratio: float
     steps_reported: bool
     now: _timestamp_pb2.Timestamp
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ..., windows: _Optional[_Iterable[_Union[JobWindow, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[JobVerdict, _Mapping]]] = ..., advice: _Optional[_Iterable[_Union[JobAdvice, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[JobRank, _Mapping]]] = ..., run: _Optional[_Union[JobRun, _Mapping]] = ..., forecast: _Optional[_Iterable[_Union[JobForecast, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., checkpoint_interval_seconds: _Optional[float] = ..., step_part_ratios: _Optional[_Mapping[str, float]] = ..., step_parts_confidence_ratio: _Optional[float] = ..., steps_reported: _Optional[bool] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., nodes: _Optional[_Iterable[str]] = ..., windows: _Optional[_Iterable[_Union[JobWindow, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[JobVerdict, _Mapping]]] = ..., advice: _Optional[_Iterable[_Union[JobAdvice, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[JobRank, _Mapping]]] = ..., run: _Optional[_Union[JobRun, _Mapping]] = ..., forecast: _Optional[_Iterable[_Union[JobForecast, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., checkpoint_interval_seconds: _Optional[float] = ..., step_part_ratios: _Optional[_Mapping[str, float]] = ..., step_parts_confidence_ratio: _Optional[float] = ..., steps_reported: bool = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

@@ -555,10 +555,15 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
         ({"net/ens1/carrier_up_count": "0\n"}, False),  # an empty cage
         ({"net/ens1/carrier_up_count": "2\n"}, True),
         ({"net/ib0/carrier_up_count": "0\n", "net/ib1/carrier_up_count": "1\n"}, True),
-        ({"net/ens1/mtu": "1500\n"}, True),  # a kernel that does not say
+        ({"net/ens1/mtu": "1500\n"}, False),  # a kernel that does not say
+        ({"net/ens1/carrier_changes": "1\n"}, False),
+        ({"net/ens1/carrier_changes": "2\n"}, True),  # a kernel before 4.16
         ({"vendor": "0x15b3\n"}, False),  # its driver loads
-        ({"infiniband/mlx5_0/fw_ver": "28.39.1002\n"}, True),  # no IPoIB
-        ({}, True),  # nothing is known of it
+        (
+            {"infiniband/mlx5_0/fw_ver": "28.39.1002\n"},
+            False,
+        ),  # no IPoIB: the state of its port is read
+        ({}, False),  # nothing is known of it
     ],
 )
 def test_an_empty_cage_is_no_unplugged_cable(
@@ -574,6 +579,13 @@ def test_an_empty_cage_is_no_unplugged_cable(
     agent = Agent(ring, None, [], wanted=AdapterFilter(tmp_path).is_wanted)
     agent.read()
     assert [e.name for e in agent.told] == ["rdma.driver_error"] * told
+    ring.say("mlx5_core 0000:98:00.0 ens1: Link up")
+    ring.say("mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged")
+    agent.read()
+    agent.wait()
+    assert (
+        sum(e.count for e in agent.told if e.name == "rdma.driver_error" and e.revision == 0) == 1
+    ), "it had a link"
 
 
 # Position and stamps ---------------------------------------------------------------------------

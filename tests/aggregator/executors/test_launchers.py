@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -235,6 +236,33 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
     launcher_segments.sync(tmp_path, {}, tidy=True)
     assert theirs.read_text() == "out by hand\n" and theirs_too.read_text() == ""
     assert not (tmp_path / "segment_health_check.1.3").exists() and not (tmp_path / "elsewhere").exists()  # fmt: skip
+
+
+def test_a_launcher_never_reads_a_file_that_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes an empty file for healthy: one whose writer was killed stayed so, and the executor left it as another's."""
+    path, content = tmp_path / "segment_health_check.1.1", "gangline:v1;act=out;adv=a1;node=n1\n"
+
+    def full(*arguments: object) -> None:
+        assert not path.exists(), "it is seen before it is whole"
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
+    assert list(tmp_path.iterdir()) == [], "nothing is left of it"
+    path.touch()
+    [_] = launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
+    assert path.read_text() == "", "somebody may be about to write"
+    os.utime(path, (1.0, 1.0))
+    assert launcher_segments.sync(tmp_path, {path.name: content}, tidy=True) == []
+    assert path.read_text() == content
+    path.write_text("gangline:v1;ac")  # left by an earlier executor on a full disk
+    assert launcher_segments.managed_files(tmp_path) == [path.name]
+    launcher_segments.sync(tmp_path, {}, tidy=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None:
