@@ -60,10 +60,10 @@ READINGS_MAX, PAIRS_MAX = 96, 1200.0
 DEMAND_MAX = 1e15
 #: Weight of what the job did in all against what it did this many seconds after a state: as this many pairs.
 PAIRS_PRIOR = 8.0
-#: Forecasts of demands are kept this often, to be compared with "as now" when their time comes. Seconds.
-KEPT_SECONDS = 10
-#: "As now" is answered if its mean error is less than this part of that of the forecast by states, over the last
-#: COMPARED_MAX comparisons, and at least COMPARED_MIN.
+#: Interval at which forecasts of demands are stored, to be compared with "as now" later.
+PENDING_SECONDS = 10
+#: "As now" replaces the forecast by states if its mean error was less than NAIVE_SHARE of the other's mean error.
+#: Number of comparisons: at least COMPARED_MIN, the last COMPARED_MAX.
 NAIVE_SHARE, COMPARED_MIN, COMPARED_MAX = 0.8, 18, 60
 #: Probability that is left for states that were not expected.
 SURPRISE = 0.01
@@ -120,26 +120,28 @@ class _DemandComparison:
 
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
-        #: (time for which it is, median by states, "as now") of forecasts whose time has not come.
-        self._kept: deque[tuple[int, Floats, Floats]] = deque(maxlen=horizon // KEPT_SECONDS + 1)
+        #: Forecasts that are not due: (due time, median by states, "as now").
+        self._pending: deque[tuple[int, Floats, Floats]] = deque(
+            maxlen=horizon // PENDING_SECONDS + 1
+        )
         #: A ring of absolute errors (by states, as now), by DEMANDS.
         self._errors = np.full((COMPARED_MAX, 2, len(DEMANDS)), nan)
         self._count = 0
 
     def clear(self) -> None:
-        """Forget forecasts whose time has not come: seconds are missing."""
-        self._kept.clear()
+        """Drop the forecasts that are not due: seconds are missing."""
+        self._pending.clear()
 
-    def keep(self, now: int, by_states: Sequence[DemandForecast], current: Floats) -> None:
-        """Keep a forecast made at *now*, unless one of the last KEPT_SECONDS is kept."""
-        if not self._kept or now + self.horizon >= self._kept[-1][0] + KEPT_SECONDS:
+    def add(self, now: int, by_states: Sequence[DemandForecast], current: Floats) -> None:
+        """Store a forecast made at *now*, at most one in PENDING_SECONDS."""
+        if not self._pending or now + self.horizon >= self._pending[-1][0] + PENDING_SECONDS:
             medians = np.array([demand.median for demand in by_states])
-            self._kept.append((now + self.horizon, medians, current))
+            self._pending.append((now + self.horizon, medians, current))
 
     def compare(self, now: int, current: Floats) -> None:
-        """Compare the forecasts for *now* with what came."""
-        while self._kept and self._kept[0][0] <= now:
-            due, by_states, as_now = self._kept.popleft()
+        """Compare the forecasts for *now* with the *current* demands."""
+        while self._pending and self._pending[0][0] <= now:
+            due, by_states, as_now = self._pending.popleft()
             if due < now:
                 continue
             self._errors[self._count % COMPARED_MAX] = np.abs(
@@ -193,7 +195,7 @@ class JobForecaster:
         self._pairs = {h: [[0.0] * len(STATES) for _ in STATES] for h in HORIZONS_SECONDS}
         self._pair_count = dict.fromkeys(HORIZONS_SECONDS, 0.0)
         self._mix = [0.0] * len(STATES)
-        #: Usual share of computing, and that of the last second as a part of it.
+        #: Usual share of computing; the share of the last second, divided by the usual share.
         self._usual = 0.5
         self._last_part = 1.0
         #: (states, readings, demands): a ring for each state.
@@ -216,7 +218,7 @@ class JobForecaster:
     # What is seen --------------------------------------------------------------------------------
 
     def observe(self, second: int, summary: JobSecond) -> None:
-        """Take in the second that began at *second* (of any clock). Late and repeated seconds are left out."""
+        """Take in a second. *second*: its begin, by any clock. Late and repeated seconds are left out."""
         last = self._last
         if last is not None and last - LATE_SECONDS_MAX <= second <= last:
             self.left_out_count += 1
@@ -350,7 +352,7 @@ class JobForecaster:
                 if comparison.horizon == horizon:
                     by_states = demands[place]
                     demands[place] = comparison.better(by_states, self._current)
-                    comparison.keep(at, by_states, self._current)
+                    comparison.add(at, by_states, self._current)
         nexts = {kind: one.next_onset() for kind, one in paths.items()}
         return [
             JobForecast(

@@ -36,8 +36,7 @@ DURATION_SPREAD_PRIOR = 0.3
 REGULAR_MIN, DURATION_RATIO_MAX = 3, 4.0
 #: Regular intervals from which on they are repeated as they were.
 SEEN_MIN = 6
-#: Intervals from which on "the last interval again" replaces their mean, if its errors were smaller: steps of a job may
-#: become longer while it runs.
+#: With more intervals "the last interval again" may replace their mean: steps of a job can become longer while it runs.
 COMPARED_MIN = 4
 #: Degrees of freedom from which a t distribution is taken for a normal one.
 DEGREES_MAX = 40
@@ -182,7 +181,7 @@ def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
 
 
 def _last_is_better(intervals: Sequence[float]) -> bool:
-    """Return whether each interval was nearer to the one before it than to the mean of all before it, by the sum of errors."""
+    """Return whether the previous interval predicted each interval better than the mean of all earlier intervals did."""
     if len(intervals) <= COMPARED_MIN:
         return False
     values = np.array(intervals)
