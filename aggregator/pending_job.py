@@ -115,10 +115,10 @@ def parse_job(text: str) -> PendingJob:
         )
         gpus = -(-total // nodes)
     gres: Counter[str] = Counter()
-    asked = fields.get("TresPerNode", "") + (
+    requested = fields.get("TresPerNode", "") + (
         "," + fields.get("TresPerJob", "") if nodes == 1 else ""
     )
-    for name, kind, count in gres_of(asked):
+    for name, kind, count in gres_of(requested):
         if (name, kind) != ("gpu", ""):
             gres[f"{name}:{kind}" if kind else name] += count
     features = fields.get("Features", "(null)")
@@ -139,11 +139,11 @@ def parse_job(text: str) -> PendingJob:
         left_out=_names(fields.get("ExcNodeList", "")),
         reservation=fields.get("Reservation", "").replace("(null)", ""),
         gres=dict(gres),
-        licenses=_licenses_asked(fields.get("Licenses", "")),
+        licenses=_requested_licenses(fields.get("Licenses", "")),
     )
 
 
-def _licenses_asked(text: str) -> dict[str, int]:
+def _requested_licenses(text: str) -> dict[str, int]:
     """Return the licenses of `ansys@db:2,tool`; nothing for alternatives (`a:1|b:1`)."""
     if "|" in text or text in ("", "(null)"):
         return {}

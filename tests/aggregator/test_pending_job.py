@@ -61,12 +61,12 @@ def test_a_job_is_read_as_slurm_shows_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "licenses"),
+    ("requested", "licenses"),
     [("tool:2,ansys@db", {"tool": 2, "ansys@db": 1}), ("a:1|b:1", {}), ("(null)", {})],
 )
-def test_licenses_are_read_as_slurm_shows_them(asked: str, licenses: dict[str, int]) -> None:
+def test_licenses_are_read_as_slurm_shows_them(requested: str, licenses: dict[str, int]) -> None:
     """Alternatives need none of the licenses for certain."""
-    assert parse_job(JOB.replace("Licenses=(null)", f"Licenses={asked}")).licenses == licenses
+    assert parse_job(JOB.replace("Licenses=(null)", f"Licenses={requested}")).licenses == licenses
     shown = "LicenseName=tool Total=2 Used=2 Free=0 Reserved=0 Remote=no\n"
     assert parse_licenses(shown) == {"tool": 2}
     assert parse_licenses("No licenses configured in Slurm.\n") == {}
