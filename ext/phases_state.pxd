@@ -100,6 +100,7 @@ cdef struct TrackedGpu:
     int processes  # -1 not known, 0 none, 1 some
     bint has_job
     int64_t jobs
+    int64_t job_begin_ns, computed_ns  # the last sample before the job, and its last sample of computing
     double disagreement  # of power with the better witness, 0..1, decaying
     int state
     double confidence

@@ -36,6 +36,7 @@ cdef inline void job_begin(TrackedGpu *g) noexcept nogil:
     job_clear(g)
     g.has_job = True
     g.jobs += 1
+    g.job_begin_ns = g.computed_ns = g.last_ns
 
 
 cdef inline void job_learn(TrackedGpu *g, double seconds) noexcept nogil:
@@ -178,6 +179,8 @@ cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double
         g.state = CHECKPOINT
     else:
         g.state = COMPUTE if compute >= 0.5 else HOST_STALL if 2 * stall > 1 - compute else WAIT
+    if compute >= 0.5:
+        g.computed_ns = now_ns
 
 
 cdef inline void second_clear(TrackedGpu *g) noexcept nogil:

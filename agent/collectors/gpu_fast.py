@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from math import isnan
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
@@ -21,6 +21,7 @@ from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
+from ...ext.periods import estimate, repeats
 from ...ext.phases import (
     HISTORY_SIGNALS,
     JOB_COLUMNS,
@@ -68,7 +69,7 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
 COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
 COLUMNS = len(COLUMN_NAMES)
 #: The step's period is looked for in this many of the last samples, of one GPU a second at most.
-PERIOD_SAMPLES = 1200
+PERIOD_SAMPLES = 3000
 PERIOD_SIGNALS = (
     "power_watts",
     "utilization_ratio",
@@ -80,8 +81,22 @@ PERIOD_SIGNALS = (
 )
 #: A period takes a third of a millisecond of CPU: one GPU every this many samples, each of eight twice a minute.
 PERIOD_TURNS = 4
-#: Finds the period of some signals: `gangline.ext.periods.estimate`.
-PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
+#: A job's step is looked for from this many of its samples on.
+PERIOD_SAMPLES_MIN = 200
+#: How well the signals repeat at a step that no look has found among all periods for OTHER_NS.
+PLAIN_MIN = 0.6
+#: A step that was accepted less than YOUNG_NS ago is corrected, if the looks of SETTLED_NS show another.
+YOUNG_NS, SETTLED_NS = 90 * SECOND_NS, 20 * SECOND_NS
+#: A step is not reported when the signals have not repeated at it for this long, or the job has not computed.
+LOST_NS, HUNG_NS = 60 * SECOND_NS, 30 * SECOND_NS
+#: A first step must also have been there before the last minute: an evaluation has steps of its own.
+SECTION_NS = 60 * SECOND_NS
+#: From one look to the next a step changes by this share; by less than twice, if the looks of SLOWER_NS show the other one.
+DRIFT_MAX, SLOWER_NS = 0.04, 90 * SECOND_NS
+#: It is replaced by a much longer or shorter one when they have not for this long, and have shown that one instead.
+OTHER_NS = 120 * SECOND_NS
+#: Without computing for this long the job pauses.
+PAUSED_NS = 3 * SECOND_NS
 
 #: Of a recording beside its samples: names of devices, and what zlib adds.
 RECORDING_HEADER_BYTES = 1 << 16
@@ -150,7 +165,7 @@ class Samples:
             self._pids = before._pids
         else:
             self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
-            self.steps, self._pids = StepPeriods(self.history), {}
+            self.steps, self._pids = StepPeriods(self.history, self.tracker), {}
         self.ring = SampleRing(
             self._sweep,
             self.gpm,
@@ -222,56 +237,144 @@ def _handle(nvml: Nvml, address: str) -> int:
         return 0
 
 
-def _period_estimator() -> PeriodEstimator | None:
-    """Return the estimator of periods; None in a build without it."""
-    try:
-        return import_module("...ext.periods", __package__).estimate  # type: ignore[no-any-return]
-    except ImportError:
-        return None
+@dataclass
+class _JobStep:
+    """The step of one row's job, as far as it is known. Times are those of the samples, without the time of pauses."""
+
+    job: int
+    seconds: float = nan
+    confidence: float = 0.0
+    accepted_ns: int = 0
+    #: When a look last found it among all periods.
+    confirmed_ns: int = 0
+    #: When the signals last repeated at it, and when they were last looked at.
+    repeated_ns: int = 0
+    looked_ns: int = 0
+    #: Another period, at each look since this time.
+    other_seconds: float = nan
+    other_ns: int = 0
+    parts: tuple[float, ...] = ()
+
+    def look(
+        self, now_ns: int, found: tuple[float, float], kept: tuple[float, float], is_lasting: bool
+    ) -> None:
+        """Take in the period that a look has *found*, and the one near the step at which the signals still repeat (*kept*).
+
+        *is_lasting*: the signals repeated at the found period before the last minute, too, or nothing is known of that time.
+        """
+        seconds, confidence = found
+        self.looked_ns = now_ns
+        if not seconds > 0 or not _is_near(seconds, self.other_seconds):
+            self.other_seconds, self.other_ns = seconds, now_ns
+        other_ns = now_ns - self.other_ns
+        if not self.seconds > 0:
+            if seconds > 0 and other_ns > (0 if is_lasting else SLOWER_NS):
+                self._accept(now_ns, seconds, confidence)
+        elif seconds > 0 and abs(seconds - self.seconds) <= DRIFT_MAX * self.seconds:
+            self.seconds, self.confidence = seconds, confidence
+            self.confirmed_ns = self.repeated_ns = now_ns
+        elif kept[0] > 0 and (kept[1] >= PLAIN_MIN or now_ns - self.confirmed_ns < OTHER_NS):
+            self.repeated_ns = now_ns
+            # An early one may have been half or twice the step.
+            is_young = now_ns - self.accepted_ns < YOUNG_NS and other_ns >= SETTLED_NS
+            if seconds > 0 and (is_young or (other_ns >= OTHER_NS and confidence > kept[1] + 0.2)):
+                self._accept(now_ns, seconds, confidence)
+            else:
+                self.seconds, self.confidence = kept[0], kept[1]
+        elif seconds > 0:
+            lost_ns = now_ns - self.repeated_ns
+            ratio = seconds / self.seconds
+            if 0.5 <= ratio <= 2.0 and other_ns >= SLOWER_NS or lost_ns >= OTHER_NS <= other_ns:
+                self._accept(now_ns, seconds, confidence)
+
+    def _accept(self, now_ns: int, seconds: float, confidence: float) -> None:
+        self.seconds, self.confidence = seconds, confidence
+        self.accepted_ns = self.confirmed_ns = self.repeated_ns = now_ns
+
+
+def _is_near(seconds: float, other: float) -> bool:
+    return abs(seconds - other) <= 0.1 * other
 
 
 class StepPeriods:
-    """The period of each GPU's step, from the last two minutes of its history: one GPU a turn."""
+    """The period of each GPU's step, from the last minutes of its job in the history: one GPU a turn.
 
-    def __init__(self, history: SampleHistory, estimate: PeriodEstimator | None = None) -> None:
-        self._history = history
-        self._estimate = estimate or _period_estimator()
+    A step is kept until the signals have not repeated at it for LOST_NS, and replaced by one of less than half or more than twice
+    its length only if they then show that one for OTHER_NS: a job has one step, and checkpoints and evaluations besides.
+    """
+
+    def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
+        self._history, self._tracker = history, tracker
         self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
-        self._row = 0
-        self.found: dict[int, tuple[float, float]] = {}  # row -> seconds and confidence
-        self.parts: dict[int, tuple[float, ...]] = {}  # row -> shares of PARTS, and confidence
+        self._row, self._looked_again = 0, -1
+        self._steps: dict[int, _JobStep] = {}
 
-    def estimate_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
-        """Find the period of the next row, and return that row; None: there is no estimator. Never raises."""
-        if self._estimate is None or self._history.length < PERIOD_SAMPLES // 4:
-            return None
+    def estimate_next(self) -> int:
+        """Look for the period of the next row, and return that row. Never raises."""
         row, self._row = self._row, (self._row + 1) % self._history.rows
-        self.found.pop(row, None)
-        self.parts.pop(row, None)
-        if state(row)[0] == "idle":
+        job = self._tracker.current_job(row)
+        if job is None:
+            self._steps.pop(row, None)
             return row
-        length = min(self._history.length, PERIOD_SAMPLES)
+        number, begin_ns, computed_ns = job
+        step = self._steps.get(row)
+        if step is None or step.job != number:
+            step = self._steps[row] = _JobStep(number)
+        now_ns = self._history.last_ns
+        if now_ns - computed_ns > PAUSED_NS:  # a pause says nothing of the step
+            paused_ns = now_ns - step.looked_ns
+            step.repeated_ns, step.accepted_ns = step.repeated_ns + paused_ns, step.accepted_ns + paused_ns
+            step.other_ns, step.looked_ns = step.other_ns + paused_ns, now_ns
+            return row
+        length = min(self._history.length, PERIOD_SAMPLES, (now_ns - begin_ns) // PERIOD_NS)
+        if length < PERIOD_SAMPLES_MIN:
+            return row
+        signals, period = self._take(row, length), PERIOD_NS / SECOND_NS
+        try:
+            found = estimate(signals, period)
+            kept = repeats(signals, period, step.seconds)
+            is_lasting = step.seconds > 0 or length * PERIOD_NS < 2 * SECTION_NS
+            if not is_lasting and found[0] > 0:
+                before, _ = repeats(signals, period, found[0], SECTION_NS / SECOND_NS)
+                is_lasting = before > 0
+            step.look(now_ns, found, kept, is_lasting)
+            if not step.seconds > 0 and step.other_seconds > 0 and self._looked_again != row:
+                self._row = self._looked_again = row
+            else:
+                self._looked_again = -1
+            step.parts = split(signals, period, step.seconds)
+        except Exception:
+            log.exception(
+                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
+            )
+        return row
+
+    def _take(self, row: int, length: int) -> memoryview[float]:
         memory = memoryview(self._signals)
         for at, column in enumerate(self._columns):
             self._history.resample_to(
                 row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
             )
-        shaped = memory[: len(self._columns) * length].cast("B")
-        try:
-            signals = shaped.cast("f", (len(self._columns), length))
-            seconds, confidence = self._estimate(signals, PERIOD_NS / SECOND_NS)
-            parts = split(signals, PERIOD_NS / SECOND_NS, seconds)
-        except Exception:
-            log.exception(
-                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
-            )
-            return row
-        if seconds > 0:  # NaN: it abstains
-            self.found[row] = seconds, confidence
-        if parts[-1] > 0:
-            self.parts[row] = parts
-        return row
+        return memory[: len(self._columns) * length].cast("B").cast("f", (len(self._columns), length))  # type: ignore[return-value]
+
+    def step(self, row: int) -> tuple[float, float] | None:
+        """Return the seconds of the step and its confidence; None: not known, or the job on the row has not computed for HUNG_NS."""
+        step = self._current(row)
+        return (step.seconds, step.confidence) if step is not None else None
+
+    def parts(self, row: int) -> tuple[float, ...] | None:
+        """Return the shares of PARTS and their confidence; None: not known."""
+        step = self._current(row)
+        return step.parts if step is not None and step.parts and step.parts[-1] > 0 else None
+
+    def _current(self, row: int) -> _JobStep | None:
+        step, job = self._steps.get(row), self._tracker.current_job(row)
+        if step is None or job is None or step.job != job[0] or not step.seconds > 0:
+            return None
+        if self._history.last_ns - job[2] > HUNG_NS or step.looked_ns - step.repeated_ns > LOST_NS:
+            return None
+        return step
 
 
 class GpuFast(Collector):
@@ -311,9 +414,8 @@ class GpuFast(Collector):
         self._turns += 1
         if self._turns % PERIOD_TURNS:
             return
-        row = samples.steps.estimate_next(samples.tracker.state)
-        if row is not None:
-            samples.tracker.set_step(row, samples.steps.found.get(row, (float("nan"), 0.0))[0])
+        row = samples.steps.estimate_next()
+        samples.tracker.set_step(row, (samples.steps.step(row) or (nan, 0.0))[0])
 
     def idle(self, until_ns: int) -> None:
         """Sample ten times a second until then, or until somebody calls."""
@@ -383,10 +485,10 @@ class GpuFastJobs(Collector):
             block = self._block = Block("gpu_fast_10s", samples.keys)
         samples.tracker.summarise_jobs(block, _JOB_INDEXES, self._session.clock.boottime_ns())
         for row in range(block.rows):
-            step = samples.steps.found.get(row)
+            step = samples.steps.step(row)
             for column, value in zip(_STEP_INDEXES, step or (None, None), strict=True):
                 block.put_float(column, row, value)
-            parts = samples.steps.parts.get(row)
+            parts = samples.steps.parts(row)
             for column, value in zip(
                 _PARTS_INDEXES, parts or (None,) * len(_PARTS_INDEXES), strict=True
             ):
