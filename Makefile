@@ -5,19 +5,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 SIMULATED ?= 32
+LISTEN ?=
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/contract/wire
-GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
+GRPC := telemetry score job nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 wheel packages test-packages test-hosts soak-packages repository image clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes rigs test-duckdb2 test-lowest wheel client packages test-packages test-hosts soak-packages repository image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
 
 run: .venv/ready
 	$(if $(filter-out $(YES) $(NO),$(ONCE)),$(error ONCE=$(ONCE): expected one of $(YES) or $(NO)))
-	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter $(YES),$(ONCE)),--once)
+	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(LISTEN),--listen $(LISTEN)) $(if $(filter $(YES),$(ONCE)),--once)
 
 # Before each commit, at most 6 minutes on two cores: style, types, and all tests but those marked `slow`.
 # The types are checked beside the tests.
@@ -74,6 +75,10 @@ fuzz: .venv/ready-dev
 # The tests of the store on DuckDB 2.0.x; `make test` runs a slice of it.
 test-duckdb2: .venv/ready-dev
 	$(BIN)/python -m tests.duckdb2
+
+# Tests of every part with the oldest versions of all dependencies that pyproject.toml declares; `make test-slow` has it too.
+test-lowest: .venv/ready-dev
+	$(BIN)/python -m tests.lowest
 
 # Random faults against a real aggregator, round by round: what was acknowledged is there once.
 soak: .venv/ready-dev
@@ -147,9 +152,13 @@ build/names/gangline:
 ext: .venv/made
 	@$(PIP) install -v --no-build-isolation --no-deps -e . $(SHOW)
 
+# Generated code refuses a grpcio that is older than its generator: that is the oldest that pyproject.toml allows.
+OLDEST_GRPC = $(shell sed -n 's/.*"grpcio>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -n 1)
+PROTOC = PYTHONPATH=build/protoc-$(OLDEST_GRPC) $(BIN)/python -m grpc_tools.protoc -I build/names
 proto: .venv/ready-dev
-	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
+	@[ -d build/protoc-$(OLDEST_GRPC) ] || $(PIP) install -q --only-binary :all: --target build/protoc-$(OLDEST_GRPC) grpcio-tools==$(OLDEST_GRPC)
+	$(PROTOC) --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
+	$(PROTOC) --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
 	$(BIN)/python contract/wire/compact_generated.py contract/wire/*_pb2.py
 
 docs: .venv/ready-dev
@@ -160,6 +169,10 @@ docs: .venv/ready-dev
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build
+
+# What a scheduler's client needs: the wheel gangline-client and the .proto files, into dist/ (docs/placement.md).
+client:
+	$(PYTHON) -B packaging/build/client.py
 
 # gangline-runtime, -agent and -aggregator as deb and rpm, into dist/ (docs/install.md). The first time it compiles OpenSSL and CPython;
 # RUNTIME=FILE RUNTIME_SHA256=HEX takes a runtime that is built already, SOURCES=FOLDER the archives, ONLY=PACKAGE one of the packages.

@@ -185,7 +185,12 @@ def _run(arguments: list[str]) -> int:
         return OK
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        print(f"gangline: no command {name!r}\n\n{_help()}", file=sys.stderr)
+        import difflib  # 3 ms, which every prolog would pay
+
+        near = difflib.get_close_matches(name, COMMANDS, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "expected one of these"
+        text = f"gangline: no command {name!r}; {hint}"
+        print(text if near else f"{text}\n\n{_help()}", file=sys.stderr)
         return USAGE
     return _dispatch(name, rest)
 

@@ -7,6 +7,8 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 SHARED = "gangline.ext.cython_shared"
+#: Set to 1: nothing is compiled. The extra `executor` needs no extension.
+WITHOUT = "GANGLINE_WITHOUT_EXTENSIONS"
 
 
 class ByAllCores(build_ext):
@@ -18,6 +20,8 @@ class ByAllCores(build_ext):
         Debug information takes a third of the time and most of the files. Who wants it names all flags: with `CFLAGS`
         set, setuptools leaves out Python's own.
         """
+        if os.environ.get(WITHOUT):
+            self.extensions = []
         translated = cythonize(
             self.extensions,
             build_dir=self.build_temp,

@@ -88,7 +88,7 @@ def check_listen(where: str) -> None:
 
 #: What the agent does with DCGM (setting `dcgm`).
 DCGM_MODES = ("off", "listen", "watch")
-METRICS_NAMES = ("gangline", "dcgm")
+METRICS_NAMES = ("gangline", "dcgm", "dcgm-4.8", "dcgm-4.9")
 
 
 def check_dcgm(mode: str) -> None:
@@ -115,7 +115,9 @@ def check_dcgm_address(address: str) -> None:
 def check_metrics_names(names: str) -> None:
     """Raise ValueError unless *names* is one of `METRICS_NAMES`."""
     if names not in METRICS_NAMES:
-        raise ValueError("gangline, or dcgm for the names of dcgm-exporter beside them")
+        raise ValueError(
+            "gangline; or dcgm, dcgm-4.8 or dcgm-4.9 for the names of a dcgm-exporter beside them"
+        )
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
@@ -306,8 +308,8 @@ class AgentConfig:
         "gangline",
         check=check_metrics_names,
         description=(
-            "dcgm: /metrics also shows the metrics of dcgm-exporter's default list, with the "
-            "same names and labels"
+            "dcgm, dcgm-4.8 or dcgm-4.9: /metrics also shows the metrics of dcgm-exporter's default list, with the "
+            "names, units and labels of its versions up to 4.8.2, of 4.8.3 and 4.8.4, or from 4.9 on"
         ),
     )
     metrics_series_max: int = setting(

@@ -7,7 +7,8 @@ and are shown unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -21,6 +22,13 @@ TEXT_CHARACTERS_MAX = 200
 #: The report's key of DCGM 3 and of DCGM 4.
 KEYS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
 _GPU_GROUPS = ("GPU", 1)
+#: Keys of DCGM 3 that name another kind of device in a result.
+_OTHER_DEVICE = re.compile(r"((?:cpu|core|switch|nvswitch|link)\w{0,16}?)_(?:ids?|serials?)")
+#: Statuses, the best first. An unknown status counts as a failure.
+_RANKS = {"skip": 0, "not run": 0, "pass": 0, "warn": 1}
+_RANK_OF_FAILURE = 2
+#: dcgmi and its libraries print warnings before the report.
+_FIRST_BRACE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 
 
 class Outcome(IntEnum):
@@ -37,7 +45,10 @@ class NotAReport(ValueError):
 
 @dataclass(slots=True)
 class GpuDiagnostic:
-    """What a report says of the GPU that DCGM numbers so. Names of tests by how they ended; words of those that did not pass."""
+    """The results of one GPU, by DCGM's number: names of tests by status, and the texts of warnings and failures.
+
+    `own_passes`: the passed results that name the GPU. `unread`: parts of the report that hold no test.
+    """
 
     number: str
     serial: str = ""
@@ -46,31 +57,54 @@ class GpuDiagnostic:
     warned: list[str] = field(default_factory=list[str])
     failed: list[str] = field(default_factory=list[str])
     texts: list[str] = field(default_factory=list[str])
+    own_passes: int = 0
+    unread: int = 0
 
     @property
     def outcome(self) -> Outcome | None:
-        """None: every test was skipped, which says nothing."""
+        """None: no test of the GPU passed or failed, or not all results can be read, which proves nothing."""
         if self.failed:
             return Outcome.FAILED
         if self.warned:
             return Outcome.WARNED
-        return Outcome.PASSED if self.passed else None
+        return Outcome.PASSED if self.own_passes and not self.unread else None
 
     @property
     def message(self) -> str:
         """One line for people."""
         if self.failed or self.warned:
             return "; ".join(self.texts)[:1000]
-        return f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"
+        counts = f"{len(self.passed)} tests passed, {len(self.skipped)} skipped"
+        if self.unread:
+            return f"{counts}, {self.unread} parts of the report cannot be read, so the result proves nothing"
+        if not self.own_passes:
+            return f"{counts}, none of the GPU itself, so the result proves nothing"
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticReport:
-    """A report: by whom, and of which GPUs."""
+    """A report: the versions and the GPUs. `other_failures`: failed tests of other devices; they count for no GPU."""
 
     dcgm_version: str
     driver_version: str
     gpus: tuple[GpuDiagnostic, ...]
+    other_failures: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Result:
+    """One result. `gpus`: none means all; `device`: another kind of device that it is about."""
+
+    test: str
+    gpus: list[str]
+    device: str
+    status: str
+    texts: list[str]
+
+    @property
+    def rank(self) -> int:
+        return _RANKS.get(self.status, _RANK_OF_FAILURE)
 
 
 def parse_report(content: bytes) -> DiagnosticReport:
@@ -90,20 +124,35 @@ def parse_report(content: bytes) -> DiagnosticReport:
     if error := body.get("runtime_error") or root.get("runtime_error"):
         raise NotAReport(f"the diagnostic did not run: {_text(error)}")
     serials = _serials(root) | _serials(body)
-    gpus: dict[str, GpuDiagnostic] = {
-        number: GpuDiagnostic(number, serial) for number, serial in serials.items()
+    results, unread = _all_results(body)
+    # A test may fail before the first result that names a GPU.
+    numbers = dict.fromkeys([*serials, *(number for each in results for number in each.gpus)])
+    if not numbers:
+        numbers = dict.fromkeys(map(str, range(len(_items(body.get("GPU Device IDs Detected"))))))
+    gpus = {
+        number: GpuDiagnostic(number, serials.get(number, ""), unread=unread) for number in numbers
     }
-    for name, results in _tests(body):
-        for numbers, status, texts in _results(name, results):
-            for number in numbers or list(gpus):
-                _add(gpus.setdefault(number, GpuDiagnostic(number)), name, status, texts)
-    if not any(each.passed or each.skipped or each.warned or each.failed for each in gpus.values()):
+    of_gpus = [each for each in results if not each.device]
+    for each in of_gpus:
+        for number in each.gpus or list(gpus):
+            _add(gpus[number], each)
+    if not gpus:
+        texts = [text for each in of_gpus if each.rank for text in each.texts]
+        failure = f", and it failed: {'; '.join(texts)[:400]}" if texts else ""
+        raise NotAReport(f"it has no result of a GPU{failure}")
+    if not of_gpus and not unread:
         raise NotAReport("it has no result of a GPU")
     places = (body, root, _mapping(body.get("metadata")), _mapping(root.get("metadata")))
     return DiagnosticReport(
         _first(places, "version", "DCGM Version"),
         _first(places, "Driver Version Detected"),
         tuple(gpus.values()),
+        tuple(
+            f"{each.device}: {text}"
+            for each in results
+            if each.device and each.rank
+            for text in each.texts
+        ),
     )
 
 
@@ -111,8 +160,10 @@ def _load(content: bytes) -> dict[str, Any]:
     text = content.decode(errors="replace").strip()
     if not text:
         raise NotAReport("nothing in it: expected the output of dcgmi diag -j")
-    if not text.startswith("{"):
+    begin = _FIRST_BRACE.search(text)
+    if begin is None or text.startswith("["):
         raise NotAReport(f"it begins with {text[:30]!r}: expected JSON, as dcgmi diag -j prints it")
+    text = text[begin.start() :]
     _check_depth(text)
     try:
         root = json.loads(text)
@@ -153,41 +204,63 @@ def _serials(part: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _tests(body: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    count = 0
-    for category in _list(body.get("test_categories")):
-        for test in _list(category.get("tests")):
-            count += 1
-            results = _list(test.get("results"))
-            if count > TESTS_MAX or len(results) > RESULTS_MAX:
+def _all_results(body: Mapping[str, Any]) -> tuple[list[_Result], int]:
+    """Return all results, and the number of unreadable tests and results, which may have failed."""
+    found: list[_Result] = []
+    tests = unread = 0
+    for category in _items(body.get("test_categories")):
+        for test in _items(_mapping(category).get("tests")):
+            tests += 1
+            results = _items(_mapping(test).get("results"))
+            if tests > TESTS_MAX or len(results) > RESULTS_MAX:
                 raise NotAReport(f"more than {TESTS_MAX} tests, or {RESULTS_MAX} results of one")
-            summary = _mapping(test.get("test_summary"))
-            if not results and summary:
-                results = [summary]
-            yield _text(test.get("name") or "test without a name"), results
+            unread += not isinstance(test, dict) or sum(
+                not isinstance(each, dict) for each in results
+            )
+            found += _results_of(_mapping(test))
+    return found, unread
 
 
-def _results(
-    name: str, results: list[dict[str, Any]]
-) -> Iterator[tuple[list[str], str, list[str]]]:
-    """Yield (GPUs, status, words) of each result. No GPUs: of all; what is of another kind of device is left out."""
-    for each in results:
-        if "entity_id" in each:
-            is_gpu = each.get("entity_group") in _GPU_GROUPS or each.get("entity_group_id") == 1
-            if not is_gpu:
-                continue
-            numbers = [str(each["entity_id"])]
+def _results_of(test: Mapping[str, Any]) -> list[_Result]:
+    """Return the results of a test. A summary that is worse than all results is added, and counts for all GPUs."""
+    name = _text(test.get("name") or "test without a name")
+    results = [_result(name, each) for each in _list(test.get("results"))]
+    if summary := _mapping(test.get("test_summary")):
+        whole = _result(name, summary)
+        if not results or whole.rank > max(each.rank for each in results):
+            results.append(whole)
+    return results
+
+
+def _result(name: str, result: Mapping[str, Any]) -> _Result:
+    gpus: list[str] = []
+    device = next(
+        (
+            f"{match[1]} {_text(result[key])}"
+            for key in result
+            if (match := _OTHER_DEVICE.fullmatch(key))
+        ),
+        "",
+    )
+    if "entity_id" in result:
+        entity = _text(result["entity_id"])
+        if result.get("entity_group") in _GPU_GROUPS or result.get("entity_group_id") == 1:
+            gpus = [entity]
         else:
-            ids = each.get("gpu_ids", each.get("gpu_id", ""))
-            numbers = [part.strip() for part in str(ids).split(",") if part.strip()]
-        texts, errors = list[str](), False
-        for warning in _warnings(each):
-            texts.append(f"{name}: {_text(warning.get('warning', ''))}")
-            errors |= bool(warning.get("error_id"))
-        status = str(each.get("status", "")).strip().lower()
-        if status == "pass" and errors:
-            status = "warn"  # DCGM 284: it passes with an error beside it
-        yield numbers, status, texts or [f"{name}: {status or 'no status'}"]
+            device = f"{_text(result.get('entity_group') or 'entity')} {entity}"
+    else:
+        ids = result.get("gpu_ids", result.get("gpu_id", ""))
+        gpus = [part.strip() for part in str(ids).split(",") if part.strip()]
+    texts, errors = list[str](), False
+    for warning in _warnings(result):
+        texts.append(f"{name}: {_text(warning.get('warning', ''))}")
+        errors |= bool(warning.get("error_id"))
+    status = str(result.get("status", "")).strip().lower()
+    if status == "pass" and errors:
+        status = "warn"  # DCGM 284: it can pass and report an error
+    return _Result(
+        name, gpus, "" if gpus else device, status, texts or [f"{name}: {status or 'no status'}"]
+    )
 
 
 def _warnings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -196,14 +269,15 @@ def _warnings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [each if isinstance(each, dict) else {"warning": each} for each in items if each]
 
 
-def _add(gpu: GpuDiagnostic, name: str, status: str, texts: list[str]) -> None:
+def _add(gpu: GpuDiagnostic, result: _Result) -> None:
     places = {"pass": gpu.passed, "skip": gpu.skipped, "not run": gpu.skipped, "warn": gpu.warned}
     # what we do not know did not pass
-    place = places.get(status, gpu.failed)
-    if name not in place:
-        place.append(name)
-    if place is gpu.failed or place is gpu.warned:
-        gpu.texts += texts
+    place = places.get(result.status, gpu.failed)
+    if result.test not in place:
+        place.append(result.test)
+    gpu.own_passes += place is gpu.passed and bool(result.gpus)
+    if result.rank:
+        gpu.texts += result.texts
 
 
 def _first(places: tuple[Mapping[str, Any], ...], *names: str) -> str:
@@ -214,8 +288,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [each for each in _items(value) if isinstance(each, dict)]
 
 
 def _text(value: Any) -> str:

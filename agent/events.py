@@ -44,7 +44,7 @@ class EventPublisher:
         self._boot_id = boot_id
         self._sink, self._notify, self._event_id = sink, notify, event_id
         self._lock = threading.Lock()
-        self._inventory_reason = ""
+        self._inventory_reason, self._inventory_due_ns = "", 0
         self._observers: tuple[Callable[[telemetry_pb2.HealthEvent], None], ...] = ()
 
     def observe(self, observer: Callable[[telemetry_pb2.HealthEvent], None]) -> None:
@@ -75,14 +75,22 @@ class EventPublisher:
 
     def request_inventory(self, reason: str) -> None:
         """Ask for a new inventory at the next tick: a device came, went, or is another."""
+        self.request_inventory_after(reason, 0.0)
+
+    def request_inventory_after(self, reason: str, delay_seconds: float) -> None:
+        """Ask for a new inventory after *delay_seconds*, unless an earlier request is pending."""
+        due_ns = self.clock.boottime_ns() + int(delay_seconds * SECOND_NS)
         with self._lock:
-            self._inventory_reason = self._inventory_reason or reason
+            if not self._inventory_reason or due_ns < self._inventory_due_ns:
+                self._inventory_reason, self._inventory_due_ns = reason, due_ns
 
     def take_inventory_request(self) -> str:
-        """Return why a new inventory is asked for, once; empty when nobody asks."""
+        """Return the reason of the request that is due, once; "" if no request is due."""
         if not self._inventory_reason:
             return ""
         with self._lock:
+            if self.clock.boottime_ns() < self._inventory_due_ns:
+                return ""
             reason, self._inventory_reason = self._inventory_reason, ""
             return reason
 

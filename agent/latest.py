@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from ..contract.block import Block, is_float
+from ..contract.signal import Signal
 
 
 class TableSnapshot(NamedTuple):
@@ -50,6 +51,11 @@ class LatestReadings:
         """*wanted*: the tables that somebody may ask for; None: all."""
         self.tables: dict[str, TableSnapshot] = {}
         self._wanted = wanted
+
+    def devices_with(self, signal: Signal) -> frozenset[str]:
+        """Return the devices whose last reading of *signal* is known. For any thread."""
+        table = self.tables.get(signal.table)
+        return frozenset(key for key, _ in table.values(signal.signal_id)) if table else frozenset()
 
     def update(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
         """Keep a copy of those of these blocks, of a tick at *boottime_ns*, that are wanted."""

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from ..contract.host_policy import builtin
 from ..contract.settings import SettingsError
+from ..contract.signals import BY_NAME
 from ..contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from . import inventory, service_manager
 from . import registration as identity
@@ -222,14 +223,6 @@ def build(
     recorder = _recorder(config, samplers, uploads, clock, boot_id, host_status)
     on_response = _hand_to_each(host_status.on_response, recorder.on_response)
     client = _client(config, registration, spool, events, on_response, uploads)
-    if InventoryCollector.name in config.collectors_off:
-        registration.stop_waiting()
-    else:
-        collectors.append(
-            InventoryCollector(
-                lambda: _inventory(config, releaser), registration, client.reregister
-            )
-        )
     client.start()
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
     publisher = EventPublisher(clock, events, client.notify, boot_id=boot_id)
@@ -247,6 +240,12 @@ def build(
         host_status.health_check,
         latest,
     )
+    if InventoryCollector.name in config.collectors_off:
+        registration.stop_waiting()
+    else:
+        collectors.append(
+            _inventory_collector(config, releaser, registration, client, publisher, latest)
+        )
     host_status.post_with(callbacks.post)
     if signals:
         signals.watch_descriptors(_descriptors(samplers, callbacks))
@@ -346,6 +345,23 @@ def _hand_to_each(*handlers: PermitHandler) -> PermitHandler:
             handler(message)
 
     return handle
+
+
+def _inventory_collector(
+    config: AgentConfig,
+    releaser: GpuReleaser,
+    registration: Registration,
+    client: Client,
+    publisher: EventPublisher,
+    latest: LatestReadings,
+) -> InventoryCollector:
+    return InventoryCollector(
+        lambda: _inventory(config, releaser),
+        registration,
+        client.reregister,
+        publisher.request_inventory_after,
+        lambda: latest.devices_with(BY_NAME["gpu.temperature_celsius"]),
+    )
 
 
 def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -23,6 +23,8 @@ from .hardware.files import read_text
 PROTOCOL_VERSION = 1
 #: The first connection waits this long for the first inventory, rather than being made twice.
 FIRST_INVENTORY_SECONDS_MAX = 5.0
+#: A GPU without a description is asked again after this time, which doubles up to the inventory's own pace.
+RETRY_SECONDS, RETRY_SECONDS_MAX = 10.0, 600.0
 
 
 class DeviceRecord(Protocol):
@@ -106,15 +108,25 @@ class Registration:
     def update(self, inventory: InventoryResult) -> bool:
         """Take over devices and labels; return whether the last request, if any, had others.
 
-        For a GPU that was left out, the earlier data stay.
+        For a GPU that was left out or did not answer, the earlier data stay.
         """
+        problems = {
+            self._key(device): device.attributes["problem"]
+            for device in inventory.devices
+            if device.kind == "gpu" and "problem" in device.attributes
+        }
         with self._lock:
-            before = list(_copies_of_gpus(self._request.devices, inventory.left_out))
+            before = list(_copies_of_gpus(self._request.devices, inventory.left_out, problems))
+            retained = {(device.kind, device.key) for device in before}
+            found = [d for d in inventory.devices if (d.kind, self._key(d)) not in retained]
             del self._request.devices[:]
-            for device in [*inventory.devices, *before]:
+            for device in [*found, *before]:
                 self._request.devices.add(
                     kind=device.kind, key=self._key(device), attributes=device.attributes
                 )
+            for device in self._request.devices:
+                if device.kind == "gpu" and device.key in problems:
+                    device.attributes["problem"] = problems[device.key]
             self._request.labels.clear()
             self._request.labels.update(inventory.labels)
             self._request.labels.update(self._labels)
@@ -134,6 +146,13 @@ class Registration:
         """Return (kind, key) -> attributes of the devices as last known. For any thread."""
         with self._lock:
             return {(d.kind, d.key): dict(d.attributes) for d in self._request.devices}
+
+    def undescribed_gpus(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return key -> reason of the GPUs that have no description: those of the inventory, and those of *keys*."""
+        gpus = {key: has for (kind, key), has in self.attributes().items() if kind == "gpu"}
+        missing = dict.fromkeys(sorted({*keys} - gpus.keys()), "the inventory did not find it")
+        silent = {key: has["problem"] for key, has in gpus.items() if "problem" in has}
+        return missing | silent
 
     def gpu_serials(self) -> dict[str, str]:
         """Return serial number -> UUID of the GPUs that say one. For any thread."""
@@ -215,13 +234,16 @@ def _gpu_inventory_of(
 
 
 def _copies_of_gpus(
-    devices: Iterable[telemetry_pb2.Device], addresses: frozenset[str] | None
+    devices: Iterable[telemetry_pb2.Device],
+    addresses: frozenset[str] | None,
+    silent: Collection[str],
 ) -> Iterator[telemetry_pb2.Device]:
-    """Yield the GPUs at *addresses* (None: all), and their parts; copies, that outlive the originals."""
+    """Yield copies of the GPUs at *addresses* (None: all) and of those named in *silent*, with their parts."""
     keys: set[str] = set()
     for device in devices:
         address = device.attributes.get("pci_address", "")
-        if device.kind == "gpu" and (addresses is None or address in addresses):
+        is_wanted = addresses is None or address in addresses or device.key in silent
+        if device.kind == "gpu" and is_wanted:
             keys.add(device.key)
     for device in devices:
         if (device.key if device.kind == "gpu" else device.attributes.get("gpu")) in keys:
@@ -232,7 +254,10 @@ def _copies_of_gpus(
 
 class InventoryCollector(Collector):
     """Reads the inventory as a collector takes its turn: every 600 s, in a thread of its own, with
-    its seconds and its outcome in `collector_10s`. It fills no block."""
+    its seconds and its outcome in `collector_10s`. It fills no block.
+
+    While a GPU has no description it is read again sooner. A GPU that has readings and no description is an error.
+    """
 
     name = "inventory"
     pace = Pace.BOOT
@@ -243,11 +268,16 @@ class InventoryCollector(Collector):
         read: Callable[[], InventoryResult],
         registration: Registration,
         on_change: Callable[[], None],
+        retry: Callable[[str, float], None] = lambda reason, seconds: None,
+        gpus_read: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """*on_change* is called when devices or labels differ from those of the last request."""
+        """*on_change* is called when devices or labels differ from those of the last request. *retry*: ask for another
+        inventory (reason, seconds from now). *gpus_read*: keys of the GPUs that have readings."""
         self._read = read
         self._registration = registration
         self._on_change = on_change
+        self._retry, self._gpus_read = retry, gpus_read
+        self._retry_seconds = RETRY_SECONDS
 
     def collect(self) -> Sequence[Block]:
         try:
@@ -260,9 +290,29 @@ class InventoryCollector(Collector):
             self._registration.stop_waiting()
         elif self._registration.update(inventory):
             self._on_change()
-        if inventory.reason:
-            raise RuntimeError(inventory.reason)
+        problems = [inventory.reason] if inventory.reason else []
+        problems += self._undescribed()
+        if problems:
+            raise RuntimeError("; ".join(problems))
         return ()
+
+    def _undescribed(self) -> list[str]:
+        """Return the finding about GPUs that have readings and no description; see to it that all are asked again."""
+        gpus_read = self._gpus_read()
+        undescribed = self._registration.undescribed_gpus(gpus_read)
+        if not undescribed:
+            self._retry_seconds = RETRY_SECONDS
+            return []
+        self._retry(f"{len(undescribed)} GPUs have no description", self._retry_seconds)
+        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        silent = {key: reason for key, reason in undescribed.items() if key in gpus_read}
+        if not silent:
+            return []
+        key, reason = next(iter(silent.items()))
+        more = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
+        return [
+            f"no description (model, serial) of GPU {key}{more}, although it has readings: {reason}"
+        ]
 
 
 # ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import nan
@@ -49,17 +50,23 @@ _CALIBRATION_COLUMNS = (
     "time:time factor:str workload:str nodes:int unit:str value:float lower:float upper:float source:str "
     "reports:int assumed:float"
 )
+#: Reporters take turns, each with its newest first: nobody's reports push out those of all others.
+_TURNS = "row_number() OVER (PARTITION BY reporter ORDER BY time DESC), time DESC"
 _STORED_RECOVERIES = f"""
 SELECT
     incident, reporter, epoch_ns(time), kind, coalesce(epoch_ns(fault), 0), coalesce(epoch_ns(detected), 0),
     coalesce(epoch_ns(decided), 0), coalesce(epoch_ns(acted), 0), coalesce(epoch_ns(resumed), 0), success, restarted,
     restored_from_peer
-FROM recoveries ORDER BY time DESC LIMIT {RECOVERIES_MAX}
+FROM recoveries ORDER BY {_TURNS} LIMIT {RECOVERIES_MAX}
 """
 _STORED_THROUGHPUTS = f"""
 SELECT outcome, reporter, epoch_ns(time), job, len(hosts), throughput, domains_spanned, communication_share
-FROM outcomes WHERE throughput > 0 ORDER BY time DESC LIMIT {THROUGHPUTS_MAX}
+FROM outcomes WHERE throughput > 0 ORDER BY {_TURNS} LIMIT {THROUGHPUTS_MAX}
 """
+
+
+#: Reporter, and its name for an incident or an outcome.
+ReportKey = tuple[str, str]
 
 
 class RecoveryRecord(NamedTuple):
@@ -90,9 +97,10 @@ class CalibrationLog:
     ) -> None:
         """Take over what is stored. Blocks for the store."""
         self._store, self._half_life_days = store, half_life_days
-        self._recoveries: dict[str, RecoveryReport] = {}  # the oldest first
-        self._throughputs: dict[str, ThroughputReport] = {}
-        self._incidents: dict[str, None] = {}
+        # By reporter and id, the oldest first: an id is its reporter's.
+        self._recoveries: dict[ReportKey, RecoveryReport] = {}
+        self._throughputs: dict[ReportKey, ThroughputReport] = {}
+        self._incidents: dict[ReportKey, None] = {}
         self._waiting: list[RecoveryRecord] = []
         self._writing = asyncio.Lock()
         self._flushing: set[asyncio.Task[None]] = set()
@@ -110,27 +118,29 @@ class CalibrationLog:
             recoveries = connection.execute(_STORED_RECOVERIES).fetchall()
             throughputs = connection.execute(_STORED_THROUGHPUTS).fetchall()
             known = connection.execute(
-                "SELECT incident FROM recoveries ORDER BY time DESC LIMIT ?", [INCIDENTS_KNOWN_MAX]
+                f"SELECT reporter, incident FROM recoveries ORDER BY {_TURNS} LIMIT ?",
+                [INCIDENTS_KNOWN_MAX],
             ).fetchall()
-        self._incidents = dict.fromkeys(name for (name,) in reversed(known))
-        self._recoveries = {row[0]: RecoveryReport(*row) for row in reversed(recoveries)}
-        for outcome, reporter, time_ns, workload, nodes, throughput, spanned, share in reversed(
-            throughputs
+        self._incidents = dict.fromkeys(reversed(known))
+        reports = sorted((RecoveryReport(*row) for row in recoveries), key=lambda one: one.time_ns)
+        self._recoveries = {(one.reporter, one.incident): one for one in reports}
+        for outcome, reporter, time_ns, workload, nodes, throughput, spanned, share in sorted(
+            throughputs, key=lambda row: row[2]
         ):
-            self._throughputs[outcome] = ThroughputReport(
+            self._throughputs[reporter, outcome] = ThroughputReport(
                 outcome, reporter, time_ns, workload, nodes, throughput,
                 domains_of(spanned or {}), nan if share is None else share,
             )  # fmt: skip
 
     # Reports -----------------------------------------------------------------------------------
 
-    def is_known(self, incident: str) -> bool:
-        """Return whether a recovery was reported before."""
-        return incident in self._incidents
+    def is_known(self, reporter: str, incident: str) -> bool:
+        """Return whether *reporter* has reported this recovery before."""
+        return (reporter, incident) in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
         """Take a recovery, to be on disk with `persisted`. False: its incident is known. Raises ServiceUnavailable."""
-        incident = one.report.incident
+        incident = one.report.reporter, one.report.incident
         if incident in self._incidents:
             return False
         if len(self._waiting) >= WAITING_MAX:
@@ -149,8 +159,8 @@ class CalibrationLog:
     def add_throughputs(self, reports: Iterable[ThroughputReport]) -> None:
         """Take the throughputs of outcomes, each once."""
         for one in reports:
-            if one.outcome not in self._throughputs:
-                self._throughputs[one.outcome] = one
+            if (one.reporter, one.outcome) not in self._throughputs:
+                self._throughputs[one.reporter, one.outcome] = one
                 self._has_new = True
         _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
 
@@ -241,9 +251,11 @@ def domains_of(spanned: Mapping[str, float]) -> tuple[int, ...]:
     return tuple(int(spanned.get(tier.name.lower(), 0)) for tier in PRICED_TIERS)
 
 
-def _drop_oldest(those: dict[str, Any], count_max: int) -> None:
+def _drop_oldest(those: dict[ReportKey, Any], count_max: int) -> None:
+    """Drop down to *count_max*, each time the oldest of the reporter that has most."""
     while len(those) > count_max:
-        del those[next(iter(those))]
+        ((most, _),) = Counter(reporter for reporter, _ in those).most_common(1)
+        del those[next(key for key in those if key[0] == most)]
 
 
 def _insert(connection: Any, name: str, arrow: Any) -> None:

@@ -77,8 +77,12 @@ def _expand(text: str) -> Iterator[str]:
     except (
         NodeSetException,
         RangeSetException,
-        ValueError,
-    ) as error:  # the last: thousands of digits in a name
+        ValueError,  # thousands of digits in a name
+        AssertionError,  # numbers that a bracket and the digits beside it make too large
+        LookupError,
+        TypeError,
+        OverflowError,
+    ) as error:
         raise HostSetError(f"{str(error)[:200]}; {_EXPECTED}") from error
 
 

@@ -106,10 +106,25 @@ class Reason(IntEnum):
     IDENTITY = 18
     CLOCK = 19
     DATA_LOST = 20
+    GPU_UNUSABLE = 21
 
 
-#: A simulated host that is silent for longer has ended with its `gangline simulate`: it is no longer
-#: listed. A real one stays: its silence is news.
+@dataclass(frozen=True, slots=True)
+class SharedCause:
+    """A fault outside the hosts that show it: a leaf, the power of a rack. `subject`: "leaf leaf-00 network"."""
+
+    subject: str
+    advisory: str
+    hosts_count: int
+    since_ns: int
+
+
+#: Host, name of the reason, and device of a fault that has a shared cause.
+SharedCauseKey = tuple[str, str, str]
+
+
+#: If all simulated hosts are silent for longer, `gangline simulate` has ended: they are no longer listed. A single host that
+#: falls silent stays, as a real host does: its silence is news.
 SIMULATED_SILENT_SECONDS_MAX = 60.0
 
 
@@ -206,6 +221,9 @@ class HostScore:
     speed_lower: float = nan  # 90 % interval of the relative speed
     speed_upper: float = nan
     inputs: Inputs | None = None  # None: stored before they were kept
+    shared_cause: SharedCause | None = (
+        None  # of its reason; not stored: known again a turn after a restart
+    )
 
     @property
     def hazard_interval(self) -> tuple[float, float]:
@@ -230,12 +248,13 @@ class Snapshot:
     hosts: Sequence[HostScore]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
     alarms: tuple[str, ...] = ()  # findings about the aggregator itself, as text
+    simulation_ended: bool = (
+        False  # no simulated host has reported for SIMULATED_SILENT_SECONDS_MAX
+    )
 
     def is_listed(self, host: HostScore) -> bool:
         """Return whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
-        silent_seconds = (self.computed_ns - host.last_received_ns) / 1e9
-        ended = host.last_received_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
-        return not (host.simulated and ended)
+        return not (host.simulated and self.simulation_ended and host.last_received_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from .host_sets import HostSetError, expand_hosts
 from .mirror_format import NODES_MAX, MirrorError, is_node_name
+from .slurm_text import BUSY, DOWN, DRAINED, OUT, gpus_of, parse_reason, state_names
 
 #: Slurm's flags of a node on which no job starts.
-UNAVAILABLE = frozenset(
-    ["DOWN", "DRAIN", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "INVAL", "UNKNOWN"]
-)  # fmt: skip
+UNAVAILABLE = OUT | DOWN | BUSY | {"NOT_RESPONDING"}
+OUT_OF_SERVICE = DRAINED | DOWN | {"NOT_RESPONDING"}
 #: Reasons of Slurm that no node can cure -> what they mean.
 NOT_FOR_NODES = {
     "BeginTime": "its start time has not come; a requeued job waits two minutes",
@@ -102,10 +102,11 @@ def parse_job(text: str) -> PendingJob:
     if "JobState" not in fields or "JobId" not in fields:
         raise MirrorError("expected the text of scontrol -o show job")
     nodes = max(_number(fields.get("NumNodes", "")), 1)
-    gpus = _gpus(fields.get("TresPerNode", ""))
+    gpus = gpus_of(fields.get("TresPerNode", ""))
     if not gpus:  # a total, of equal shares; TRES has it only where Slurm accounts for GPUs
         total = max(
-            _gpus(fields.get("TresPerJob", "")), _number(fields.get("TRES", ""), r"gres/gpu=(\d+)")
+            gpus_of(fields.get("TresPerJob", "")),
+            _number(fields.get("TRES", ""), r"gres/gpu=(\d+)"),
         )
         gpus = -(-total // nodes)
     features = fields.get("Features", "(null)")
@@ -128,13 +129,6 @@ def parse_job(text: str) -> PendingJob:
     )
 
 
-def _gpus(text: str) -> int:
-    """Return the GPUs of `gpu:h100:4(S:0-1),nic:2`, also of `gres:gpu:4` and `gpu:h100:4(IDX:0-3)`."""
-    text = re.sub(r"gres[:/]", "", text)
-    found = re.findall(r"(?:^|,)gpu(?:[:=][A-Za-z][\w.-]*)?[:=](\d{1,6})", text)
-    return sum(map(int, found)) if found else int(bool(re.search(r"(?:^|,)gpu(?:,|$)", text)))
-
-
 def _megabytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,12})(?:\.\d+)?([KMGT]?)", text)
     if match is None:
@@ -155,13 +149,11 @@ def parse_nodes(text: str) -> list[SlurmNode]:
         if len(found) >= NODES_MAX:
             raise MirrorError(f"Slurm has more than {NODES_MAX} nodes")
         state = fields.get("State", "UNKNOWN")
-        flags = {one.rstrip("*~#!%$@^-") for one in state.split("+")}
-        flags |= {"NOT_RESPONDING"} if "*" in state else set()
         found.append(
             SlurmNode(
-                name, frozenset(flags), reason.rpartition(" [")[0], _words(fields.get("Partitions", "")),
-                _words(fields.get("ActiveFeatures", "")), _gpus(fields.get("Gres", "")),
-                _gpus(fields.get("GresUsed", "")), _number(fields.get("CPUTot", "")),
+                name, state_names(state), parse_reason(reason)[0], _words(fields.get("Partitions", "")),
+                _words(fields.get("ActiveFeatures", "")), gpus_of(fields.get("Gres", "")),
+                gpus_of(fields.get("GresUsed", "")), _number(fields.get("CPUTot", "")),
                 _number(fields.get("CPUAlloc", "")), _number(fields.get("RealMemory", "")), _number(fields.get("AllocMem", "")),
             )
         )  # fmt: skip
@@ -194,6 +186,31 @@ def steps_of(
             why = Counter(reasons[node] for node in lost)
             steps.append(NodeFilter(name, len(left), lost, dict(why.most_common(REASONS_SHOWN))))
     return steps, [one.name for one in left]
+
+
+def obstacle(
+    job: PendingJob,
+    nodes: Sequence[SlurmNode],
+    reservations: Mapping[str, Collection[str]],
+    lost: str,
+) -> str:
+    """Return why *job* could never run without the node *lost*; "" if no obstacle is known.
+
+    Nodes in use, reserved by others or in maintenance become free; nodes that are drained or down may not.
+    """
+    if lost in job.named:
+        return f"it asks for {lost} (--nodelist)"
+    left = [one for one in nodes if one.name != lost]
+    for name, reason_of in _conditions(job, reservations, None):
+        if name in ("reservations", "in use"):
+            continue
+        if name == "state":
+            left = [one for one in left if one.flags.isdisjoint(OUT_OF_SERVICE)]
+        else:
+            left = [one for one in left if not reason_of(one)]
+        if len(left) < job.nodes:
+            return f"without {lost}, {len(left)} nodes are left for the {job.nodes} that it needs ({name})"
+    return ""
 
 
 Condition = Callable[[SlurmNode], str]

@@ -48,6 +48,16 @@ class Principal:
         """Whether it has proved who it is."""
         return bool(self.proof[0])
 
+    @property
+    def login(self) -> str:
+        """Role and name, which several tokens or certificates may share; "" without a proven identity."""
+        return f"{self.role} {self.name}" if self.is_authenticated else ""
+
+    @property
+    def is_token(self) -> bool:
+        """Whether the login is a token, which can be revoked."""
+        return self.auth_method.startswith("token")
+
     def writes_as(self, host: str) -> bool:
         """Whether it may register as *host* and send its readings."""
         return self.role is not Role.AGENT or self.host == host
@@ -72,6 +82,11 @@ def current_principal(context: Any) -> Principal:
         raise PermissionDenied(
             "the caller was not authenticated: this service has no guard"
         ) from None
+
+
+def current_login() -> str:
+    """Return `Principal.login` of the call that is being answered; "" where no guard let it in."""
+    return _PRINCIPAL.get(LOCAL).login
 
 
 def set_principal(principal: Principal) -> None:
@@ -108,6 +123,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "ScoreNodes": _SCHEDULERS,
         "WatchNodeScores": _SCHEDULERS,
     },
+    "gangline.v1.JobService": {"ListJobs": _SCHEDULERS, "GetJob": _SCHEDULERS},
     "gangline.v1.PlacementService": {
         "PlanPlacement": _SCHEDULERS,
         "EvaluatePlacement": _SCHEDULERS,
@@ -141,7 +157,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     "gangline.v1.QueryService": {"*": _OPERATORS},
     "gangline.v1.RecordingService": {"RecordHost": _OPERATORS},
     "gangline.v1.AdminService": {"*": _ADMINS},
-    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _SCHEDULERS},
     "grpc.health.v1.Health": {"Check": PUBLIC, "Watch": PUBLIC, "List": PUBLIC},
 }
 

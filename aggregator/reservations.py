@@ -1,5 +1,8 @@
 """Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
 
+A login holds at most a share of the nodes, each for at most a day. A reservation ends early when the last token of its login is
+revoked, or when an operator releases it.
+
 Only the aggregator writes them. All reservations are in one file in its folder, replaced atomically and durably before a caller
 gets its answer. While the aggregator runs, a monotonic clock counts the time left, so setting the wall clock ends no
 reservation early. After a restart the wall clock counts, but never for longer than the reservation's original length.
@@ -24,6 +27,9 @@ from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted,
 FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20
 #: Of all reservations together.
 RESERVATIONS_MAX, HOSTS_MAX = 1000, 100_000
+#: Limits per login, so that others can reserve, too.
+LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
+#: From the reservation to its end, renewals included.
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
 #: After this time some reservation may have ended.
@@ -44,11 +50,24 @@ class HostReservation(NamedTuple):
     decision: str = ""
     request_id: str = ""
     option: int = 0  #: of the decision, from 1; 0: not said
+    login: str = ""  #: `Principal.login`
+    by_token: bool = False
+    last_ns: int = 0  #: latest end after renewals, by the steady clock
 
     @property
     def name(self) -> str:
         """The resource name, of its token."""
         return f"reservations/{self.token}"
+
+    @property
+    def key(self) -> str:
+        """The name as plans know it: only a caller of the same login counts its nodes as free."""
+        return reservation_key(self.name, self.login)
+
+
+def reservation_key(name: str, login: str) -> str:
+    """Return `HostReservation.key` of the reservation *name* of *login*."""
+    return f"{name} {login}" if login else name
 
 
 class Reservations:
@@ -59,10 +78,14 @@ class Reservations:
         folder: Path,
         wall_ns: Callable[[], int],
         steady_ns: Callable[[], int] = time.monotonic_ns,
+        has_login: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """A file that cannot be read is set aside: what it held is lost, and tokens still grow."""
+        """A file that cannot be read is set aside: what it held is lost, and tokens still grow.
+
+        *has_login*: whether a login, by its name, still has a token.
+        """
         self._path = folder / FILE_NAME
-        self._wall_ns, self._steady_ns = wall_ns, steady_ns
+        self._wall_ns, self._steady_ns, self._has_login = wall_ns, steady_ns, has_login
         self._active: dict[int, HostReservation] = {}
         self._by_host: dict[str, int] = {}
         self._last_token = 0
@@ -102,9 +125,14 @@ class Reservations:
         decision: str = "",
         option: int = 0,
         request_id: str = "",
+        login: str = "",
+        by_token: bool = False,
+        login_nodes_max: int = HOSTS_MAX,
     ) -> HostReservation:
         """Reserve *hosts*; none may be reserved already. Raises ResourceExhausted."""
         self._expire()
+        if login:
+            self._check_login(login, len(hosts), login_nodes_max)
         assert not any(host in self._by_host for host in hosts)
         if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:
             raise ResourceExhausted(
@@ -115,29 +143,32 @@ class Reservations:
         # Also above those of a file that was lost.
         token = max(self._last_token + 1, self._wall_ns() // 1_000_000)
         self._last_token = token
+        now_ns = self._steady_ns()
         one = HostReservation(
-            token, owner, tuple(hosts), self._steady_ns() + ttl_ns, ttl_ns, workload, decision, request_id, option
+            token, owner, tuple(hosts), now_ns + ttl_ns, ttl_ns, workload, decision, request_id, option, login, by_token,
+            now_ns + TTL_SECONDS_MAX * SECOND_NS,
         )  # fmt: skip
         self._add(one)
         self._changes += 1
         return one
 
     def renew(self, name: str, owner: str, token: int, ttl_ns: int) -> HostReservation:
-        """Let it end *ttl_ns* from now. Raises NotFound, PermissionDenied, EtagMismatch."""
+        """Set its end to *ttl_ns* from now, at most a day after it began. Raises NotFound, PermissionDenied, EtagMismatch."""
         one = self._find(name, owner, token)
         if one is None:
             raise NotFound(
                 f"{name[:100]!r} has expired, was released, or never existed. Reserve again, and "
                 "stop using its nodes"
             )
-        renewed = one._replace(expire_ns=self._steady_ns() + ttl_ns, ttl_ns=ttl_ns)
+        expire_ns = min(self._steady_ns() + ttl_ns, one.last_ns)
+        renewed = one._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
         self._active[one.token] = renewed
         self._changes += 1
         return renewed
 
-    def release(self, name: str, owner: str, token: int) -> bool:
-        """End it; False: it has ended already. Raises PermissionDenied, EtagMismatch."""
-        one = self._find(name, owner, token)
+    def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
+        """End it; False: it has ended already. *by_operator*: for any owner. Raises PermissionDenied, EtagMismatch."""
+        one = self._named(name) if by_operator else self._find(name, owner, token)
         if one is None:
             return False
         self._remove(one)
@@ -167,17 +198,32 @@ class Reservations:
             found: list[tuple[str, Indexes]] = []
             for one in self._active.values():
                 nodes = [index.get(host, count) for host in one.hosts]
-                found.append((one.name, np.array([n for n in nodes if n < count], dtype=np.intp)))
+                found.append((one.key, np.array([n for n in nodes if n < count], dtype=np.intp)))
             self._node_indexes = key, tuple(found)
         return self._node_indexes[1]
 
-    def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
+    def _check_login(self, login: str, count: int, nodes_max: int) -> None:
+        held = [len(one.hosts) for one in self._active.values() if one.login == login]
+        if len(held) >= LOGIN_RESERVATIONS_MAX or sum(held) + count > nodes_max:
+            raise ResourceExhausted(
+                f"the login {login!r} has {len(held)} reservations of {sum(held)} nodes and asks for {count} more, at "
+                f"most {LOGIN_RESERVATIONS_MAX} of {nodes_max}, so that others can reserve. Release some, or wait until "
+                "they expire",
+                RETRY_SECONDS,
+            )
+
+    def _named(self, name: str) -> HostReservation | None:
         self._expire()
-        one = next((each for each in self._active.values() if each.name == name), None)
+        return next((each for each in self._active.values() if each.name == name), None)
+
+    def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
+        one = self._named(name)
         if one is None:
             return None
         if one.owner != owner:
-            raise PermissionDenied(f"{name} is of {one.owner!r}, not of {owner!r}")
+            raise PermissionDenied(
+                f"{name} is of {one.owner!r}, not of {owner!r}; its owner can end it, or an operator's login (Release)"
+            )
         if one.token != token:
             raise EtagMismatch(
                 f"fencing_token {token} is not that of {name}: send the token that Reserve returned"
@@ -195,8 +241,11 @@ class Reservations:
 
     def _expire(self) -> None:
         now_ns = self._steady_ns()
-        for one in [each for each in self._active.values() if each.expire_ns <= now_ns]:
-            self._remove(one)
+        for one in list(self._active.values()):
+            is_revoked = one.by_token and not self._has_login(one.login)
+            if one.expire_ns <= now_ns or is_revoked:
+                self._remove(one)
+                self._changes += is_revoked
 
     def _encoded(self) -> bytes:
         return json.dumps(
@@ -204,7 +253,11 @@ class Reservations:
                 "version": 1,
                 "last_token": self._last_token,
                 "reservations": [
-                    {**one._asdict(), "expire_ns": self.expire_wall_ns(one)}
+                    {
+                        **one._asdict(),
+                        "expire_ns": self.expire_wall_ns(one),
+                        "last_ns": self._wall_ns() + max(one.last_ns - self._steady_ns(), 0),
+                    }
                     for one in self._active.values()
                 ],
             }
@@ -228,7 +281,10 @@ class Reservations:
         for one in stored:
             left_ns = min(one.expire_ns - now_ns, one.ttl_ns)
             if left_ns > 0 and not any(host in self._by_host for host in one.hosts):
-                self._add(one._replace(expire_ns=steady_ns + left_ns))
+                last_ns = min(
+                    one.last_ns - now_ns if one.last_ns else left_ns, TTL_SECONDS_MAX * SECOND_NS
+                )
+                self._add(one._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns))
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
@@ -242,10 +298,19 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
         HostReservation(**{**one, "hosts": tuple(one["hosts"])}) for one in fields["reservations"]
     ]
     for one in found:
-        numbers = (one.token, one.expire_ns, one.ttl_ns, one.option, fields["last_token"])
-        texts = (one.owner, one.workload, one.decision, one.request_id, *one.hosts)
-        if not all(type(each) is int for each in numbers) or not all(
-            isinstance(each, str) for each in texts
+        numbers = (
+            one.token,
+            one.expire_ns,
+            one.ttl_ns,
+            one.option,
+            one.last_ns,
+            fields["last_token"],
+        )
+        texts = (one.owner, one.workload, one.decision, one.request_id, one.login, *one.hosts)
+        if (
+            not all(type(each) is int for each in numbers)
+            or not all(isinstance(each, str) for each in texts)
+            or type(one.by_token) is not bool
         ):
             raise TypeError("a field of the wrong type")
     return int(fields["last_token"]), found

@@ -68,6 +68,7 @@ from .service.grpc_server import (
     ADMIN,
     ADVISORY,
     DECISION,
+    JOB,
     OUTCOME,
     PERMIT,
     PLACEMENT,
@@ -80,6 +81,7 @@ from .service.grpc_server import (
     make_server,
     serve_on,
 )
+from .service.job import JobService
 from .service.outcome import OutcomeService
 from .service.placement import PlacementService
 from .service.query import QueryService
@@ -90,6 +92,8 @@ from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
 from .service.telemetry import AdmissionControl, TelemetryService
+from .store.answer_journal import ANSWERS_FILE, AnswerJournal
+from .store.duckdb_file import folder_identity
 from .store.store import Store
 
 # ----------------------------------------------------------------------
@@ -305,11 +309,18 @@ class Aggregator:
         )
         observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:
+            journal = AnswerJournal(config.data / ANSWERS_FILE)
+            undo.callback(journal.close)
             self.advisory_engine = AdvisoryEngine(
                 self.store, limits_of(config), observer, self._wall_ns(),
                 shadow=config.advice_shadow, gangs=gangs,
-                outcomes_half_life_days=config.outcomes_half_life_days,
+                outcomes_half_life_days=config.outcomes_half_life_days, journal=journal,
+                folder_identity=folder_identity(config.data),
             )  # fmt: skip
+        except OSError as error:
+            raise StartError(
+                f"{config.data / ANSWERS_FILE}: cannot be used: {error.strerror}"
+            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StartError(
                 f"the advice that is stored in {config.data} cannot be read ({type(error).__name__}: "
@@ -337,7 +348,9 @@ class Aggregator:
         undo.push_async_callback(self.query.close)
         restored = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
         self.store.release_restored_state()
-        self._reservations = Reservations(config.data, wall_ns)
+        self._reservations = Reservations(
+            config.data, wall_ns, has_login=self.access_control.tokens.has_login
+        )
         self.judge_loop = self._make_judge_loop(restored)
         self._ingest.on_fatal_event = self.judge_loop.request_early_turn
         self.judge_loop.begin()
@@ -356,6 +369,7 @@ class Aggregator:
             RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
             RESERVATION: reservations,
             DECISION: DecisionService(self.decisions, self.store),
+            JOB: JobService(self.runs, self.fleet, self.advisory_engine.open_advisories, wall_ns),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(

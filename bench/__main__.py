@@ -15,6 +15,7 @@ from .measure import HEADING, Result
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
+    "nvml_cost": "NVML's time per second of an H200 by recorded costs, against every call at its collector's pace",
     "dcgm_cost": "the agent with DCGM's host engine to listen to against the same agent without",
     "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
     "amd_sweep": "the sweep over eight AMD GPUs against a C program that reads the same files",
@@ -40,8 +41,10 @@ BENCHES = {
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
     "stragglers": "comparing 1,024 hosts of 8 GPUs in 200 gangs, a window at a time, against the limit and against plain medians",
     "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
+    "operator_answers": "`hosts`, `explain`, `job` and `advise` at the client, for 32 and 1,000 hosts, against an echo",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
     "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
+    "advisory_answers": "accepts of 100 advisories on a busy disk: by the journal, by the store as before, and a bare fsync",
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
     "extender": "the scheduler extender of Kubernetes: its answer against an echo, and the real kube-scheduler with and without it",
     "kubernetes": "an executor at a real API server of Kubernetes: from PROPOSED to a taint that others read, and to a gang that is evicted",

@@ -53,7 +53,7 @@ def _changing(*given: Any, **named: Any) -> Judgement:
     """Judge, and let some hosts be another one each time, in place of faults that come and go."""
     judgement = evaluate(*given, **named)
     columns = judgement.columns._replace(score=judgement.columns.score.copy())
-    columns.score[:: len(columns.score) // CHANGES] = 0.5 + 0.1 * (judgement.version % 2)
+    columns.score[:: max(len(columns.score) // CHANGES, 1)] = 0.5 + 0.1 * (judgement.version % 2)
     return replace(judgement, columns=columns)
 
 

@@ -69,7 +69,9 @@ class Fed:
 
     def _new_history(self) -> History:
         access = StoreAccess(self.store.in_transaction, self.store.reading)
-        return History(self.store.folder, self._config, access, lambda _: None)
+        return History(
+            self.store.folder, self._config, access, lambda _: None, self.store.retention_clock
+        )
 
     def stop_history(self) -> None:
         """End the history's thread, and have another that can be started."""

@@ -56,6 +56,8 @@ class GpuRecording:
     reason: str = ""
     wall_time_ns: int = 0
     simulated: bool = False
+    #: Boot time at which the first finding of `reason` began; 0: nothing began, or an earlier agent recorded.
+    finding_ns: int = 0
     #: By the header, of a file whose samples were not read.
     header_seconds: float = 0.0
 
@@ -83,6 +85,7 @@ def encode_recording(recording: GpuRecording, level: int = 6) -> bytes:
             "boot_id": recording.boot_id[:TEXT_CHARACTERS_MAX],
             "reason": recording.reason[:TEXT_CHARACTERS_MAX],
             "simulated": recording.simulated,
+            "finding_ns": recording.finding_ns,
             "boottime_ns": recording.boottime_ns,
             "wall_time_ns": recording.wall_time_ns,
             "samples": recording.samples,
@@ -197,6 +200,7 @@ def _recording(fields: dict[str, Any]) -> GpuRecording:
         wall_time_ns=_count(fields["wall_time_ns"]),
         simulated=fields["simulated"] is True,
         header_seconds=float(fields["seconds"]),
+        finding_ns=_count(fields.get("finding_ns", 0)),
     )
 
 

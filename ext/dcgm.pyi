@@ -83,6 +83,9 @@ class Dcgm:
     def connect(self, address: str, timeout_ms: int) -> None:
         """Connect to the host engine at `host:port` or `unix:PATH`. ValueError without an address."""
 
+    def versions(self) -> tuple[str, str]:
+        """Return the versions of the library and of the engine, as "4.2.3"; "" where one does not tell. Never raises."""
+
     def disconnect(self) -> None:
         """Close the connection, if there is one; what it had the engine watch ends with it. Never raises."""
 

@@ -30,6 +30,7 @@ SYMBOLS = (
     "dcgmEntitiesGetLatestValues", "dcgmGroupGetAllIds", "dcgmHealthGet", "dcgmHealthCheck", "dcgmHealthSet_v2",
     "dcgmPolicyRegister_v2", "dcgmPolicyRegister", "dcgmFieldGroupCreate", "dcgmFieldGroupDestroy",
     "dcgmWatchFields", "dcgmUnwatchFields", "dcgmGetEntityGroupEntities", "dcgmGroupCreate", "dcgmGroupAddEntity",
+    "dcgmVersionInfo", "dcgmHostengineVersionInfo",
 )
 REQUIRED = SYMBOLS[:7]
 if sizeof(DcgmCalls) != len(SYMBOLS) * sizeof(void *):
@@ -153,6 +154,24 @@ cdef class Dcgm:
         place_leave(HERE[0])
         self._check("dcgmConnect_v2", code)
         self.is_connected = True
+
+    def versions(self):
+        cdef DcgmVersion info
+        cdef int code = FUNCTION_NOT_FOUND
+        cdef int of_engine = FUNCTION_NOT_FOUND
+        info.version = _word(sizeof(info), 2)
+        place_enter(HERE[0], b"", b"dcgmVersionInfo")
+        if self._calls.library_version != NULL:
+            with nogil:
+                code = self._calls.library_version(&info)
+        library = _version(info.build) if code == OK else ""
+        info.version = _word(sizeof(info), 2)
+        place_enter(HERE[0], b"", b"dcgmHostengineVersionInfo")
+        if self._calls.engine_version != NULL:
+            with nogil:
+                of_engine = self._calls.engine_version(self._handle, &info)
+        place_leave(HERE[0])
+        return library, _version(info.build) if of_engine == OK else ""
 
     def disconnect(self):
         if not self.is_connected:
@@ -366,6 +385,14 @@ cdef class Dcgm:
         return dcgm_ring.lost
 
 
+cdef str _version(char *build):
+    """Return the value of `version:` in a build description, or ""."""
+    for part in _text(build, 512).split(";"):
+        if part.startswith("version:"):
+            return part.removeprefix("version:")
+    return ""
+
+
 cdef uint32_t _word(size_t size, int version) noexcept nogil:
     """Return a struct's version word: MAKE_DCGM_VERSION of dcgm_structs.h."""
     return <uint32_t>(size | <size_t>version << 24)
@@ -406,4 +433,5 @@ def sizes():
         "dcgmHealthResponse_v5": _word(sizeof(DcgmHealthV5), 5),
         "dcgmHealthSetParams_v2": _word(sizeof(DcgmHealthSet), 2),
         "dcgmPolicyCallbackResponse_v2": _word(sizeof(DcgmViolation), 2),
+        "dcgmVersionInfo_v2": _word(sizeof(DcgmVersion), 2),
     }

@@ -17,6 +17,7 @@ cdef extern from *:
     enum { DCGM_INCIDENTS_MAX_V4 = 64, DCGM_INCIDENTS_MAX_V5 = 1024 };
 
     typedef struct { uint32_t version, persist_after_disconnect, timeout_ms, is_unix_socket; } DcgmConnectParams;
+    typedef struct { uint32_t version; char build[512]; } DcgmVersion; /* dcgmVersionInfo_v2: "version:4.2.3;arch:x86_64;..." */
 
     typedef struct { uint32_t group, id; } DcgmEntity;
 
@@ -113,10 +114,15 @@ cdef extern from *:
         int (*entities)(uintptr_t, uint32_t, unsigned *, int *, unsigned);
         int (*group_create)(uintptr_t, uint32_t, const char *, uintptr_t *);
         int (*group_add)(uintptr_t, uintptr_t, uint32_t, unsigned);
+        int (*library_version)(DcgmVersion *);
+        int (*engine_version)(uintptr_t, DcgmVersion *);
     } DcgmCalls;
     """
     enum: DCGM_GPUS_MAX, DCGM_ENTITIES_MAX, DCGM_GROUPS_MAX, DCGM_BLOB_BYTES, DCGM_MESSAGE_BYTES, DCGM_VALUE_BYTES
     enum: DCGM_INCIDENTS_MAX_V4, DCGM_INCIDENTS_MAX_V5
+    ctypedef struct DcgmVersion:
+        uint32_t version
+        char[512] build
     ctypedef struct DcgmConnectParams:
         uint32_t version, persist_after_disconnect, timeout_ms, is_unix_socket
     ctypedef struct DcgmEntity:
@@ -182,3 +188,5 @@ cdef extern from *:
         int (*entities)(uintptr_t, uint32_t, unsigned *, int *, unsigned) noexcept nogil
         int (*group_create)(uintptr_t, uint32_t, const char *, uintptr_t *) noexcept nogil
         int (*group_add)(uintptr_t, uintptr_t, uint32_t, unsigned) noexcept nogil
+        int (*library_version)(DcgmVersion *) noexcept nogil
+        int (*engine_version)(uintptr_t, DcgmVersion *) noexcept nogil

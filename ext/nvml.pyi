@@ -153,6 +153,7 @@ class Sweep:
         budget_seconds: float = 0,
         skips: bool = False,
         first: bool = False,
+        slow_seconds: float = 0,
     ) -> None:
         """*targets*: reading -> (cells, valid, column), as in `contract.block.Block`: a row for each address.
         *fields*: reading -> (field id, scope id) as the driver at hand has them; all of a GPU's wanted ones are
@@ -161,11 +162,16 @@ class Sweep:
         *spared*: addresses whose rows are missing, and that are asked nothing. *budget_seconds*: of a pass, each GPU its
         share, one that is alone all of it; beyond it no call of that GPU begins, and what it would say is missing (0:
         no limit). *skips*: a GPU that was over its share is left out of the next passes, each time of more. *first*:
-        its calls are still made when those of others are left out.
+        its calls are still made when those of others are left out. *slow_seconds*: time for slow calls (over 0.2 ms; fields
+        over 0.05 ms) of a GPU in each pass, on average; they take turns. Between its turns a reading has its last value,
+        or is missing if it grows all the time. 0: all are made in each pass.
 
         Only the calls that the targets need are ever made. Opens no GPU. Raises KeyError for a reading that
         does not exist, ValueError for an address that is too long or a column outside its memory.
         """
+
+    def costs(self, address: str) -> dict[str, int]:
+        """Return what calls and fields (`field 83`) cost, in microseconds, as far as it was measured; those of this GPU."""
 
     def run(self) -> None:
         """Fill all rows, without the GIL and without allocating. A GPU's error is missing cells of its row,

@@ -68,6 +68,8 @@ REQUIRED = (
 if sizeof(Calls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
     raise ImportError("nvml: SYMBOLS and Calls disagree, or are more than NAMES")
 
+if FIELDS_MAX + ASKS_MAX != PACED_STEPS or PACED_STEPS + STEPS_MAX != PACED_BATCH or NAMED_COUNT > 64:
+    raise ImportError("nvml: the slots of costs in nvml_pass.pxd disagree")
 if SYMBOLS[OPEN_SLOT] != "nvmlDeviceGetHandleByPciBusId_v2" or len(NAMED) != NAMED_COUNT:
     raise ImportError("nvml: nvml_pass.pxd disagrees with SYMBOLS or NAMED")
 
@@ -188,6 +190,7 @@ _SHAPES = {
     ("uint", 0): AS_UINT, ("uint", 1): AS_UINT_OF_KIND, ("long", 0): AS_LONG, ("long", 2): AS_LONG_OF_KINDS,
     ("pair", 0): AS_PAIR,
 }
+cdef tuple _OF_KINDS = (AS_UINT_OF_KIND, AS_LONG_OF_KINDS)
 #: Reading -> the type of its cells. Names are the catalogue's columns of the GPU tables.
 READINGS = {row.name: float if row.is_float else int for row in ROWS}
 cdef dict _INDEX = {name: i for i, name in enumerate(NAMED)}
@@ -205,7 +208,8 @@ cdef _declare():
     if len(_INDEX) != len(ROWS) or len(_INDEX) > READINGS_MAX:
         raise ImportError(f"nvml: a reading twice, or more than {READINGS_MAX}")
     for row in ROWS:
-        ABOUT[<int>_INDEX[row.name]] = About(row.multiplier, row.divisor, row.raw_max, row.is_float, row.is_signed)
+        ABOUT[<int>_INDEX[row.name]] = About(
+            row.multiplier, row.divisor, row.raw_max, row.is_float, row.is_signed, row.is_long, row.holds)
         if row.calls:
             if ASK_COUNT == ASKS_MAX:
                 raise ImportError(f"nvml: more than {ASKS_MAX} calls of a common shape")
@@ -484,7 +488,7 @@ cdef class Sweep:
     cdef readonly tuple addresses
 
     def __cinit__(self, Nvml nvml not None, addresses, targets, fields=None, *, spared=(), double budget_seconds=0,
-                  bint skips=False, bint first=False):
+                  bint skips=False, bint first=False, double slow_seconds=0):
         self.nvml, self.addresses, self.held = nvml, tuple(addresses), []
         cdef Pass *p = &self.state
         cdef int row, i
@@ -502,6 +506,8 @@ cdef class Sweep:
             raise MemoryError
         if p.accounts == NULL or p.spared == NULL or p.over == NULL or p.last == NULL or p.skip == NULL or p.skip_next == NULL:
             raise MemoryError
+        if slow_seconds > 0:
+            self._pace(slow_seconds)
         memset(p.refused, 0xFF, (p.rows + 1) * sizeof(int))
         memcpy(p.about, ABOUT, sizeof(ABOUT))
         for row, address in enumerate(self.addresses):
@@ -538,6 +544,19 @@ cdef class Sweep:
         free(self.state.last)
         free(self.state.skip)
         free(self.state.skip_next)
+        free(self.state.paced)
+        free(self.state.slow_from)
+        free(self.state.measured_at)
+        free(self.state.measuring)
+
+    cdef _pace(self, double slow_seconds):
+        cdef Pass *p = &self.state
+        p.slow_microseconds = slow_seconds * 1e6
+        p.paced = <PacedCall *>calloc(<size_t>(p.rows + 1) * PACED_MAX, sizeof(PacedCall))
+        p.slow_from = <uint64_t *>calloc(p.rows + 1, sizeof(uint64_t))
+        p.measured_at, p.measuring = <uint64_t *>calloc(p.rows + 1, sizeof(uint64_t)), <uint8_t *>calloc(p.rows + 1, 1)
+        if p.paced == NULL or p.slow_from == NULL or p.measured_at == NULL or p.measuring == NULL:
+            raise MemoryError
 
     cdef _aim(self, int reading, cells, valid, Py_ssize_t column):
         cdef uint8_t[::1] cell_bytes = cells
@@ -565,6 +584,21 @@ cdef class Sweep:
         p.fields[p.field_count].fieldId, p.fields[p.field_count].scopeId = field_id, scope
         p.field_reading[p.field_count] = reading
         p.field_count += 1
+
+    def costs(self, str address not None):
+        cdef Pass *p = &self.state
+        cdef int at
+        if p.paced == NULL or address not in self.addresses:
+            return {}
+        p.row = self.addresses.index(address)
+        found = {f"field {p.fields[at].fieldId}": usual_microseconds(paced_call(p, at)) for at in range(p.field_count)}
+        for at in range(p.ask_count):
+            name = SYMBOLS[p.asks[at].slot] + (f"({p.asks[at].kind})" if p.asks[at].shape in _OF_KINDS else "")
+            found[name] = usual_microseconds(paced_call(p, FIELDS_MAX + at))
+        for at in range(p.step_count):
+            first = next(reading for reading in range(64) if p.step_readings[at] >> <unsigned int>reading & 1)
+            found[NAMED[first]] = usual_microseconds(paced_call(p, PACED_STEPS + at))
+        return {name: cost for name, cost in found.items() if cost}
 
     def run(self):
         self.nvml._check()

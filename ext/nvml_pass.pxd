@@ -22,6 +22,19 @@ cdef enum:
     SRAM_PLACES_MAX = 4096
     #: A GPU that could not be opened is tried again after this many sweeps: an attach may take seconds.
     OPEN_EVERY_SWEEPS = 60
+    #: Slots of a row's costs: its fields, its calls of a common shape, its steps, and the call for all fields together.
+    PACED_STEPS = 160
+    PACED_BATCH = 176
+    PACED_MAX = 177
+    #: A call that takes longer takes turns with the others like it; so does a field, of which there are many.
+    SLOW_CALL_MICROSECONDS = 200
+    SLOW_FIELD_MICROSECONDS = 50
+    #: A cost is the least of this many calls: a process that is held up does not make a call slow.
+    COSTS_KEPT = 3
+    #: Each field of a slow call for all is asked for alone no more often than this, to find those that cost so much.
+    MEASURE_EVERY_SWEEPS = 600
+    #: A GPU answers nothing if this many calls fail for each value that it gives.
+    FAILED_PER_GIVEN_MIN = 4
     #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
     OPEN_SLOT = 7
     #: A GPU that is over its time in this many passes, one after the other, is slow.
@@ -41,7 +54,7 @@ cdef enum:
     SRAM_L2, SRAM_SM, SRAM_PCIE, SRAM_MCU, SRAM_OTHER, SRAM_THRESHOLD
     SRAM_PLACES, SRAM_PLACES_ERRORS, SRAM_PARITY_PLACES
     REPAIR_CHANNEL, REPAIR_TPC, UNREPAIRABLE, VIOLATION_CHECK, PROCESSES
-    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST
+    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST, ERROR_CODE
     NAMED_COUNT
 
 # How a call is made: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
@@ -57,6 +70,15 @@ cdef struct About:
     uint64_t raw_max
     bint is_float
     bint is_signed
+    bint is_long  # a field of another type than unsigned 64 bits is another quantity
+    bint holds  # a slow call's value counts until its next turn; else it is missing meanwhile
+
+# What a call, a field or a step of a row costs.
+cdef struct PacedCall:
+    uint32_t microseconds[COSTS_KEPT]  # of the last ones
+    uint32_t made  # since it is measured
+    uint64_t made_at  # sweep of the last one
+    bint lacks  # the driver answered that it does not have the field
 
 # A call of a common shape, and the readings it gives; `second` is -1 where it gives one. It is made unless a
 # field has given them: the first slot that the driver exports, of up to two names of one call.
@@ -106,6 +128,9 @@ cdef struct Pass:
     uint64_t sweeps
     uint64_t calls
     int row  # the row at hand
+    int given  # values that this row's calls gave in this pass
+    int row_failed  # its calls that failed in this pass
+    nvmlReturn_t row_code  # the first failure's code; RESET_REQUIRED if a call gave that
     int at  # slot in Calls of the last call
     int64_t until_ns  # when this row's time is up; 0: never
     bint late  # it is: the row is asked no more
@@ -116,6 +141,16 @@ cdef struct Pass:
     int wanted[READINGS_MAX]  # the readings that have cells
     int wanted_count
     uint8_t lacks[READINGS_MAX]  # this row has no such field: the reading's own call is asked
+    PacedCall *paced  # PACED_MAX a row; NULL: every call is made in each sweep
+    double slow_microseconds  # for slow calls of a row, on average, in each sweep
+    uint64_t *slow_from  # of each row, the sweep from which a slow call may be made
+    uint64_t *measured_at  # of each row, the sweep at which its fields were last measured one by one
+    uint8_t *measuring  # of each row, in how many sweeps they still are
+    int turn  # the slow call of the row at hand that is made now; -1: none
+    uint8_t was_valid[READINGS_MAX]  # of the row at hand, before this sweep
+    nvmlFieldValue_t batch[FIELDS_MAX]
+    int batch_field[FIELDS_MAX]
+    uint64_t step_readings[STEPS_MAX]  # which each step gives, a bit for each of the first 64
 
 ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
 ctypedef nvmlReturn_t (*UintOfKindCall)(nvmlDevice_t, unsigned int, unsigned int *) noexcept nogil
@@ -153,6 +188,13 @@ cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
     return allowed > 0
 
 
+cdef inline void note_failure(Pass *p, nvmlReturn_t code) noexcept nogil:
+    p.failed[p.row] += 1
+    p.row_failed += 1
+    if p.row_code == NVML_SUCCESS or code == NVML_ERROR_RESET_REQUIRED:
+        p.row_code = code
+
+
 cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
     """Ask NVML itself whether it is gone: one GPU's word does not cost its neighbours."""
     cdef unsigned int count = 0
@@ -160,7 +202,7 @@ cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
         p.ended = code
     else:
         p.mute = True
-        p.failed[p.row] += 1
+        note_failure(p, code)
 
 
 cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
@@ -175,8 +217,18 @@ cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
     elif of_nvml(code):
         note_end(p, code)
     elif not lacking(code):
-        p.failed[p.row] += 1
+        note_failure(p, code)
     return False
+
+
+cdef inline nvmlReturn_t row_error(Pass *p) noexcept nogil:
+    """Return the code of a GPU that must be reset, or that answers (almost) no call; NVML_SUCCESS for any other.
+
+    A few values do not count: the library answers some calls from its own memory, without the GPU.
+    """
+    if p.row_code == NVML_ERROR_RESET_REQUIRED or FAILED_PER_GIVEN_MIN * p.given < p.row_failed:
+        return p.row_code
+    return NVML_SUCCESS
 
 
 cdef inline bint blank(uint64_t value) noexcept nogil:
@@ -194,6 +246,7 @@ cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
         return
     (<double *>p.cells[reading])[p.row] = value * about.multiplier / about.divisor
     p.valid[reading][p.row] = 1
+    p.given += 1
 
 
 cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
@@ -206,6 +259,7 @@ cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
     elif not about.raw_max or value <= about.raw_max:
         p.cells[reading][p.row] = value
         p.valid[reading][p.row] = 1
+        p.given += 1
 
 
 cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
@@ -216,14 +270,74 @@ cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
         put(p, reading, <uint64_t>value)
 
 
+# ---- the pace of slow calls ----------------------------------------------------------------------------
+
+cdef inline uint32_t usual_microseconds(PacedCall *call) noexcept nogil:
+    """Return what a call costs; 0 until that is known."""
+    cdef uint32_t least = call.microseconds[0]
+    cdef int i
+    if call.made < COSTS_KEPT:
+        return 0
+    for i in range(1, COSTS_KEPT):
+        least = min(least, call.microseconds[i])
+    return least
+
+
+cdef inline PacedCall *paced_call(Pass *p, int at) noexcept nogil:
+    return &p.paced[p.row * PACED_MAX + at]
+
+
+cdef inline bint is_slow_call(Pass *p, int at) noexcept nogil:
+    cdef uint32_t most = SLOW_FIELD_MICROSECONDS if at < FIELDS_MAX else SLOW_CALL_MICROSECONDS
+    return p.paced != NULL and usual_microseconds(paced_call(p, at)) >= most
+
+
+cdef inline bint waits(Pass *p, int at) noexcept nogil:
+    """Say whether a call is slow, and it is not its turn."""
+    return is_slow_call(p, at) and p.turn != at
+
+
+cdef inline void note_cost(Pass *p, int at, int64_t began_ns) noexcept nogil:
+    """Note what a call took that began then. A slow one uses up the time of several sweeps."""
+    cdef PacedCall *call
+    cdef int64_t microseconds
+    if p.paced == NULL:
+        return
+    call = paced_call(p, at)
+    microseconds = (account_boottime_ns() - began_ns) // 1000
+    call.microseconds[call.made % COSTS_KEPT] = <uint32_t>max(0, min(microseconds, 1 << 30))
+    call.made = call.made + 1 if call.made < COSTS_KEPT * 1024 else COSTS_KEPT * 1024 - COSTS_KEPT + 1
+    call.made_at = p.sweeps
+    if at != PACED_BATCH and is_slow_call(p, at):
+        p.slow_from[p.row] = p.sweeps + 1 + <uint64_t>(usual_microseconds(call) / p.slow_microseconds)
+
+
+cdef inline void choose_turn(Pass *p) noexcept nogil:
+    """Give the turn to the slow call that was made longest ago, once the one before is paid for."""
+    cdef int at, first
+    p.turn = -1
+    if p.paced == NULL or p.sweeps < p.slow_from[p.row]:
+        return
+    for at in range(PACED_BATCH):
+        if is_slow_call(p, at) and (p.turn < 0 or paced_call(p, at).made_at < paced_call(p, p.turn).made_at):
+            p.turn = at
+
+
+cdef inline void hold(Pass *p, int reading) noexcept nogil:
+    """Let a reading have the value of its last turn, if it is one that may."""
+    if p.cells[reading] != NULL and p.about[reading].holds and p.was_valid[reading]:
+        p.valid[reading][p.row] = 1
+
+
 # ---- calls of one shape ------------------------------------------------------------------------------
 
 cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
     return p.cells[reading] != NULL
 
 
-cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask) noexcept nogil:
-    """Make one call of a common shape, and write what it gives."""
+cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask, int at) noexcept nogil:
+    """Make one call of a common shape, and write what it gives. *at*: where its cost is noted."""
+    cdef int64_t began_ns
     cdef void **slot = <void **>p.call + ask.slot
     cdef unsigned int value = 0, second = 0
     cdef unsigned long long large = 0
@@ -232,6 +346,7 @@ cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask) noexcept nogil:
         slot = <void **>p.call + ask.other_slot
     if not may(p, slot):
         return
+    began_ns = <int64_t>p.place[0].entered_ns
     if ask.shape == AS_UINT:
         code = (<UintCall>slot[0])(device, &value)
     elif ask.shape == AS_UINT_OF_KIND:
@@ -242,6 +357,7 @@ cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask) noexcept nogil:
         code = (<LongCall>slot[0])(device, &large)
     else:
         code = (<LongOfKindsCall>slot[0])(device, ask.kind, ask.kind2, &large)
+    note_cost(p, at, began_ns)
     if answered(p, code):
         if ask.shape == AS_LONG or ask.shape == AS_LONG_OF_KINDS:
             put(p, ask.reading, large)
@@ -257,8 +373,14 @@ cdef inline void make_asks(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef Ask *ask
     for i in range(p.ask_count):
         ask = &p.asks[i]
-        if p.lacks[ask.reading] or (ask.second >= 0 and p.lacks[ask.second]):
-            make(p, device, ask)
+        if not p.lacks[ask.reading] and (ask.second < 0 or not p.lacks[ask.second]):
+            continue
+        if not waits(p, FIELDS_MAX + i):
+            make(p, device, ask, FIELDS_MAX + i)
+            continue
+        hold(p, ask.reading)
+        if ask.second >= 0:
+            hold(p, ask.second)
 
 
 # ---- fields: all of a GPU's in one call ---------------------------------------------------------------
@@ -267,6 +389,8 @@ cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexce
     """Write one field's answer. INVALID_ARGUMENT here is a driver that does not know the id."""
     p.lacks[reading] = lacking(field.nvmlReturn) or field.nvmlReturn == NVML_ERROR_INVALID_ARGUMENT
     if p.lacks[reading] or not answered(p, field.nvmlReturn):
+        return
+    if p.about[reading].is_long and field.valueType != NVML_VALUE_TYPE_UNSIGNED_LONG_LONG:
         return
     if field.valueType == NVML_VALUE_TYPE_DOUBLE:
         if p.about[reading].is_float:
@@ -285,24 +409,80 @@ cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexce
         put(p, reading, field.value.usVal)
 
 
+cdef inline void read_field_alone(Pass *p, nvmlDevice_t device, int i) noexcept nogil:
+    """Ask for one field, and note what it costs."""
+    cdef nvmlFieldValue_t field = p.fields[i]
+    cdef int reading = p.field_reading[i]
+    cdef int64_t began_ns
+    cdef nvmlReturn_t code
+    field.nvmlReturn = NVML_ERROR_NOT_SUPPORTED
+    p.lacks[reading] = False
+    if not may(p, &p.call.nvmlDeviceGetFieldValues):
+        return
+    began_ns = <int64_t>p.place[0].entered_ns
+    code = p.call.nvmlDeviceGetFieldValues(device, 1, &field)
+    note_cost(p, i, began_ns)
+    if answered(p, code):
+        put_field(p, reading, &field)
+    else:
+        p.lacks[reading] = lacking(code)
+    paced_call(p, i).lacks = p.lacks[reading]
+
+
+cdef inline int plan_batch(Pass *p, nvmlDevice_t device) noexcept nogil:
+    """Read the fields that are asked for alone, and return how many are left for one call."""
+    cdef int i, count = 0
+    cdef bint measuring = p.paced != NULL and p.measuring[p.row] > 0
+    if measuring:
+        p.measuring[p.row] -= 1
+    for i in range(p.field_count):
+        if measuring or (is_slow_call(p, i) and p.turn == i):
+            read_field_alone(p, device, i)
+        elif is_slow_call(p, i):
+            p.lacks[p.field_reading[i]] = paced_call(p, i).lacks
+            hold(p, p.field_reading[i])
+        else:
+            p.batch[count] = p.fields[i]
+            p.batch[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+            p.batch_field[count] = i
+            count += 1
+    return count
+
+
+cdef inline void measure_if_slow(Pass *p) noexcept nogil:
+    """Have each field measured by itself, in the next sweeps, where the call for all is slow."""
+    cdef uint64_t *at = &p.measured_at[p.row] if p.paced != NULL else NULL
+    cdef int i
+    if at == NULL or not is_slow_call(p, PACED_BATCH) or (at[0] and p.sweeps - at[0] < MEASURE_EVERY_SWEEPS):
+        return
+    at[0], p.measuring[p.row] = max(p.sweeps, <uint64_t>1), COSTS_KEPT
+    paced_call(p, PACED_BATCH).made = 0
+    for i in range(p.field_count):
+        paced_call(p, i).made = 0
+
+
 cdef inline void read_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask for all fields at once; where the driver does not have that, each reading's own call is asked.
+    """Ask for all fields at once, but for slow ones, which take turns. Where the driver does not have that call, each
+    reading's own call is asked.
 
     After an error it is not: power by field is of this moment, by its own call of a second, and one must not stand
     in for the other now and then. A value type that is unknown leaves the reading missing.
     """
-    cdef int i
+    cdef int i, count
+    cdef int64_t began_ns
     cdef nvmlReturn_t code
     for i in range(p.wanted_count):
         p.lacks[p.wanted[i]] = True
-    for i in range(p.field_count):
-        p.fields[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
-    if not p.field_count or not may(p, &p.call.nvmlDeviceGetFieldValues):
+    count = plan_batch(p, device)
+    if not count or not may(p, &p.call.nvmlDeviceGetFieldValues):
         return
-    code = p.call.nvmlDeviceGetFieldValues(device, p.field_count, p.fields)
+    began_ns = <int64_t>p.place[0].entered_ns
+    code = p.call.nvmlDeviceGetFieldValues(device, count, p.batch)
+    note_cost(p, PACED_BATCH, began_ns)
+    measure_if_slow(p)
     if answered(p, code):
-        for i in range(p.field_count):
-            put_field(p, p.field_reading[i], &p.fields[i])
+        for i in range(count):
+            put_field(p, p.field_reading[p.batch_field[i]], &p.batch[i])
     elif not lacking(code):
-        for i in range(p.field_count):
-            p.lacks[p.field_reading[i]] = False
+        for i in range(count):
+            p.lacks[p.field_reading[p.batch_field[i]]] = False

@@ -25,6 +25,7 @@ NAMED = (
     "repair_channel_pending_state", "repair_tpc_pending_state", "unrepairable_memory_state",
     "violation_thermal_check_nanoseconds", "processes_count",
     "calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors", "lost_state",
+    "error_code_state",
 )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ class Reading(NamedTuple):
     kinds: tuple[str, ...] = ()
     shape: str = "uint"  # uint, long; with kinds of kind; pair
     second: str = ""
+    #: Between two turns of a slow call the last value counts. Of what grows all the time it would be wrong: that is missing.
+    holds: bool = True
+    #: Its field is of unsigned 64 bits: of another type it is another quantity.
+    is_long: bool = False
 
 
 def _clock(name: str, call: str, clock: str) -> Reading:
@@ -88,8 +93,10 @@ def _state(
 _COUNT_MAX = 1 << 62
 
 
-def _count(name: str, raw_max: int = _COUNT_MAX) -> Reading:
-    return Reading(name, False, raw_max=raw_max)
+def _count(
+    name: str, raw_max: int = _COUNT_MAX, *, holds: bool = True, is_long: bool = False
+) -> Reading:
+    return Reading(name, False, raw_max=raw_max, holds=holds, is_long=is_long)
 
 
 def _ecc_total(name: str, error: str, counter: str) -> Reading:
@@ -115,13 +122,13 @@ _CLOCKS = (
         calls=("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
     *(
-        _count(f"violation_{cause}_nanoseconds")
+        _count(f"violation_{cause}_nanoseconds", holds=False, is_long=cause.startswith(("sw_", "hw_")))
         for cause in (
             "power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability", "base_clocks",
             "sw_thermal", "hw_thermal", "hw_power_brake",
         )
     ),
-    _count("violation_thermal_check_nanoseconds"),
+    _count("violation_thermal_check_nanoseconds", holds=False),
     _state("performance_state", "nvmlDeviceGetPerformanceState", raw_max=15),  # 32: NVML_PSTATE_UNKNOWN
 )  # fmt: skip
 _POWER = (
@@ -146,6 +153,7 @@ _POWER = (
         10**16,
         calls=("nvmlDeviceGetTotalEnergyConsumption",),
         shape="long",
+        holds=False,
     ),
     _celsius("temperature_celsius"),
     _celsius("memory_temperature_celsius"),
@@ -206,7 +214,7 @@ _PCIE = (
     _small("pcie_width_max_lanes", "nvmlDeviceGetMaxPcieLinkWidth"),
     Reading("pcie_replays_count", False, raw_max=_COUNT_MAX, calls=("nvmlDeviceGetPcieReplayCounter",)),
     *(
-        _count(f"pcie_{what}")
+        _count(f"pcie_{what}", holds=not what.endswith("_bytes"))
         for what in (
             "replay_rollovers_count", "recoveries_count", "naks_received_count", "naks_sent_count",
             "correctable_errors", "nonfatal_errors", "fatal_errors", "unsupported_request_errors",
@@ -228,6 +236,7 @@ _OF_THE_SWEEP = (
     _count("slow_calls_failed_errors"),
     _count("settings_calls_failed_errors"),
     _count("lost_state"),
+    _count("error_code_state", 65_536),
 )
 
 ROWS = (*_CLOCKS, *_POWER, *_USE, *_MEMORY_ERRORS, *_PCIE, *_SETTINGS, *_OF_THE_SWEEP)

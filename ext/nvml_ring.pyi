@@ -29,6 +29,8 @@ class SampleRing:
 
     count: int
     """Samples ever taken."""
+    gpm_spacing: int
+    """GPM is queried at every n-th sample."""
     well_ns: int
     """When the last sample was in which a GPU answered, and GPM at every GPU that did; 0: none was."""
 
@@ -46,13 +48,15 @@ class SampleRing:
         tracker: PhaseTracker | None = None,
         history: SampleHistory | None = None,
         sources: Iterable[int] = (),
+        gpm_seconds: float = 0,
     ) -> None:
         """*cells*, *valid*: what both fill, column by column, the first column a double that every GPU has.
 
         *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
         can be (0: any), and its number. *gpm_every*: GPM is queried at every n-th sample, and missing in the others:
         its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two; what the sweep
-        has a call of its own for (utilisation) is asked in the others. *tracker*,
+        has a call of its own for (utilisation) is asked in the others. *gpm_seconds*: where GPM of a GPU would take longer
+        than this in each second it is queried more seldom (`gpm_spacing`); 0: no limit. *tracker*,
         *history*: each sample goes to them too; *sources*: of each of `phases.SIGNALS` its column, below 0 for none.
         Raises ValueError for what does not fit.
         """

@@ -41,6 +41,9 @@ MEAN, LEAST, MOST, SHARE, COUNT = range(5)
 cdef enum:
     AS_MEAN, AS_LEAST, AS_MOST, AS_SHARE, AS_COUNT
     TARGETS_MAX = 32
+    #: The cost of GPM is looked at again after this many passes; it is asked at each of this many samples at the least.
+    GPM_PASSES = 256
+    GPM_SPACING_MAX = 20
 
 cdef struct Target:
     int form
@@ -67,13 +70,17 @@ cdef class SampleRing:
     cdef uint64_t told
     cdef readonly int64_t well_ns
     cdef uint64_t gpm_every
+    cdef double gpm_seconds  # for GPM of one GPU, in each second; 0: no limit
+    cdef readonly uint64_t gpm_spacing  # GPM is asked at every n-th sample
+    cdef uint64_t gpm_passes
+    cdef int64_t[3] gpm_costs_ns  # of the last passes, the dearest GPU's
     cdef int step_count  # of the sweep: calls of a shape of their own
     cdef Tracker *tracker
     cdef History *history
     cdef int[SIGNAL_COUNT] sources  # of each signal of the tracker its column; below 0: none
 
     def __cinit__(self, swept not None, gpm not None, cells, valid, int rows, targets, int64_t period_ns,
-                  int samples_max=64, int gpm_every=1, tracker=None, history=None, sources=()):
+                  int samples_max=64, int gpm_every=1, tracker=None, history=None, sources=(), double gpm_seconds=0):
         cdef uint8_t[::1] cell_bytes = cells
         cdef uint8_t[::1] valid_bytes = valid
         self.width, self.rows, self.samples_max, self.period_ns = valid_bytes.shape[0], rows, samples_max, period_ns
@@ -85,7 +92,7 @@ cdef class SampleRing:
             if not 0 <= column < self.width // rows or not COUNT >= form >= MEAN:
                 raise ValueError(f"column {column} of {self.width // rows}, form {form}")
             self.targets[<int>i] = Target(form, column, bits, most, cell_column)
-        self.target_count = len(targets)
+        self.target_count, self.gpm_seconds = len(targets), gpm_seconds
         self.kept = (swept, gpm, cell_bytes, valid_bytes, tracker, history)
         self.swept, self.gpm = <Pass *><uintptr_t>swept.pass_address, <GpmPass *><uintptr_t>gpm.pass_address
         self._follow(gpm_every, tracker, history, tuple(sources) or (-1,) * SIGNAL_COUNT)
@@ -100,7 +107,7 @@ cdef class SampleRing:
         cdef int i
         if gpm_every < 1 or len(sources) != SIGNAL_COUNT or max(sources) >= self.width // self.rows:
             raise ValueError(f"GPM at each {gpm_every} samples, columns {sources} for {SIGNAL_COUNT} signals")
-        self.gpm_every, self.step_count = gpm_every, self.swept.step_count
+        self.gpm_every, self.gpm_spacing, self.step_count = gpm_every, gpm_every, self.swept.step_count
         for i in range(SIGNAL_COUNT):
             self.sources[i] = sources[i]
         for each in (tracker, history):
@@ -142,11 +149,11 @@ cdef class SampleRing:
 
     cdef void _sample(self, int64_t now_ns) noexcept nogil:
         cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # of the machine's clock
-        cdef int64_t began_ns
+        cdef int64_t began_ns, dearest_ns = 0
         cdef int row, place = self.count % self.samples_max
-        cdef bint answers = False, failing = False, with_gpm = self.count % self.gpm_every == 0
-        # What has a call of its own (utilisation, which is renewed each 1/6 s at most) is asked when GPM is not.
-        self.swept.step_count = 0 if with_gpm and self.gpm_every > 1 else self.step_count
+        cdef bint answers = False, failing = False, with_gpm = self.count % self.gpm_spacing == 0
+        # What has a call of its own (utilisation, which is renewed each 1/6 s at most) is asked when GPM would not be.
+        self.swept.step_count = 0 if self.count % self.gpm_every == 0 and self.gpm_every > 1 else self.step_count
         sweep(self.swept)
         for row in range(self.rows):
             if self.swept.spared[row] or self.swept.skip[row] or self.swept.over[row] or self.swept.ended:
@@ -157,6 +164,7 @@ cdef class SampleRing:
             elif self.gpm.gpus[row].supported:
                 began_ns = account_boottime_ns()
                 gpm_read(self.gpm, row, began_ns + ahead_ns)
+                dearest_ns = max(dearest_ns, account_boottime_ns() - began_ns)
                 if self.swept.budget_ns and account_boottime_ns() - began_ns > self.swept.budget_ns // self.rows:
                     self.swept.row = row
                     note_time(self.swept, True)
@@ -165,11 +173,24 @@ cdef class SampleRing:
                 failing = failing or (self.gpm.gpus[row].supported and self.gpm.gpus[row].code != 0)
         if answers and not failing:
             self.well_ns = now_ns
+        if dearest_ns:
+            self._pace_gpm(dearest_ns)
         memcpy(self.ring + <size_t>place * self.width, self.cells, 8 * <size_t>self.width)
         memcpy(self.ring_valid + <size_t>place * self.width, self.valid, self.width)
         self.times[place] = now_ns
         self.count += 1
         self._track(now_ns)
+
+    cdef void _pace_gpm(self, int64_t cost_ns) noexcept nogil:
+        """Note what GPM of one GPU cost, and space it so that it keeps within its time. The least of three passes counts:
+        a process that is held up does not make GPM dear."""
+        cdef int64_t least_ns
+        cdef double allowed_ns = self.gpm_seconds * self.period_ns  # in each sample
+        self.gpm_costs_ns[self.gpm_passes % 3] = cost_ns
+        self.gpm_passes += 1
+        if allowed_ns > 0 and self.gpm_passes % GPM_PASSES == 3:
+            least_ns = min(self.gpm_costs_ns[0], min(self.gpm_costs_ns[1], self.gpm_costs_ns[2]))
+            self.gpm_spacing = max(self.gpm_every, min(<uint64_t>GPM_SPACING_MAX, <uint64_t>(least_ns / allowed_ns) + 1))
 
     cdef void _track(self, int64_t now_ns) noexcept nogil:
         """Hand the sample on, whole or in part; of who is not asked nothing is known."""

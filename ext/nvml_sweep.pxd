@@ -229,37 +229,63 @@ cdef inline void read_violation(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 # ---- the pass -------------------------------------------------------------------------------------------
 
-cdef inline void take_step(Pass *p, Step step, bint is_wanted) noexcept nogil:
+cdef inline uint64_t bits(int first, int last) noexcept nogil:
+    """Return a bit for each reading from *first* to *last*."""
+    return ((<uint64_t>2 << last) - 1) & ~((<uint64_t>1 << first) - 1)
+
+
+cdef inline void take_step(Pass *p, Step step, bint is_wanted, uint64_t readings) noexcept nogil:
     if is_wanted:
         p.steps[p.step_count] = step
+        p.step_readings[p.step_count] = readings
         p.step_count += 1
 
 
 cdef inline void plan_steps(Pass *p) noexcept nogil:
     """Note which calls of a shape of their own have a reading that is wanted: a pass looks at no other."""
-    take_step(p, read_temperature, wanted(p, TEMPERATURE))
-    take_step(p, read_margin, wanted(p, MARGIN))
-    take_step(p, read_utilization, wanted(p, UTILIZATION) or wanted(p, MEMORY_UTILIZATION))
+    take_step(p, read_temperature, wanted(p, TEMPERATURE), bits(TEMPERATURE, TEMPERATURE))
+    take_step(p, read_margin, wanted(p, MARGIN), bits(MARGIN, MARGIN))
+    take_step(p, read_utilization, wanted(p, UTILIZATION) or wanted(p, MEMORY_UTILIZATION),
+              bits(UTILIZATION, MEMORY_UTILIZATION))
     take_step(p, read_memory, wanted(p, MEMORY_USED) or wanted(p, MEMORY_FREE) or wanted(p, MEMORY_TOTAL)
-              or wanted(p, MEMORY_RESERVED))
-    take_step(p, read_processes, wanted(p, PROCESSES))
+              or wanted(p, MEMORY_RESERVED), bits(MEMORY_USED, MEMORY_RESERVED))
+    take_step(p, read_processes, wanted(p, PROCESSES), bits(PROCESSES, PROCESSES))
     take_step(p, read_remapped_rows, wanted(p, REMAPPED_CORRECTABLE) or wanted(p, REMAPPED_UNCORRECTABLE)
-              or wanted(p, REMAP_PENDING) or wanted(p, REMAP_FAILED))
-    take_step(p, read_bar1, wanted(p, BAR1_USED))
-    take_step(p, read_histogram, wanted(p, BANKS_NONE))
-    take_step(p, read_sram, wanted(p, SRAM_THRESHOLD))
-    take_step(p, read_sram_places, p.places != NULL)
-    take_step(p, read_repair, wanted(p, REPAIR_TPC))
-    take_step(p, read_unrepairable, wanted(p, UNREPAIRABLE))
-    take_step(p, read_violation, wanted(p, VIOLATION_CHECK))
+              or wanted(p, REMAP_PENDING) or wanted(p, REMAP_FAILED), bits(REMAPPED_CORRECTABLE, REMAP_FAILED))
+    take_step(p, read_bar1, wanted(p, BAR1_USED), bits(BAR1_USED, BAR1_TOTAL))
+    take_step(p, read_histogram, wanted(p, BANKS_NONE), bits(BANKS_MAX, BANKS_NONE))
+    take_step(p, read_sram, wanted(p, SRAM_THRESHOLD), bits(SRAM_CORRECTED_VOLATILE, SRAM_THRESHOLD))
+    take_step(p, read_sram_places, p.places != NULL, bits(SRAM_PLACES, SRAM_PARITY_PLACES))
+    take_step(p, read_repair, wanted(p, REPAIR_TPC), bits(REPAIR_CHANNEL, REPAIR_TPC))
+    take_step(p, read_unrepairable, wanted(p, UNREPAIRABLE), bits(UNREPAIRABLE, UNREPAIRABLE))
+    take_step(p, read_violation, wanted(p, VIOLATION_CHECK), bits(VIOLATION_CHECK, VIOLATION_CHECK))
+
+
+cdef inline void take_turn(Pass *p, nvmlDevice_t device, int i) noexcept nogil:
+    """Make the calls of one step, unless they are slow and it is not their turn."""
+    cdef int64_t began_ns
+    cdef uint64_t calls = p.calls
+    cdef int reading
+    if waits(p, PACED_STEPS + i):
+        for reading in range(64):
+            if p.step_readings[i] >> reading & 1:
+                hold(p, reading)
+    elif p.paced == NULL:
+        p.steps[i](p, device)
+    else:
+        began_ns = account_boottime_ns()
+        p.steps[i](p, device)
+        if p.calls > calls:
+            note_cost(p, PACED_STEPS + i, began_ns)
 
 
 cdef inline void read_device(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef int i
+    choose_turn(p)
     read_fields(p, device)
     make_asks(p, device)
     for i in range(p.step_count):
-        p.steps[i](p, device)
+        take_turn(p, device, i)
 
 
 cdef inline void open_device(Pass *p) noexcept nogil:
@@ -279,6 +305,12 @@ cdef inline void forget_row(Pass *p) noexcept nogil:
         p.valid[p.wanted[i]][p.row] = 0
 
 
+cdef inline void note_valid(Pass *p) noexcept nogil:
+    cdef int i
+    for i in range(p.wanted_count):
+        p.was_valid[p.wanted[i]] = p.valid[p.wanted[i]][p.row]
+
+
 cdef inline void read_row(Pass *p) noexcept nogil:
     """Fill the row at hand, and say whether its GPU is lost."""
     if p.devices[p.row] == NULL and p.sweeps % OPEN_EVERY_SWEEPS == 0:
@@ -287,11 +319,15 @@ cdef inline void read_row(Pass *p) noexcept nogil:
         read_device(p, p.devices[p.row])
         if p.lost:
             forget_row(p)
+        elif not p.late:
+            put(p, ERROR_CODE, row_error(p))
         put(p, LOST, p.lost)
     elif p.opened[p.row] == NVML_ERROR_GPU_IS_LOST:
         put(p, LOST, 1)
     elif p.opened[p.row] == NVML_ERROR_NO_PERMISSION:
         p.refused[p.row] = OPEN_SLOT
+    elif p.opened[p.row] != NVML_SUCCESS and not lacking(p.opened[p.row]) and not of_nvml(p.opened[p.row]):
+        put(p, ERROR_CODE, p.opened[p.row])
     put(p, CALLS_FAILED, p.failed[p.row])
     put(p, SLOW_CALLS_FAILED, p.failed[p.row])
     put(p, SETTINGS_CALLS_FAILED, p.failed[p.row])
@@ -318,8 +354,10 @@ cdef inline int64_t sweep_row(Pass *p, int row, int64_t share_ns, int64_t now_ns
     has a larger share, and is slow all the same when it takes longer than its part of all."""
     cdef int64_t began_ns = now_ns
     p.row, p.lost, p.mute, p.late = row, False, False, False
+    p.given, p.row_failed, p.row_code = 0, 0, NVML_SUCCESS
     p.until_ns = began_ns + share_ns if share_ns else 0
     p.refused[row] = -1
+    note_valid(p)
     forget_row(p)
     if p.spared[row] or p.ended:
         return now_ns

@@ -264,6 +264,7 @@ GPU_CONSTANTS: dict[str, float] = {
     "gpu.pcie_width_max_lanes": 16,
     "gpu.performance_state": 0,
     "gpu.lost_state": 0,
+    "gpu.error_code_state": 0,
     "gpu.mig_mode_state": 0,
     "gpu.mig_mode_pending_state": 0,
     "gpu.ecc_mode_state": 1,

@@ -30,7 +30,14 @@ settings.load_profile("quick")
 HANGS_SECONDS = 1200.0
 #: These take longest, and most of it they wait: begun first, so that others work beside them and none of them is last.
 LONGEST = (
-    *("test_duckdb2.py", "test_run.py", "test_killed.py", "test_build.py", "test_soak.py"),
+    *(
+        "test_duckdb2.py",
+        "test_lowest.py",
+        "test_run.py",
+        "test_killed.py",
+        "test_build.py",
+        "test_soak.py",
+    ),
     *("test_survival.py", "test_upgrade.py", "test_stores.py", "test_sick_gpus.py"),
     *("test_sick_agent.py", "test_soak_gpu.py"),
 )

@@ -244,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, match: re.Match[str], query: dict[str, str], body: Any) -> Any:
         fake, kind, namespace, name = self.fake, match["kind"], match["namespace"] or "", match["name"]  # fmt: skip
-        if kind == "selfsubjectaccessreviews":
+        if kind.endswith("subjectaccessreviews"):
             return {"status": {"allowed": True}}
         if name is None:
             return fake.create(kind, namespace, body) if self.command == "POST" else self._list(kind, namespace, query)  # fmt: skip
@@ -270,6 +270,7 @@ class Handler(BaseHTTPRequestHandler):
             thing for key, thing in sorted(self.fake.objects.items())
             if key[0] == kind and namespace in ("", key[1])
             and query.get("labelSelector", "") in ("", *(thing["metadata"].get("labels") or {}))
+            and query.get("fieldSelector", "") in ("", f"spec.nodeName={(thing.get('spec') or {}).get('nodeName')}")
         ]  # fmt: skip
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
         more = {"continue": str(first + limit)} if first + limit < len(found) else {}

@@ -123,13 +123,15 @@ class RealKubernetes:
         """Start the scheduler, in place of the one before; *settings*: of its configuration, as `extenders`."""
         self.stop_scheduler()
         connection = {"kubeconfig": str(self.kubeconfig(ADMIN_TOKEN)), "qps": 5000, "burst": 5000}
+        plain = f"127.0.0.1:{free_port()}"  # by default 10251 of all addresses
         document = {
             "apiVersion": "kubescheduler.config.k8s.io/v1beta1", "kind": "KubeSchedulerConfiguration",
+            "healthzBindAddress": plain, "metricsBindAddress": plain,
             "clientConnection": connection, "leaderElection": {"leaderElect": False}, **settings,
         }  # fmt: skip
         path = self.folder / "scheduler.json"
         path.write_text(json.dumps(document))
-        self._run("kube-scheduler", f"--config={path}", "--port=0", f"--secure-port={free_port()}",
+        self._run("kube-scheduler", f"--config={path}", f"--secure-port={free_port()}",
                   f"--cert-dir={self.folder / 'scheduler'}")  # fmt: skip
         self._scheduler = self._processes[-1]
 

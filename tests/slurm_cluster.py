@@ -130,8 +130,20 @@ class SlurmCluster:
         """Start all, and return when all nodes are idle."""
         self._start_daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         for name in self.nodes:
-            self._start_daemon(name, "slurmd", "-D", "-f", str(self.conf), "-N", name)
+            self.start_node(name)
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of a node."""
+        self._start_daemon(name, "slurmd", "-D", "-f", str(self.conf), "-N", name)
+
+    def kill_node(self, name: str) -> None:
+        """Kill the slurmd of a node, and let the controller notice at once."""
+        self.daemons[name].kill()
+        self.daemons[name].wait(GUARD_SECONDS)
+        self.command(
+            "scontrol", "update", f"nodename={name}", "state=down", "reason=Not responding"
+        )
 
     def restart_controller(self) -> None:
         """End slurmctld, which saves its state then, and start it again with that."""

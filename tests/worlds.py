@@ -398,7 +398,7 @@ class StoredWorld(World):
 # One fault for every rule that is a row of a table: what the device reads when well, and when not.
 
 GPU = ""  # the host's first GPU
-W, S = HealthState.WATCH, HealthState.SUSPECT
+W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 
 
 @dataclass(frozen=True)
@@ -468,7 +468,7 @@ FAULTS = (
     _state(
         "nvlink.bit_errors", W, LINKS, "GPU/link6", "effective_bit_error_ratio", 1.5e-254, 1e-9, 20
     ),
-    _state("gpu_fabric.unregistered", W, FABRIC, GPU, "registration_state", 3, 2, 300),
+    _state("gpu_fabric.unregistered", U, FABRIC, GPU, "registration_state", 3, 2, 120),
     _state("gpu_fabric.registration_failed", S, FABRIC, GPU, "registration_status_code", 0, 999, 6),
     _state("gpu_fabric.degraded", S, FABRIC, GPU, "degraded_bandwidth_state", 2, 1, 6),
     _state("gpu_fabric.route_unhealthy", S, FABRIC, GPU, "route_unhealthy_state", 2, 1, 6),

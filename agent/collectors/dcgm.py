@@ -77,6 +77,21 @@ def is_installed(roots: Roots) -> bool:
     return any(name.encode() in cache for name in library.LIBRARIES)
 
 
+def version_error(of_library: str, of_engine: str) -> str:
+    """Return a message about versions with different majors; "" if they are equal or one is unknown.
+
+    Most calls work across majors. Only single readings then fail, and their errors do not name the cause.
+    """
+    majors = [version.partition(".")[0] for version in (of_library, of_engine)]
+    if not all(majors) or majors[0] == majors[1]:
+        return ""
+    ended = "; DCGM 3 is at its end of life" if "3" in majors else ""
+    return (
+        f"DCGM's library is {of_library} and its host engine {of_engine}: with different major versions readings are "
+        f"missing{ended}; install the same major of both"
+    )
+
+
 class DcgmListener(Collector):
     """See the module. `collect` raises NoData where no engine answers, AccessDenied where one will not answer us."""
 
@@ -102,7 +117,7 @@ class DcgmListener(Collector):
         self._gpus: dict[int, DcgmGpu] = {}
         self._profiling = ProfilingReader()
         self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
-        self._watch_error = ""
+        self._watch_error = self._version_error = ""
         self._watching: set[str] = set()  # what this connection has the engine watch
         self._watched_health: dict[int, int] = {}  # group -> systems
         self._incidents = _StandingIncidents()
@@ -195,6 +210,7 @@ class DcgmListener(Collector):
         self._profiling, self._watched_health = ProfilingReader(), {}
         self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
         self._watch_error, self._watching = "", set()
+        self._version_error = version_error(*dcgm.versions())
         wanted = (*fields.IDENTITY_FIELDS, VIRTUALIZATION_MODE)
         values = dcgm.latest(dcgm.devices(), wanted, live=True)
         self._parts.begin(each for each in values if each.field == VIRTUALIZATION_MODE)
@@ -231,7 +247,7 @@ class DcgmListener(Collector):
         self._take_violations(dcgm)
         self._publish(now_ns)
         if not self.access_error:
-            self.access_error = self._watch_error or self._parts.access_error
+            self.access_error = self._version_error or self._watch_error or self._parts.access_error
         if self._put_counts() or now_ns >= self._shown_ns:
             self._shown_ns = now_ns + SHOWN_SECONDS * SECOND_NS
             blocks.append(self._block)

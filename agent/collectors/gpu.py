@@ -20,10 +20,11 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import READINGS, NvmlError, Rows, Sweep
 from ..clock import Clock, SystemClock
-from ..collector import Collector
+from ..collector import AccessDenied, Collector
 from ..events import EventPublisher
 from ..hardware.files import Roots
 from ..hardware.nvidia import (
+    device_rules_deny,
     driver_gpus,
     kernel_driver_version,
     mig_monitor_line,
@@ -31,7 +32,7 @@ from ..hardware.nvidia import (
 )
 from .block_writer import Cells
 from .gpu_field_check import FieldFilter, FieldValidators
-from .nvml_session import OTHER_VERSION, collector_error, session_of
+from .nvml_session import DEVICES_CLOSED, OTHER_VERSION, REFUSED, collector_error, session_of
 
 # ----------------------------------------------------------------------
 # What the lanes of the GPU signals share: one sweep a turn over the GPUs, letting go, and what was
@@ -39,6 +40,9 @@ from .nvml_session import OTHER_VERSION, collector_error, session_of
 
 #: What a pass over all GPUs may take, each GPU its share: what one that is slow would say beyond it is missing.
 PASS_SECONDS_MAX = 0.5
+#: Time for slow NVML calls of a GPU in each pass, on average. On an H200 the energy takes 3 to 5 ms, many others 0.2 to 3 ms:
+#: with these and GPM's share (`gpu_fast.GPM_SECONDS`) NVML stays below 1 ms per second and GPU.
+SLOW_SECONDS = {Pace.SECOND: 150e-6, Pace.TEN_SECONDS: 400e-6, Pace.MINUTE: 600e-6}
 
 
 class NvmlCollector(Collector):
@@ -124,6 +128,7 @@ class NvmlCollector(Collector):
                 spared=[gpu.address for gpu in session.gpus if gpu.excluded],
                 budget_seconds=PASS_SECONDS_MAX,
                 first=self.pace is Pace.SECOND,
+                slow_seconds=SLOW_SECONDS[self.pace],
             )
         self._blocks = blocks
         self._on_open()
@@ -296,7 +301,9 @@ class GpuSecond(NvmlCollector):
         self._validated_driver = ""
         self._last_kernel_state: tuple[str, list[str]] = ("", [])
         self._turns_to_identity = IDENTITY_SECONDS
-        self._states: Rows | None = None  # of who is lost
+        self._states: Rows | None = None  # lost GPUs
+        self._error_codes: Rows | None = None  # GPUs that answer nothing
+        self._any_error_code = False
         self._counts: Rows | None = None  # of what never falls
         self._field_filter: FieldFilter | None = None
 
@@ -324,7 +331,7 @@ class GpuSecond(NvmlCollector):
         return blocks
 
     def release(self) -> None:
-        self._states = self._counts = self._field_filter = None
+        self._states = self._error_codes = self._counts = self._field_filter = None
         super().release()
 
     def _on_open(self) -> None:
@@ -363,13 +370,14 @@ class GpuSecond(NvmlCollector):
     def _watch(self) -> None:
         rows, column_of = len(self._keys), self._cells.column_of
         self._states = Rows(rows, [(*column_of("gpu.lost_state"), library.ALL_BITS)])
+        self._error_codes = Rows(rows, [(*column_of("gpu.error_code_state"), library.ALL_BITS)])
         never_fall = [(*column_of(name), mask) for name, mask in NEVER_FALL.items()]
         self._counts = Rows(rows, never_fall, self._addresses)  # continues where it was
         self._field_filter = FieldFilter(self._validators, self._keys, self._addresses, self._cells)
 
     def _after_sweep(self) -> None:
         """Notice who is lost, back, reset or another; hide what is not proved."""
-        assert self._states and self._counts and self._field_filter
+        assert self._states and self._error_codes and self._counts and self._field_filter
         changed = self._states.changed()
         is_back = bool(changed) and self._check_lost(changed)
         self._turns_to_identity -= 1
@@ -380,7 +388,9 @@ class GpuSecond(NvmlCollector):
             self._request_inventory(f"GPU {self._keys[row]} was reset: its counters restarted")
             self._restart_counters([self._keys[row]])
         self._field_filter.update(self._clock.boottime_ns())
-        if self._lifecycle.any_lost:
+        if self._error_codes.changed():
+            self._check_error_codes()
+        if self._lifecycle.any_lost or self._any_error_code:
             self._session.schedule_reopen()
 
     def _check_lost(self, rows: Sequence[int]) -> bool:
@@ -393,9 +403,21 @@ class GpuSecond(NvmlCollector):
             self._publish(change)
         back = any(change.state == "back" for change in changes)
         self._record_restarts()
-        if back and not self._lifecycle.any_lost:
+        if back and not self._lifecycle.any_lost and not self._any_error_code:
             self._session.cancel_reopen()
         return back
+
+    def _check_error_codes(self) -> None:
+        """Note whether a GPU answers nothing. NVML says the same (999) of GPUs that this container may not open."""
+        codes = {
+            self._cells.integer("gpu.error_code_state", row) for row in range(len(self._keys))
+        } - {None, 0}
+        if codes & REFUSED and device_rules_deny(self._roots.dev):
+            self._session.close()
+            raise AccessDenied(DEVICES_CLOSED)
+        if self._any_error_code and not codes and not self._lifecycle.any_lost:
+            self._session.cancel_reopen()
+        self._any_error_code = bool(codes)
 
     def _restart_counters(self, keys: Sequence[str]) -> None:
         """The counters of these GPUs started over."""

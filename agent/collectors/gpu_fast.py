@@ -42,6 +42,8 @@ PERIOD_NS = 100_000_000
 #: GPM's samples must be more than 100 ms apart (nvml.h), so it is asked at every second one: a mean is over all the time
 #: between two, and no time is left out. Utilisation, which NVML renews each 1/6 s at most, is asked at the others.
 GPM_EVERY = 2
+#: GPM's time in each second and GPU. A sample takes 0.25 ms on an H200: five of them would take more than all else together.
+GPM_SECONDS = 400e-6
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
 #: After this time without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
@@ -175,6 +177,7 @@ class Samples:
             _summary(),
             PERIOD_NS,
             gpm_every=GPM_EVERY,
+            gpm_seconds=GPM_SECONDS,
             tracker=self.tracker,
             history=self.history,
             sources=[COLUMN_NAMES.index(name) for name in SIGNALS],

@@ -1,9 +1,12 @@
 """Checks NVML fields whose ids moved between drivers before their values are used.
 
-A wrong id returns another quantity without an error, and while nothing is throttled both are zero. So such a field is
-published only after it has behaved as expected: nanoseconds that grow while their clock event reason is set, no faster
-than time, and stay constant otherwise. Settings and percentages do not behave like that. A field that contradicts this
-is excluded until the driver changes.
+A wrong id returns another quantity without an error. So such a field is verified only after it has behaved as expected:
+nanoseconds that grow while their clock event reason is set, no faster than time, and stay constant otherwise. Settings and
+percentages do not behave like that. A field that contradicts this is excluded until the driver changes.
+
+Two zeros prove nothing, and are no reason to refuse: on a GPU that was never throttled a zero of the right type (unsigned
+64 bits, checked by the sweep) whose neighbors answer too is published, as unverified. From the first sample with its reason
+set on only a verified value is published.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
 #: A field whose GPU repeats a value is judged for this many more samples, then dropped.
 SETTLING_TURNS = 2
+#: Fields of the same request whose ids never moved: one of them answers if the GPU's fields can be asked for.
+STABLE_FIELDS = ("gpu.violation_power_nanoseconds", "gpu.violation_board_limit_nanoseconds")
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +89,25 @@ class FieldValidator:
             False,
         )  # its reason, at the last sample but one and at the last
         self._confirmations = self._idle_samples = self._reasonless = 0
+        self._reason_ever_set = self._reason_set_meanwhile = False
 
     def observe(self, time_ns: int, value: int | None, reasons: int | None) -> bool:
         """Take a sample, and say whether its value may be published. None: could not be read."""
         self._last_sample = value, reasons
-        if value is None or self.contradiction:
-            return False
         is_set = reasons is None or bool(reasons & self._flag)  # unknown proves nothing either way
+        self._reason_ever_set |= reasons is not None and is_set
+        if value is None or self.contradiction:  # also between two turns of a slow field
+            self._reason_set_meanwhile |= is_set
+            return False
+        is_set |= self._reason_set_meanwhile
+        self._reason_set_meanwhile = False
         if self._first is None or self._last is None:
             self._first = time_ns, value
         else:
             self._evaluate(time_ns, value, is_set, known=reasons is not None)
         self._last, self._reason_was_set = (time_ns, value), (self._reason_was_set[1], is_set)
-        return self.state is FieldState.VERIFIED
+        is_rest = value == 0 and reasons is not None and not self._reason_ever_set
+        return is_rest or self.is_verified
 
     def observe_idle(self, time_ns: int) -> None:
         """Take a sample at this time that was as the last one."""
@@ -170,17 +181,22 @@ class FieldValidators:
     ) -> list[tuple[bool, int | None]]:
         """Take a turn's values of a GPU, and return of each field whether it may be published, and its state.
 
-        The states of a GPU that was lost, or whose fields could not be asked for, are missing.
+        The states of a GPU that was lost, or whose fields could not be asked for, are missing. A field that is not verified
+        yet is not published unless its neighbors answer as well.
         """
         reasons = cells.integer("gpu.clock_event_reasons_flags", row)
-        has_answer = cells.integer("gpu.violation_power_nanoseconds", row) is not None
-        verdicts: list[tuple[bool, int | None]] = []
+        has_answer = any(cells.integer(signal, row) is not None for signal in STABLE_FIELDS)
+        shown: list[bool] = []
         for reading, signal, _ in self.names:
-            validator = self._validator(key, reading)
             value = cells.integer(signal, row)
-            shown = validator.observe(time_ns, value, reasons)
-            verdicts.append((shown, validator.state if has_answer or value is not None else None))
-        return verdicts
+            has_answer |= value is not None
+            shown.append(self._validator(key, reading).observe(time_ns, value, reasons))
+        validators = [self._validator(key, reading) for reading in self._flags]
+        agree = all(validator.state is not FieldState.UNSUPPORTED for validator in validators)
+        return [
+            (is_shown and (agree or validator.is_verified), validator.state if has_answer else None)
+            for is_shown, validator in zip(shown, validators, strict=True)
+        ]
 
     def observe_idle(self, time_ns: int, key: str) -> None:
         """Take it that at this time a GPU said what it had said the time before."""
@@ -223,9 +239,7 @@ class FieldFilter:
         column_of, rows = cells.column_of, len(keys)
         evidence = [(*column_of(signal), ALL_BITS) for _, signal, _ in validators.names]
         evidence += [(*column_of("gpu.clock_event_reasons_flags"), validators.flags)]
-        evidence += [
-            (*column_of("gpu.violation_power_nanoseconds"), 0)
-        ]  # whether it answers at all
+        evidence += [(*column_of(signal), 0) for signal in STABLE_FIELDS]  # whether they answer
         self._evidence = Rows(rows, evidence)
         self._unsettled: dict[int, int] = {}  # row -> turns for which it is judged yet
         #: Signal -> of each row, 1: not to be published.

@@ -6,12 +6,14 @@ or a torn write affects only its own process's job.
 
 from __future__ import annotations
 
+import math
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ...contract.block import Block
 from ...contract.signal import Pace
@@ -32,7 +34,8 @@ from .block_writer import block_of, row_writer
 
 #: Below the root of devices: `/dev/shm/gangline`.
 FOLDER = Path("shm/gangline")
-#: Slots that are read, and of one user; more are left out, and `access_error` says so.
+#: Slots that are read, and of one user. If there are more, users take turns, each with its longest running process first;
+#: `access_error` reports how many are left out.
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
 #: Names of the folder read in one collection; and at most this many files that are no live slot are removed.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
@@ -67,6 +70,7 @@ class OpenSlot:
     process: int
     job: str
     is_attested: bool  # the job's name is that of the control group
+    started: float  # when the process began, see `JobSteps._started`
     #: When each was read, by our clock, and what: of the last WINDOW_NS and one before.
     counts: deque[tuple[int, StepCount]] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -102,6 +106,28 @@ class OpenSlot:
         return mean, max(0.0, variance) ** 0.5 if is_known else None, since_seconds
 
 
+class Candidate(NamedTuple):
+    """A live slot: its user, when its process began, that process, and the slot's head."""
+
+    user_id: int
+    started: float
+    process: int
+    head: SlotHead
+
+
+def fair_choice(live: dict[str, Candidate]) -> set[str]:
+    """Return the names of the slots to read: users take turns, each with its longest running process first."""
+    by_user: dict[int, list[tuple[float, str]]] = {}
+    for name, candidate in live.items():
+        by_user.setdefault(candidate.user_id, []).append((candidate.started, name))
+    ranked = sorted(
+        (place, started, name)
+        for slots in by_user.values()
+        for place, (started, name) in enumerate(sorted(slots)[:SLOTS_PER_USER_MAX])
+    )
+    return {name for _, _, name in ranked[:SLOTS_MAX]}
+
+
 class JobSteps(Collector):
     """`collect` raises NoData where the folder is missing, AccessDenied where it may not be read."""
 
@@ -120,7 +146,7 @@ class JobSteps(Collector):
         self._turns_missing = 0  # since a turn said that there is no folder
         self._block = Block("step_1s", ())
         self._writer = row_writer(self._block, _COLUMNS)
-        self._left_out = 0
+        self._left_out = self._unseen_names = 0
         self.access_error = ""
 
     def __del__(self) -> None:
@@ -160,48 +186,83 @@ class JobSteps(Collector):
             self._remove_dead(folder.descriptor)
         finally:
             os.close(folder.descriptor)
-        self.access_error = (
-            f"{self._left_out} slots in /dev/{FOLDER} are ignored: at most {SLOTS_MAX}, and "
-            f"{SLOTS_PER_USER_MAX} of one user, are read"
-            if self._left_out
-            else ""
-        )
+        problems = []
+        if self._left_out:
+            problems.append(
+                f"{self._left_out} slots in /dev/{FOLDER} are ignored: at most {SLOTS_MAX}, and "
+                f"{SLOTS_PER_USER_MAX} of one user, are read"
+            )
+        if self._unseen_names:
+            problems.append(
+                f"/dev/{FOLDER} has {self._unseen_names} more files than the {NAMES_MAX} that are looked at: slots may "
+                "be among them; remove the files of users without jobs"
+            )
+        self.access_error = "; ".join(problems)
         return (self._fill(now_ns),)
 
     def _list(self, folder: int) -> None:
         """Open what is new, forget what is gone."""
-        names = step_slots.names_of(folder, NAMES_MAX)
+        names, self._unseen_names = step_slots.names_of(folder, NAMES_MAX)
         there = set(names)
-        for name in [name for name in self._slots if name not in there and len(names) < NAMES_MAX]:
+        for name in [name for name in self._slots if name not in there and not self._unseen_names]:
             self._close(name)
         self._others = {name: turns for name, turns in self._others.items() if name in there}
-        self._left_out, pods = 0, None
-        users = Counter(slot.user_id for slot in self._slots.values())
+        live = {
+            name: Candidate(slot.user_id, slot.started, slot.process, slot.head)
+            for name, slot in self._slots.items()
+        }
         for name in sorted(there - self._slots.keys()):
-            opened = step_slots.open_slot(folder, name)
-            if opened is None:
+            candidate = self._candidate(folder, name)
+            if candidate is None:
                 self._others.setdefault(name, 0)
+            else:
+                live[name] = candidate
+        chosen = fair_choice(live)
+        self._left_out = len(live) - len(chosen)  # alive: they stay, and may be read later
+        for name in self._slots.keys() - chosen:
+            self._close(name)
+        self._open_all(folder, {name: live[name] for name in chosen - self._slots.keys()})
+
+    def _candidate(self, folder: int, name: str) -> Candidate | None:
+        """Return what is known of a live slot; None for a file that is none."""
+        opened = step_slots.open_slot(folder, name)
+        if opened is None:
+            return None
+        descriptor, user_id = opened
+        head = step_slots.parse_head(step_slots.read_slot(descriptor))
+        process = step_slots.holder_of(descriptor)
+        os.close(descriptor)
+        if head is None or process is None:
+            return None
+        return Candidate(user_id, self._started(process), process, head)
+
+    def _started(self, process: int) -> float:
+        """Return when *process* began, in clock ticks since boot; infinity if that is not visible here."""
+        try:
+            with open(self._roots.proc / str(process) / "stat", "rb") as file:
+                return float(file.read(4096).rpartition(b")")[2].split()[19])
+        except (OSError, ValueError, IndexError):
+            return math.inf
+
+    def _open_all(self, folder: int, chosen: dict[str, Candidate]) -> None:
+        pods = None
+        for name, (user_id, started, process, head) in sorted(chosen.items()):
+            opened = step_slots.open_slot(folder, name)
+            if opened is None or opened[1] != user_id:  # replaced meanwhile: at the next listing
+                if opened is not None:
+                    os.close(opened[0])
                 continue
-            descriptor, user_id = opened
-            head = step_slots.parse_head(step_slots.read_slot(descriptor))
-            process = step_slots.holder_of(descriptor)
-            is_full = len(self._slots) >= SLOTS_MAX or users[user_id] >= SLOTS_PER_USER_MAX
-            if head is None or process is None or is_full:
-                os.close(descriptor)
-                if head is not None and process is not None:
-                    self._left_out += 1  # alive: it stays, and may be read once others are gone
-                else:
-                    self._others.setdefault(name, 0)
-                continue
+            descriptor, _ = opened
             owner = self._owner(process)
             if owner.source == KUBERNETES and pods is None:
                 pods = pods_by_uid(self._roots.proc.parent)
             pod = (pods or {}).get(owner.pod_uid)
             attested = f"{pod.namespace}/{pod.name}" if pod else job_of(owner)
             job = attested or head.job or f"user{user_id}"
-            users[user_id] += 1
             self._others.pop(name, None)
-            self._slots[name] = OpenSlot(descriptor, user_id, head, process, job, bool(attested))
+            self._slots[name] = OpenSlot(
+                descriptor, user_id, head, process, job, bool(attested), started
+            )
 
     def _owner(self, process: int) -> Owner:
         try:

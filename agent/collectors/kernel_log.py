@@ -6,7 +6,7 @@ import errno
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,11 @@ from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector, NoData
 from ..events import XID_DEDUPLICATOR, EventPublisher
+from ..hardware.amdgpu import amd_gpus
 from ..hardware.files import Roots, read_text
 from ..hardware.host import boot_id
 from ..hardware.kmsg import KmsgSource, PlainFile, is_overrun, is_too_long, open_log, suspended_ns
+from ..hardware.nvidia import driver_gpus, pci_gpus
 from .block_writer import put
 
 if TYPE_CHECKING:
@@ -128,23 +130,31 @@ class KernelLog(Collector):
 
     def _make_reader(self, clock: Clock, publisher: EventPublisher | None) -> LogReader:
         # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
-        from ..kernel_log.gpu_rules import XidDecoder
+        from ..kernel_log.gpu_rules import GpuFinder, XidDecoder
+        from ..kernel_log.network_rules import AdapterFilter
         from ..kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
-        from ..kernel_log.rules import AdapterFilter
 
         state = self._roots.state if publisher else None
         adapters = AdapterFilter(self._roots.sys)
+        xids, gpus = XidDecoder(self._driver_version), GpuFinder(self._nvidia_gpus, self._amd_gpus)
         reader = LogReader(
             boot_id(self._roots.proc),
             publisher.publish if publisher else lambda event: True,
             CheckpointFile(state / "kernel_log" if state else None),
             clock,
             TimestampConverter(suspended_ns),
-            XidDecoder(self._driver_version).decode,
+            lambda parsed, text: xids.decode(gpus.complete(parsed, text), text),
             adapters.is_wanted,
+            _job_lookup(self._roots.proc, publisher),
         )
         adapters.resumed = reader.resumed
         return reader
+
+    def _nvidia_gpus(self) -> Sequence[str]:
+        return driver_gpus(self._roots.proc) or pci_gpus(self._roots.sys)
+
+    def _amd_gpus(self) -> Sequence[str]:
+        return [gpu.address for gpu in amd_gpus(self._roots.sys)]
 
     def _driver_version(self) -> str:
         return read_text(self._roots.sys / "module/nvidia/version") or ""
@@ -220,6 +230,16 @@ class KernelLog(Collector):
         if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
             return NoData(f"no {self._path}; in a container, pass --device=/dev/kmsg")
         return RuntimeError(f"{self._path}: {error.strerror}")
+
+
+def _job_lookup(proc: Path, publisher: EventPublisher | None) -> Callable[[int], Mapping[str, str]]:
+    if publisher is None:
+        return lambda pid: {}
+    from .process_jobs import ProcessJobs
+
+    jobs = ProcessJobs(proc)
+    publisher.observe(jobs.observe)
+    return jobs.attributes
 
 
 def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:

@@ -43,7 +43,7 @@ RETRY_SECONDS = 60
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
-NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 9, 15, 18, 999
+NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 6, 9, 15, 18, 999
 #: What NVML answers where it may not open the driver's devices.
 REFUSED = frozenset((NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN))
 #: nvidia-docker #1671: systemd writes the device rules of a container again, without what NVIDIA's runtime had added.
@@ -306,7 +306,7 @@ class NvmlSession:
         return sorted({*found, *self._unbinding} if found else found)[: library.GPUS_MAX]
 
     def _devices(self, nvml: Nvml, addresses: Sequence[str]) -> list[Device]:
-        """Return the GPUs at *addresses* that are not spared, also those that NVML answers to be lost."""
+        """Return the GPUs at *addresses* that are not spared, also those that cannot be opened because of a fault."""
         found = []
         for address in addresses:
             if self._is_excluded(address):
@@ -314,9 +314,15 @@ class NvmlSession:
             try:
                 found.append(nvml.device(address))
             except NvmlError as error:
-                if error.code == LOST:  # any other answer: not a GPU that we may see
+                if not self._is_hidden(error.code):
                     found.append(Device(address, "", "", ""))
         return found
+
+    def _is_hidden(self, code: int) -> bool:
+        """Return whether *code*, for a GPU's handle, means that the agent may not see the GPU."""
+        if code in (NO_PERMISSION, NOT_FOUND, library.LEFT_OUT):
+            return True
+        return code in REFUSED and device_rules_deny(self._roots.dev)
 
     def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
         """Return the GPUs where nobody but NVML says where they are: it attaches all of them to say so."""

@@ -125,7 +125,8 @@ def _read(path: str, *, own_user_only: bool) -> bytes:
 
     *own_user_only*: that only an agent of this user could: anyone who made the working folder made this one too.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    # Root runs this in each prolog: a link of the agent's user would have it open any device.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):

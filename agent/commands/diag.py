@@ -28,7 +28,7 @@ _GPU = re.compile(r"([0-9]{1,4})=(.+)")
 
 
 def main(arguments: list[str]) -> int:
-    """0: the agent has it; 1: no agent, or it refused; 2: no report, or wrong usage."""
+    """Exit codes: 0: accepted; 1: no agent, a refusal, or a result that proves nothing; 2: no report, or wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         content = _read(options.file)
@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> int:
         return USAGE
     report_id = hashlib.sha256(content).hexdigest()[:32]
     ended = OK
+    for text in report.other_failures:
+        print(f"gangline diag: not imported, because it is about no GPU: {text}", file=sys.stderr)
     for gpu in report.gpus:
         ended = max(ended, _report(options, report, gpu, gpus.get(gpu.number, ""), report_id))
     return ended
@@ -56,8 +58,8 @@ def _report(
 ) -> int:
     name = uuid or f"GPU {gpu.number}, serial {gpu.serial}"
     if gpu.outcome is None:
-        print(f"{name}: every test was skipped, so the result proves nothing", file=sys.stderr)
-        return OK
+        print(f"{name}: not imported: {gpu.message}", file=sys.stderr)
+        return FAILED
     request = pb.ReportDiagnosticRequest(
         gpu=uuid,
         serial=gpu.serial,
@@ -129,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
             "passes. Gangline itself never runs a diagnostic."
         ),
         epilog=(
-            "exit codes: 0 the agent accepted it, 1 no agent answers or it refused, 2 no "
+            "exit codes: 0 the agent accepted it, 1 no agent answers, it refused, or a result proves nothing, 2 no "
             "report or wrong usage"
         ),
     )

@@ -1,4 +1,4 @@
-"""`gangline xid`: meaning of an NVIDIA XID code, what Gangline does about it and why, and what other tools do.
+"""`gangline xid`: meaning of an NVIDIA XID code or a kernel log line, what Gangline does about it, and what other tools do.
 
 It needs no network: the tables are part of the package, so it works on a laptop and on an isolated host.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...cli import NOT_FOUND, OK, json_object
 from ...contract.xid.decode import (
@@ -35,6 +36,9 @@ from ...contract.xid.policy import (
     sxid_policy,
     tool_actions,
 )
+
+if TYPE_CHECKING:
+    from .kernel_line import LineQuery
 
 #: Lines longer than this are hard to read, however wide the terminal; also the width of a pipe.
 WIDTH_MAX = 100
@@ -86,19 +90,54 @@ class CodeQuery:
 
 
 def main(arguments: list[str]) -> int:
-    """Explain codes or lines; without any, list all codes. 4 when a code is in no table of ours."""
-    options = _parser().parse_intermixed_args(arguments)
+    """Explain codes or lines; without any, list all codes. 4 when the table has no such code, or the agent ignores the line."""
+    options = _parser().parse_intermixed_args(_join_spelled_codes(arguments))
     driver = options.driver or ""
     queries = [*options.codes, *options.sxid]
     if not queries:
         return _print_all(as_json=options.json)
+    codes = [one for one in queries if isinstance(one, CodeQuery)]
     if options.json:
-        print(json_object({"codes": [document(one, driver) for one in queries]}))
+        lines = [one for one in queries if not isinstance(one, CodeQuery)]
+        answer: dict[str, Any] = {"codes": [document(one, driver) for one in codes]}
+        print(
+            json_object(
+                answer | ({"lines": [_line_document(one) for one in lines]} if lines else {})
+            )
+        )
     else:
         width = width_to_fill()
-        cards = [explain(one, driver, width) for one in queries]
-        print("\n\n".join([*cards, "\n".join(_wrap_fields(_sources(queries), width))]))
+        cards = [
+            explain(one, driver, width) if isinstance(one, CodeQuery) else _explain_line(one, width)
+            for one in queries
+        ]
+        sources = "\n".join(_wrap_fields(_sources(codes), width))
+        print("\n\n".join([*cards, sources] if sources else cards))
     return OK if all(one.known for one in queries) else NOT_FOUND
+
+
+def _join_spelled_codes(arguments: list[str]) -> list[str]:
+    """Return the arguments with `XID 79`, given as two, in one."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1].lower() in ("xid", "sxid") and _is_code(argument):
+            joined[-1] = f"{joined[-1]}:{argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _explain_line(query: LineQuery, width: int) -> str:
+    from .kernel_line import fields, heading
+
+    title = "\n".join(textwrap.wrap(heading(query), width, subsequent_indent="  "))
+    return "\n\n".join([title, "\n".join(_wrap_fields(fields(query), width))])
+
+
+def _line_document(query: LineQuery) -> dict[str, Any]:
+    from .kernel_line import document as of_line
+
+    return of_line(query)
 
 
 def width_to_fill() -> int:
@@ -292,13 +331,23 @@ def _print_all(*, as_json: bool) -> int:
     return OK
 
 
-def _parse_query(text: str) -> CodeQuery:
+#: `94`, `xid:94`, `XID 79`, `Xid #79`, `sxid20034`.
+_SPELLED_CODE = re.compile(
+    r"\s*(?:(s?xid)[\s:#_=-]{0,4})?([0-9]{1,9})\s*", re.ASCII | re.IGNORECASE
+)
+
+
+def _parse_query(text: str) -> CodeQuery | LineQuery:
     """Return what *text* asks for. Raises argparse.ArgumentTypeError with what would be right."""
     if line := parse_line(text):
         return CodeQuery(line.table, line.code, line)
-    table, _, number = text.strip().lower().rpartition(":")
-    if table.strip() in ("", "xid", "sxid") and _is_code(number.strip()):
-        return CodeQuery(table.strip() or "xid", int(number))
+    if spelled := _SPELLED_CODE.fullmatch(text):
+        return CodeQuery((spelled[1] or "xid").lower(), int(spelled[2]))
+    if len(text.split()) > 1:
+        # Not before it is wanted: a code is explained without the rules of all drivers.
+        from .kernel_line import parse
+
+        return parse(text)
     raise argparse.ArgumentTypeError(
         f"{printable(text[:60])!r}: expected an XID (94), an SXID (sxid:20034) or a line of the "
         "kernel log in quotes ('NVRM: Xid (PCI:0000:9b:00): 119, pid=...')"
@@ -326,17 +375,17 @@ def _driver(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline xid",
-        description="Explains an XID code of NVIDIA's driver or a kernel log line: what to do, what the catalog "
-        "says, where other tools disagree, what Gangline does and why, and what clears it. Without a code, "
-        "lists all codes. Needs no aggregator.",
-        epilog="exit codes: 0 done, 2 wrong usage, 4 unknown code",
+        description="Explains an XID code of NVIDIA's driver or any kernel log line: what to do, what the catalog "
+        "says, where other tools disagree, what Gangline does and why, and what clears it. Of a line that the "
+        "agent ignores, says why. Without a code, lists all codes. Needs no aggregator.",
+        epilog="exit codes: 0 done, 2 wrong usage, 4 unknown code, or a line that the agent ignores",
     )
     parser.add_argument(
         "codes",
         nargs="*",
         type=_parse_query,
         metavar="CODE|LINE",
-        help="94, sxid:20034, or a line of the kernel log in quotes; several may follow",
+        help="94, 'XID 94', sxid:20034, or a line of the kernel log in quotes; several may follow",
     )
     parser.add_argument(
         "--sxid",

@@ -47,17 +47,19 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
 
 
 def was_up(sys: Path, address: str) -> bool:
-    """Return whether an interface of the adapter at a PCI address had a carrier in this boot.
+    """Return whether sysfs shows that an interface of the adapter at a PCI address had a carrier in this boot.
 
-    False for one that has no interface yet: its driver is loading. True where sysfs does not tell: no such
-    device, InfiniBand without IPoIB. Reads nothing that asks the adapter.
+    False if sysfs has no counters: the driver is loading, or InfiniBand has no IPoIB. Reads nothing that asks the adapter.
     """
-    device = sys / "bus/pci/devices" / address
-    names = names_in(device / "net")
-    counts = [read_unsigned(device / "net" / name / "carrier_up_count") for name in names]
-    if not counts:
-        return not device.exists() or (device / "infiniband").exists()
-    return any(count is None or count > 0 for count in counts)
+    folder = sys / "bus/pci/devices" / address / "net"
+    for name in names_in(folder):
+        ups = read_unsigned(folder / name / "carrier_up_count")
+        changes = read_unsigned(
+            folder / name / "carrier_changes"
+        )  # also before Linux 4.16; the first may be "none"
+        if ups or (ups is None and (changes or 0) > 1):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import struct
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ _FLOCK = struct.Struct("hhqqi4x")
 NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{1,16}", re.ASCII)
 #: More ranks than any launcher numbers; what is outside is not known.
 RANK_MAX = 9_999_999
+#: Names that are looked at when the folder has too many.
+SCANNED_NAMES_MAX = 65_536
 #: A count that a float no longer tells from the next.
 STEPS_MAX = 2.0**53
 
@@ -84,15 +87,30 @@ def open_folder(path: Path) -> Folder:
     return Folder(descriptor, (found.st_dev, found.st_ino, found.st_mtime_ns), found.st_uid)
 
 
-def names_of(descriptor: int, names_max: int) -> list[str]:
-    """Return the first names in the folder, whatever they are."""
-    found: list[str] = []
+def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
+    """Return at most *names_max* names of the folder, whatever they are, and how many are left out.
+
+    Of too many, each user's files have an equal share, the oldest first: nobody's junk hides the slots of others.
+    """
+    by_user: dict[int, list[tuple[float, str]]] = {}
+    names: list[str] = []
     with os.scandir(descriptor) as entries:
-        for entry in entries:
-            if len(found) >= names_max:
-                break
-            found.append(entry.name)
-    return found
+        for entry in islice(entries, SCANNED_NAMES_MAX):
+            names.append(entry.name)
+    if len(names) <= names_max:
+        return names, 0
+    for name in names:
+        try:
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        except OSError:
+            continue
+        by_user.setdefault(status.st_uid, []).append((status.st_ctime, name))
+    ranked = sorted(
+        (place, changed, name)
+        for files in by_user.values()
+        for place, (changed, name) in enumerate(sorted(files))
+    )
+    return [name for _, _, name in ranked[:names_max]], len(names) - names_max
 
 
 def open_slot(folder: int, name: str) -> tuple[int, int] | None:

@@ -130,7 +130,8 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
         except OSError:
             return []
     try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
+        # As `ext/nvml.pyx` does. With NO_ATTACH drivers before 590.37 show no GPU; a GPU is attached by its handle only.
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) in (
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,

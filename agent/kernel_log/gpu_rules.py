@@ -7,7 +7,8 @@ logs of drivers 3xx and 4xx.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from ...contract.xid.decode import VARYING, decode
 from .record import (
@@ -23,48 +24,120 @@ from .record import (
 )
 
 XID, SXID, LOST, MESSAGE = "gpu.xid", "nvswitch.sxid", "gpu.lost", "gpu.driver_message"
+NEEDS_RESET, NEEDS_REBOOT = "gpu.needs_reset", "gpu.needs_reboot"
+#: Codes of MESSAGE: firmware or engines do not respond; the driver cannot start a GPU.
+NO_RESPONSE, NOT_STARTED = 1, 2
 
-#: Words by which a line of the driver is worth an event though it bears no XID.
-_NOTABLE = (
-    r"RmInitAdapter failed",
-    r"rm_init_adapter failed",
-    r"crash dump",
-    r"needs to be reset",
-    r"non-zero usage count",
-    r"is probably locked",
-    r"API mismatch",
-    r"GPU recovery",
-    r"BAR\d+ is 0M",
-    r"This PCI I/O region assigned to your NVIDIA device is invalid",
-    r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
-    r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
-    r"Xid \(",  # a line of this kind that the rules above could not read
+
+def _status(hex_digits: str) -> str:
+    """Return the pattern of an NV_STATUS (nvstatuscodes.h) with this value: by its key, and as the result of a start."""
+    return (
+        rf"(?i:\b\w{{0,12}}status)[ =:]{{1,3}}0x0{{0,7}}{hex_digits}\b"
+        rf"|RmInitAdapter failed! \(0x\w{{1,8}}:0x0{{0,7}}{hex_digits}:"
+    )
+
+
+#: Of a status that a condition only compares with ("status == NV_ERR_GPU_IS_LOST") nothing is known.
+_NOT_COMPARED = r"(?<![=] )"
+#: What the lines of NVIDIA's modules say, most serious first. The words decide, whichever function prints them.
+_MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    (
+        NEEDS_REBOOT,
+        0,
+        (
+            r"requir\w{1,4} (?:an? )?(?:OS|os|system|node|host|full|cold)[ -]reboot",
+            r"global fatal error",
+            r"[Rr]eboot (?:is )?required",
+            r"must be rebooted",
+        ),
+    ),
+    (
+        LOST,
+        0,
+        (
+            r"fallen off the bus",
+            r"lost from the bus",
+            rf"{_NOT_COMPARED}NV_ERR_GPU_IS_LOST",
+            _status("[fF]"),
+        ),
+    ),
+    (
+        NEEDS_RESET,
+        0,
+        (
+            r"[Rr]eset (?:is )?required",
+            r"needs? to be reset",
+            r"requires? (?:a )?reset\b",
+            r"WPR2 already up",
+            rf"{_NOT_COMPARED}NV_ERR_RESET_REQUIRED",
+            _status("62"),
+        ),
+    ),
+    (
+        MESSAGE,
+        NO_RESPONSE,
+        (
+            r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
+            r"is probably locked",
+            r"Timeout waiting for RISC-V to halt",
+            r"GSP(?: RM)?(?: has)? (?:halt|panic|crash|time ?out|timed out)",
+            r"waiting for RPC response from GPU\d{1,3} GSP",
+        ),
+    ),
+    (
+        MESSAGE,
+        NOT_STARTED,
+        (
+            r"RmInitAdapter failed",
+            r"rm_init_adapter failed",
+            r"Cannot initialize GSP firmware",
+            r"BAR\d+ is 0M",
+            r"This PCI I/O region assigned to your NVIDIA device is invalid",
+        ),
+    ),
+    (
+        MESSAGE,
+        0,
+        (
+            r"crash dump",
+            r"non-zero usage count",
+            r"API mismatch",
+            r"GPU recovery",
+            r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
+            r"Xid \(",  # a line of this kind that the rules above could not read
+        ),
+    ),
 )
-_ANY_NOTABLE = "|".join(_NOTABLE)
+#: Module -> how its lines begin. Drivers before 530 print no colon.
+_MODULES = {
+    "NVRM": r"NVRM:?(?= )",
+    "nvidia-uvm": r"nvidia-uvm:",
+    "nvidia-modeset": r"nvidia-modeset:",
+}
+#: The GPU that a line names: by its address, or by the number that the driver counts it with.
+_NAMED_GPU = (
+    rf"(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?)"
+    r"(?=(?:.{0,160}?\bGPU:?(?P<gpu_number>\d{1,3})\b)?)"
+)
 
 NVIDIA_RULES = (
     rule(
         XID,
-        "NVRM:",
-        rf"NVRM: Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
+        "NVRM",
+        rf"NVRM:? Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
         r"(?: GPU-CI:(?P<compute_instance>\d+))?[^)]{0,64}\): (?P<code>\d{1,9})\b"
         r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
     ),
-    rule(
-        LOST,
-        "NVRM:",
-        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(?P<pci>{PCI_WITH_DOMAIN})\b.{{0,240}}?"
-        r"fallen off the bus",
-    ),
-    rule(
-        MESSAGE,
-        "NVRM:",
-        rf"NVRM:(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?).{{0,240}}?(?:{_ANY_NOTABLE})",
+    *(
+        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(words)})", code=code)
+        for module, prefix in _MODULES.items()
+        for name, code, words in _MEANINGS
     ),
     rule(
         MESSAGE,
         "nvidia",
         rf"nvidia(?:: probe of)? (?P<pci>{PCI})(?:: probe with driver nvidia)? failed with error",
+        code=NOT_STARTED,
     ),
     rule(
         SXID,
@@ -123,21 +196,55 @@ class XidDecoder:
 
 
 # ----------------------------------------------------------------------
-# Lines of the amdgpu driver that have weight: RAS errors, queues that hang, resets, GPUs off the bus.
+# Lines of the amdgpu driver that have weight: RAS errors, queues that hang, resets, firmware that does not respond, GPUs
+# off the bus.
 #
-# Formats of drivers/gpu/drm/amd/amdgpu: amdgpu_ras.c (`N [new ]uncorrectable hardware errors detected in umc block`),
+# Formats of drivers/gpu/drm/amd: amdgpu/amdgpu_ras.c (`N [new ]uncorrectable hardware errors detected in umc block`),
 # amdgpu_ras_eeprom.c (thresholds of bad pages), amdgpu_job.c (`ring R timeout`), amdgpu_device.c (`GPU reset begin!`,
-# `GPU reset(N) failed`, `GPU reset end with ret`), amdgpu_reset.c and nbio_*.c; of before Linux 6.9 DRM's own prefix.
+# `GPU reset(N) failed`, `GPU reset end with ret`), amdgpu_ib.c, amdgpu_ring.c, amdgpu_reset.c, amdgpu_mes.c and
+# mes_v1*.c, nbio_*.c; amdkfd/kfd_device_queue_manager.c; pm/swsmu/smu_cmn.c; drm/drm_drv.c (`device wedged`).
 
 RAS_ERROR, HANG, RESET, OFF_BUS = "gpu.ras_error", "gpu.hang", "gpu.reset", "gpu.lost"
 #: Codes of RAS_ERROR.
 CORRECTED, UNCORRECTED, DEFERRED, REPLACE = range(4)
-#: Code of HANG of a queue that came back without a reset, and of RESET of one that failed.
-RECOVERED, FAILED = 1, 1
+#: Codes of HANG: the queue came back without a reset; firmware, a queue or an engine does not come back by itself.
+RECOVERED, DEAD = 1, 2
+#: Code of RESET of one that failed.
+FAILED = 1
 
 _KINDS = {"correctable": CORRECTED, "uncorrectable": UNCORRECTED, "deferred": DEFERRED}
-#: `amdgpu 0000:c3:00.0: amdgpu: {12}` and what varies of it: the second word, and the number of the RAS event.
-_PREFIX = rf"amdgpu (?P<pci>{BDF}): (?:amdgpu: )?(?:\[drm\] )?(?:\{{\d{{1,20}}\}})?"
+#: The forms of the driver's prefix: with the GPU's address; of KFD, without; of DRM before Linux 6.9 and in DKMS, without.
+#: The number in braces is that of the RAS event.
+_PREFIX = (
+    rf"(?:amdgpu (?P<pci>{BDF}): |(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{{1,96}} \[amdgpu\]\] |\[drm\] (?=\*ERROR\* ))"
+    r"(?:amdgpu: )?(?:\[drm(?::[\w.]{1,96} \[amdgpu\])?\] )?(?:\*ERROR\* )?(?:\{\d{1,20}\})?"
+)
+#: KFD of Linux before 5.4 prints some lines without a prefix.
+_KFD_PREFIX = rf"(?:(?:kfd: )?(?=(?:qcm fence wait|[Tt]he cp might))|{_PREFIX})"
+#: Lines after which jobs on the GPU hang until it is reset: substring that they share -> pattern.
+_DEAD: dict[str, str] = {
+    # the scheduler of queues: MES, HWS, HIQ, KIQ
+    "MES": r"(?:MES(?:\(\d\))? failed to respon|MES might be in unrecoverable state"
+    r"|(?:\w{1,32} )?failed to (?:add|remove|suspend|resume|map|unmap|reset) [^\n]{0,40}\b(?:from|to|by) MES)",
+    "kiq": r"time(?:d )?out waiting for kiq fence",
+    "KIQ": r"(?:KIQ [^\n]{0,40}\bfail|failed to \w{1,16} KIQ)",
+    "KCQ": r"(?:KCQ|KGQ) (?:enable|disable) failed",
+    "qcm fence": r"qcm fence wait loop timeout",
+    "queues preemption": r"[Tt]he cp might be in an unrecoverable state",
+    "HWS": r"HWS hang",
+    "HIQ": r"HIQ MQD's queue_doorbell_id0 is not 0, Queue preemption time out",
+    # KFD's queue manager
+    "queue": r"Failed to (?:evict|restore|preempt|suspend|resume|unmap) (?:process )?queues?\b",
+    "process pid": r"Failed to (?:suspend|evict|restore|resume) process pid",
+    "KFD": r"(?:\w{1,48}: )?Failed to (?:quiesce|resume|suspend) KFD",
+    # power management's firmware
+    "SMU": r"(?:SMU: I'm not done with your|Failed to export SMU metrics table"
+    r"|[^\n]{0,60}SMU may be not in the right state|SMU: (?:response:0x[fF]{8}|No response))",
+    # engines
+    "reset failed": r"Ring (?P<ring>[\w.]{1,32}) reset failed",
+    "test failed": r"(?:IB test failed on (?P<engine>[\w.]{1,32}) |ib ring test failed |"
+    r"ring (?P<tested_ring>[\w.]{1,32}) test failed )\(-\d{1,5}\)",
+}
 
 
 def _without_counts(parsed: ParsedLine) -> ParsedLine | None:
@@ -183,19 +290,66 @@ AMDGPU_RULES = (
         "timeout",
         rf"{_PREFIX}ring (?P<ring>[\w.]{{1,32}}) timeout, signaled seq=",
         scope="ring",
+        group="ring",
     ),
-    # The scheduler of compute queues: HIP programs have no ring of their own.
     rule(
         HANG,
-        "HWS",
-        rf"{_PREFIX}(?:HWS hang|HIQ MQD's queue_doorbell_id0 is not 0, Queue preemption time out)",
+        "rocess ",
+        rf"{_PREFIX} ?Process (?:information: process )?(?P<comm>\S.{{0,63}}?) pid (?P<pid>[1-9]\d{{0,9}}) thread",
+        part=LinePart.DETAIL,
+        group="ring",
     ),
+    *(rule(HANG, word, rf"{_KFD_PREFIX}{pattern}", code=DEAD) for word, pattern in _DEAD.items()),
     rule(
         RESET,
-        "GPU reset",
-        rf"{_PREFIX}GPU reset(?:\(\d{{1,9}}\) failed| end with ret = (?P<error>-\d{{1,5}}))",
+        "GPU ",
+        rf"{_PREFIX}GPU (?:reset(?:\(\d{{1,9}}\) failed| end with ret = (?P<error>-\d{{1,5}}))"
+        r"|Recovery Failed: (?P<recovery_error>-\d{1,5}))",
         code=FAILED,
     ),
-    rule(RESET, "GPU reset", rf"{_PREFIX}GPU reset begin!"),
+    rule(RESET, "GPU ", rf"{_PREFIX}GPU reset begin!"),
+    rule(RESET, "wedged", rf"{_PREFIX}device wedged, needs recovery", code=FAILED),
+    rule(
+        MESSAGE,
+        "atal error during GPU init",
+        rf"{_PREFIX}[Ff]atal error during GPU init",
+        code=NOT_STARTED,
+    ),
+    rule(
+        MESSAGE,
+        "amdgpu",
+        rf"amdgpu(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver amdgpu)? failed with error",
+        code=NOT_STARTED,
+    ),
     rule(OFF_BUS, "device lost from bus", rf"{_PREFIX}device lost from bus"),
 )
+
+
+# ----------------------------------------------------------------------
+# Which GPU a line is about that names none, or only the driver's own number for it.
+
+#: XIDs of the GSP name a GPU in both ways: `Xid (PCI:0000:9b:00): 119, ... response from GPU4 GSP`.
+_NUMBERED = re.compile(r"\bfrom GPU(\d{1,3}) GSP\b")
+
+
+class GpuFinder:
+    """Completes lines of GPU drivers with the GPU's address where the host leaves no doubt."""
+
+    def __init__(
+        self, nvidia: Callable[[], Sequence[str]], amd: Callable[[], Sequence[str]]
+    ) -> None:
+        """*nvidia*, *amd*: return the PCI addresses of the host's GPUs of one driver."""
+        self._nvidia, self._amd = nvidia, amd
+        self._numbers: dict[str, str] = {}  # the driver's number -> address
+
+    def complete(self, parsed: ParsedLine, text: str) -> ParsedLine:
+        """Return *parsed* with the address of the GPU, if the host has one GPU, or the number is known. Never raises."""
+        if parsed.name == XID and (match := _NUMBERED.search(text)):
+            self._numbers[match[1]] = parsed.device
+        if parsed.device != "host" or not parsed.name.startswith("gpu."):
+            return parsed
+        address = self._numbers.get(parsed.attributes.get("gpu_number", ""), "")
+        if not address:
+            gpus = self._nvidia() if text.startswith(("NVRM", "nvidia")) else self._amd()
+            address = gpus[0] if len(gpus) == 1 else ""
+        return parsed._replace(device=address) if address else parsed

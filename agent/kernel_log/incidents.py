@@ -114,7 +114,11 @@ class IncidentTracker:
 
     def add(self, line: LogLine, now_ns: int) -> list[HealthEvent]:
         """Return what must be reported at once: the end of the incident before, and a new one."""
-        if line.parsed.part is LinePart.DETAIL or self._is_body_of_last(line.parsed):
+        part = line.parsed.part
+        is_detail = part is LinePart.DETAIL or (
+            part is LinePart.OUTCOME and self._is_outcome_of_last(line)
+        )
+        if is_detail or self._is_body_of_last(line.parsed):
             self._add_detail(line)
             return []
         key = self._key(line.parsed)
@@ -140,6 +144,11 @@ class IncidentTracker:
     def is_open(self, parsed: ParsedLine) -> bool:
         """Return whether what *parsed* tells continues already."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
+
+    def has_job(self, parsed: ParsedLine) -> bool:
+        """Return whether the incident that *parsed* continues names a job already."""
+        incident = self._open.get((parsed.name, parsed.device, parsed.code, parsed.scope))
+        return incident is not None and "job" in incident.event.attributes
 
     def _key(self, parsed: ParsedLine) -> Key:
         key = (parsed.name, parsed.device, parsed.code, parsed.scope)
@@ -206,13 +215,22 @@ class IncidentTracker:
             and last.key[:3] == (parsed.name, parsed.device, parsed.code)
         )
 
-    def _add_detail(self, line: LogLine) -> None:
+    def _is_outcome_of_last(self, line: LogLine) -> bool:
+        """Return whether the line tells how the last occurrence ended: nothing is recovered from a corrected error (code 0)."""
+        return self._has_recent(line) and self._last[line.parsed.group].key[2] != 0
+
+    def _has_recent(self, line: LogLine) -> bool:
+        """Return whether the group of *line* has an occurrence that it may belong to."""
         incident = self._last.get(line.parsed.group)
-        if incident is None or line.boottime_ns - incident.event.last_boottime_ns > QUIET_NS:
+        return (
+            incident is not None and line.boottime_ns - incident.event.last_boottime_ns <= QUIET_NS
+        )
+
+    def _add_detail(self, line: LogLine) -> None:
+        if not self._has_recent(line):
             return
-        if not incident.event.process_name:
-            incident.event.process_id = line.parsed.process_id
-            incident.event.process_name = line.parsed.process_name
+        incident = self._last[line.parsed.group]
+        _name_process(incident.event, line.parsed)
         _add_description(incident, line)
         incident.awaits_body = incident.awaits_body and line.parsed.part is LinePart.DETAIL
         incident.has_changed = True
@@ -290,7 +308,14 @@ def _count(incident: OpenIncident, line: LogLine) -> None:
     incident.awaits_body = line.parsed.part is LinePart.HEAD
     event.last_boottime_ns = max(event.last_boottime_ns, line.boottime_ns)
     incident.has_changed = True
+    _name_process(event, line.parsed)
     _add_description(incident, line)
+
+
+def _name_process(event: HealthEvent, parsed: ParsedLine) -> None:
+    """Take the process of a later line if no line before named one: XID 13 names it in its last line."""
+    if not event.process_id and parsed.process_id:
+        event.process_id, event.process_name = parsed.process_id, parsed.process_name
 
 
 def _add_description(incident: OpenIncident, line: LogLine) -> None:

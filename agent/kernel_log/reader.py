@@ -6,7 +6,7 @@ import binascii
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +187,9 @@ SAVE_SOON_NS = 500_000_000
 SAVE_NS = 60_000_000_000
 #: Of a line that came in pieces, the beginning that is kept.
 FRAGMENT_CHARACTERS_MAX = 1024
+#: Pieces of one line are printed by one caller, one after the other.
+FRAGMENT_MICROSECONDS_MAX = 1_000_000
+_COMPLETE_LINES = ("NVRM", "nvidia")
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +197,8 @@ log = logging.getLogger(__name__)
 LineDecoder = Callable[[ParsedLine, str], ParsedLine]
 #: Says whether a line is worth an event: (notice, text) -> bool.
 LineFilter = Callable[[ParsedLine, str], bool]
+#: PID -> the job that it belongs to, as attributes.
+JobLookup = Callable[[int], Mapping[str, str]]
 
 
 def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
@@ -217,6 +222,7 @@ class LogReader:
         timestamps: TimestampConverter,
         decode: LineDecoder = no_decoding,
         is_wanted: LineFilter = lambda notice, text: True,
+        job_of: JobLookup = lambda pid: {},
     ) -> None:
         """*publish* says whether the event is on disk; *boot_id* is part of every event's id."""
         self.read_count = self.reported_count = self.lost_count = self.not_understood_count = 0
@@ -224,6 +230,7 @@ class LogReader:
         self._boot = boot_id.hex()
         self._publish, self._checkpoint, self._clock = publish, checkpoint, clock
         self._timestamps, self._decode, self._is_wanted = timestamps, decode, is_wanted
+        self._job_of = job_of
         self._epoch = 0
         self._sequence = -1  # of the last record taken; -1: none ever was
         self._highest_sequence = -1  # seen since the log was opened
@@ -231,6 +238,7 @@ class LogReader:
         self._skipped = 0  # records too long, since the last one taken
         self._log_ns = 0  # when the last record was written
         self._partial_line = ""  # the line before, which a fragment may continue
+        self._partial_from = (-1, 0)  # its sequence and when it was written
         self._saved_sequence = -1
         self._save_ns = clock.boottime_ns() + SAVE_NS  # when the position must be kept, if it moved
         self._published_since_save = False
@@ -320,11 +328,12 @@ class LogReader:
     def _classify(self, record: KmsgRecord, now_ns: int) -> None:
         text = record.text
         parsed = classify(text)
-        if record.is_fragment and self._partial_line:
+        if parsed is None and self._continues_partial_line(record):
             text = self._partial_line + text
-            parsed = parsed or classify(text)
+            parsed = classify(text)
         if parsed is None:
             self._partial_line = text[:FRAGMENT_CHARACTERS_MAX]
+            self._partial_from = record.sequence, record.microseconds
             return
         self._partial_line = ""
         if not self._is_wanted(parsed, text):
@@ -334,7 +343,24 @@ class LogReader:
             parsed = parsed._replace(attributes=attributes)
         if not self.incidents.is_open(parsed):  # a storm is decoded by its first line
             parsed = self._decode(parsed, text)
+        if parsed.process_id and parsed.name == "gpu.xid" and not self.incidents.has_job(parsed):
+            job = self._job_of(parsed.process_id)
+            parsed = parsed._replace(attributes={**parsed.attributes, **job})
         self._add_line(parsed, text, str(record.sequence), now_ns)
+
+    def _continues_partial_line(self, record: KmsgRecord) -> bool:
+        """Return whether *record* is a part of the line before.
+
+        The flag is only a hint (Documentation/ABI/testing/dev-kmsg): NVIDIA's driver sets it on complete lines.
+        """
+        sequence, microseconds = self._partial_from
+        return (
+            record.is_fragment
+            and bool(self._partial_line)
+            and not record.text.startswith(_COMPLETE_LINES)
+            and record.sequence == sequence + 1
+            and record.microseconds - microseconds <= FRAGMENT_MICROSECONDS_MAX
+        )
 
     def _add_line(self, parsed: ParsedLine, text: str, name: str, now_ns: int) -> None:
         wall_ns = self._clock.wall_ns() - (now_ns - self._log_ns)

@@ -31,6 +31,7 @@ class LinePart(Enum):
     HEAD = "head"  # an occurrence; its body follows in other lines, and does not count again
     BODY = "body"  # an occurrence, unless the head of its own has just been seen
     DETAIL = "detail"  # only adds to the last occurrence of its group
+    OUTCOME = "outcome"  # the same; an occurrence of its own if the group has none (its head was not printed)
 
 
 class ParsedLine(NamedTuple):

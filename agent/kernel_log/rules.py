@@ -1,13 +1,12 @@
-"""Rules for kernel log lines: of GPU drivers (`gpu_rules.py`), and of the rest of the host."""
+"""Rules for kernel log lines: of GPU drivers (`gpu_rules.py`), network adapters (`network_rules.py`), and of the rest."""
 
 from __future__ import annotations
 
 import re
 from itertools import groupby
-from pathlib import Path
 
-from ..hardware.network import was_up
 from .gpu_rules import AMDGPU_RULES, NVIDIA_RULES
+from .network_rules import NETWORK_RULES
 from .record import (
     BDF,
     LINE_CHARACTERS_MAX,
@@ -69,8 +68,16 @@ PCIE_RULES = (
         AER,
         "AER:",
         rf"{_DEVICE_PREFIX}(?:  +TLP Header: (?P<tlp_header>[0-9a-f ]+)"
-        r"|device recovery (?P<recovery>\w+)|can't recover(?P<cannot_recover>[^\n]*))",
+        r"|device recovery (?P<recovery>(?!failed)\w+))",
         part=LinePart.DETAIL,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "AER:",
+        rf"{_DEVICE_PREFIX}(?:device recovery (?P<recovery>failed)|can't recover(?P<cannot_recover>[^\n]*))",
+        code=2,
+        part=LinePart.OUTCOME,
         group="aer",
     ),
     rule(
@@ -103,14 +110,23 @@ PCIE_RULES = (
 # Lines about file systems and disks.
 #
 # Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and xfs_fsops.c,
-# fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc/import.c, block/blk-core.c,
-# fs/buffer.c, drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
+# fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc (import.c, client.c), lnet/klnds, net/ceph,
+# block/blk-core.c, fs/buffer.c, drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
 
 FILES, DISK = "filesystem.error", "disk.error"
+#: Codes: a server of FILES does not respond; the kernel gave DISK up.
+UNREACHABLE, REMOVED = 2, 1
 
 #: Diskettes and CD drives that a machine's firmware says it has, and devices made of files, of memory or
 #: of a network by anyone who may: no disk of a host.
 _NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
+
+
+def _server(parsed: ParsedLine) -> ParsedLine:
+    """Name the device by what the line has of its server."""
+    device = parsed.attributes.get("target") or parsed.attributes.get("server")
+    return parsed._replace(device=device) if parsed.device == "host" and device else parsed
+
 
 STORAGE_RULES = (
     rule(
@@ -169,19 +185,52 @@ STORAGE_RULES = (
         FILES,
         "not responding",
         r"nfs: server (?P<device>\S{1,64}) not responding",
+        code=UNREACHABLE,
         attributes={"filesystem": "nfs"},
     ),
     rule(
         FILES,
         "Lustre",
-        r"LustreError: .{0,160}?This client was evicted by (?P<device>[^\s;]{1,64})",
+        r"LustreError: .{0,160}?(?:This client was evicted by (?P<device>[^\s;]{1,64})"
+        r"|operation (?P<operation>\w{1,32}) to node (?P<server>\S{1,64}) failed: rc = (?P<error>-\d+))",
+        code=UNREACHABLE,
         attributes={"filesystem": "lustre"},
+        finish=_server,
     ),
     rule(
         FILES,
         "Lustre",
-        r"Lustre: .{0,160}?Connection to (?P<device>\S{1,64}) \(at (?P<server>[^)\n]{1,64})\) was lost",
+        r"Lustre: .{0,160}?(?:Connection to (?P<device>\S{1,64}) \(at (?P<server>[^)\n]{1,64})\) was lost"
+        r"|Request sent has (?:timed out|failed due to network error)(?:.{0,300}?->(?P<target>[^@\s]{1,64})@)?)",
+        code=UNREACHABLE,
         attributes={"filesystem": "lustre"},
+        finish=_server,
+    ),
+    rule(
+        FILES,
+        "LNet",
+        r"LNet(?:Error)?: .{0,160}?(?:Timed out (?:tx|rx|RDMA).{0,20}? (?:for|with)"
+        r"|No (?:route|response) (?:to|from)|Lost connection to) (?P<device>[^\s:;,]{1,64})",
+        code=UNREACHABLE,
+        attributes={"filesystem": "lustre"},
+    ),
+    # A connection that nobody used is closed in state OPEN, and made again when it is wanted.
+    rule(
+        FILES,
+        "ceph: ",
+        r"(?:lib)?ceph: (?:\[[^]]{1,80}\]: )?(?P<device>(?:mon|osd|mds)\d{1,6})\b.{0,80}?"
+        r"(?:socket closed \(con state (?!OPEN)|socket error|session lost|connect(?:ion)? error|timed out"
+        r"|wrong peer|hung|reconnect denied|closed our session|rejected session|caps (?:went )?stale)",
+        code=UNREACHABLE,
+        attributes={"filesystem": "ceph"},
+    ),
+    rule(
+        FILES,
+        "beegfs",
+        r"beegfs: .{1,160}?(?:Communication error|SocketError|Retrying communication|Unable to connect"
+        r"|Connect(?:ion)? (?:failed|timed out)|Receive timed out)(?:.{0,120}?[Nn]ode: (?P<device>\S{1,64}))?",
+        code=UNREACHABLE,
+        attributes={"filesystem": "beegfs"},
     ),
     rule(
         DISK,
@@ -199,16 +248,24 @@ STORAGE_RULES = (
     rule(
         DISK,
         "nvme nvme",
+        r"nvme (?P<device>nvme\d+): (?:Removing after probe failure|Disabling device after reset failure)"
+        r"(?:(?: status)?: (?P<error>-\d+))?",
+        code=REMOVED,
+    ),
+    rule(
+        DISK,
+        "nvme nvme",
         r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .{0,80}?timeout|controller is down|Abort status"
-        r"|Removing after probe failure|Device not ready|Identify Controller failed|resetting controller"
-        r"|Disabling device after reset failure|frozen state error|.{0,80}?media error)",
+        r"|Device not ready|Identify Controller failed|resetting controller|frozen state error"
+        r"|.{0,80}?media error)",
     ),
     rule(
         DISK,
         "ata",
         r"(?P<device>ata\d+(?:\.\d+)?): (?:failed command|exception Emask|hard resetting link"
-        r"|disabled$|COMRESET failed)",
+        r"|COMRESET failed)",
     ),
+    rule(DISK, "ata", r"(?P<device>ata\d+(?:\.\d+)?): disabled$", code=REMOVED),
     rule(
         DISK,
         "FAILED Result",
@@ -237,6 +294,21 @@ _BUGS = (
     r"kernel NULL pointer|unable to handle|Bad page|Bad rss-counter|stack guard page|TASK stack|"
     r"scheduling while atomic|spinlock |KASAN|KFENCE"
 )
+
+#: A core that is stuck, and a task that is blocked, for so long does not come back by itself (assumed). Codes of LOCKUP, HUNG.
+STUCK_SECONDS_MIN, BLOCKED_SECONDS_MIN = 120, 600
+STUCK, BLOCKED = 3, 1
+
+
+def _stuck(parsed: ParsedLine) -> ParsedLine:
+    lasts = int(parsed.attributes["stuck_seconds"][:10]) >= STUCK_SECONDS_MIN
+    return parsed._replace(code=STUCK) if lasts else parsed
+
+
+def _blocked(parsed: ParsedLine) -> ParsedLine:
+    lasts = int(parsed.attributes["blocked_seconds"][:10]) >= BLOCKED_SECONDS_MIN
+    return parsed._replace(code=BLOCKED) if lasts else parsed
+
 
 TASKS_RULES = (
     rule(
@@ -270,6 +342,7 @@ TASKS_RULES = (
         r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) blocked [^\n]{0,40}?for more than "
         r"(?P<blocked_seconds>\d+) seconds",
         group="hung",
+        finish=_blocked,
     ),
     # Anyone who takes the interface's namespace down waits for it, and all who come after.
     rule(
@@ -282,6 +355,7 @@ TASKS_RULES = (
         "soft lockup",
         r"(?:\S+ ?\S*: )?BUG: soft lockup - CPU#(?P<cpu>\d+) stuck for (?P<stuck_seconds>\d+)s! "
         r"\[(?P<comm>.{1,64}?):(?P<pid>\d+)\]",
+        finish=_stuck,
     ),
     rule(
         LOCKUP,
@@ -455,149 +529,6 @@ MACHINE_RULES = (
 
 
 # ----------------------------------------------------------------------
-# Lines of network drivers: trouble of mlx5_core and efa with their devices, and links that come and
-# go.
-#
-# Formats: drivers/net/ethernet/mellanox/mlx5/core (health.c, cmd.c, events.c, en/reporter_rx.c),
-# drivers/infiniband/hw/efa/efa_com.c, net/sched/sch_generic.c (dev_watchdog), netdev_printk and
-# ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c.
-
-RDMA, FAILED, LINK = "rdma.driver_error", "rdma.adapter_failed", "net.link_message"
-#: `state` of an adapter that failed and answers again.
-BACK = "back"
-#: Code of RDMA: the slot gives less power than the adapter asks for. Some machines say so at every boot and run well.
-LOW_POWER = 1
-
-_UP_DOWN = ("state", {"down": 0, "up": 1})
-_STATE = r"(?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
-
-#: What of mlx5_core's lines is about the device, and not about what somebody asked of it.
-_MLX5 = (
-    r"[Hh]ealth issue observed",
-    r"firmware (?:internal )?error",
-    r"[Ff]atal (?:error|state)",
-    r"assert_(?:var|exit_ptr|callra)",
-    r"Port module event\[error\]",
-    r"Port module event: module \d+, Cable unplugged",
-    r"[Hh]igh [Tt]emperature",
-    r"poll_health.{0,80}(?:miss|fail|error)",
-    r"NIC (?:sw|SW) reset",
-    r"(?<!firmware: )[Ff]ailed (?:to )?(?:recover|load)",
-    r"TX timeout (?:detected|on queue)",
-    r"RX timeout on channel",
-)
-#: What of them says that its firmware does not respond, or that the driver has given the device up.
-_MLX5_DEAD = (
-    r"health compromised",
-    r"health recovery (?:failed|flow aborted)",
-    r"unrecoverable",
-    r"timeout\. Will cause a leak",
-    r"No done completion",
-    r"enter(?:ing)? error state",
-    r"mlx5_enter_error_state",
-    r"PCI slot is unavailable",
-    r"device is in error|device in error state",
-    r"mlx5_(?:init|load)_one failed",
-    r"initializing state, aborting",
-)
-#: The driver stops the admin queue with each of the first three; no command is taken from then on.
-_EFA_DEAD = (
-    r"The device didn't send any completion for admin cmd",
-    r"The device sent a completion but the driver didn't receive any MSI-X interrupt for admin cmd",
-    r"Wait for completion \(polling\) timeout",
-    r"Admin queue is closed",
-    r"Device isn't ready",
-    r"Reset indication didn't turn o(?:n|ff)",
-)
-#: Drivers of adapters that carry RDMA, as a stuck queue's line names them.
-_DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede"
-
-
-def _recovered(parsed: ParsedLine) -> ParsedLine:
-    """An incident of its own: it does not report what failed before or after it."""
-    return parsed._replace(scope=BACK, attributes={**parsed.attributes, "state": BACK})
-
-
-NETWORK_RULES = (
-    rule(
-        FAILED,
-        "mlx5_core ",
-        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5_DEAD)})",
-    ),
-    # A driver that loads reads its device's firmware first; where that fails, the line of that follows.
-    rule(
-        FAILED,
-        "mlx5_core ",
-        rf"mlx5_core (?P<pci>{BDF}): (?:\S{{1,64}}: ?)?(?:\(pid \d+\): )?"
-        r"(?:health recovery succeeded|firmware version: \d)",
-        finish=_recovered,
-    ),
-    rule(
-        RDMA,
-        "mlx5_core ",
-        rf"mlx5_core (?P<pci>{BDF}): .{{0,80}}?Detected insufficient power on the PCIe slot"
-        r"(?: \((?P<slot_power>\w+)\))?",
-        code=LOW_POWER,
-    ),
-    rule(
-        RDMA,
-        "mlx5_core ",
-        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5)})"
-        r"(?:.{0,20}?module (?P<module>\d+), (?P<cable>[^\n]{1,80}))?",
-    ),
-    rule(
-        FAILED,
-        "efa ",
-        rf"efa (?P<pci>{BDF})(?: (?P<rdma_device>[^\n:]{{1,32}}))?: (?:{'|'.join(_EFA_DEAD)})",
-    ),
-    rule(
-        RDMA,
-        "NETDEV WATCHDOG",
-        rf"(?:{_DRIVERS}) (?P<pci>{BDF}) (?P<interface>[^\s:]{{1,32}}): NETDEV WATCHDOG: (?:CPU: \d+: )?"
-        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
-    ),
-    rule(
-        RDMA,
-        "NETDEV WATCHDOG",
-        rf"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<device>[^\s:]{{1,32}}) \((?:{_DRIVERS})\): "
-        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
-    ),
-    rule(
-        FAILED,
-        "failed with error",
-        rf"mlx5_core(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver \S{{1,32}})? failed with error",
-    ),
-    rule(
-        LINK,
-        "ink ",
-        rf"\S+ (?P<pci>{BDF}) (?P<device>[^\s:]{{1,32}})(?: \([^)]*\))?: (?:\S{{1,32}}: )?"
-        rf"(?:\S{{1,32}} )?(?:NIC )?[Ll]ink {_STATE}",
-        codes=_UP_DOWN,
-    ),
-    rule(
-        LINK,
-        "NIC Link ",
-        rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}",
-        codes=_UP_DOWN,
-    ),
-    rule(
-        LINK,
-        "link status ",
-        r"(?P<bond>\S{1,32}): \(slave (?P<device>[^\s)]{1,32})\): link status definitely "
-        r"(?P<state>up|down)\b",
-        codes=_UP_DOWN,
-    ),
-    rule(
-        LINK,
-        "link status ",
-        r"(?:bonding: )?(?P<bond>[^\s:]{1,32}): link status definitely (?P<state>up|down) for "
-        r"interface (?P<device>[^\s,]{1,32})",
-        codes=_UP_DOWN,
-    ),
-)
-
-
-# ----------------------------------------------------------------------
 # The table: every kind of line that becomes an event, in the order in which they are tried.
 
 RULES: tuple[LineRule, ...] = (
@@ -638,35 +569,12 @@ def classify(text: str) -> ParsedLine | None:
     return None
 
 
-# ----------------------------------------------------------------------
-# Which lines about network adapters are worth an event, by what came before them and by sysfs.
-
-#: Adapters remembered as failed; beyond that, "back" is reported without a check.
-FAILED_MAX = 256
-
-
-class AdapterFilter:
-    """`resumed`: the log is read from its middle, so that failures of before are not known here."""
-
-    def __init__(self, sys: Path) -> None:
-        self.resumed = False
-        self._sys = sys
-        self._failed: set[str] = set()
-
-    def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
-        """Return whether the line becomes an event. Never raises.
-
-        Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
-        unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.
-        """
-        if parsed.name == FAILED:
-            if parsed.attributes.get("state") != BACK:
-                if len(self._failed) < FAILED_MAX:
-                    self._failed.add(parsed.device)
-                return True
-            known = parsed.device in self._failed or self.resumed
-            self._failed.discard(parsed.device)
-            return known or len(self._failed) >= FAILED_MAX
-        if parsed.name == RDMA and "Cable unplugged" in text:
-            return was_up(self._sys, parsed.device)
-        return True
+def why_ignored(text: str) -> str:
+    """Return why `classify` makes nothing of a line, for a person."""
+    text = text[:LINE_CHARACTERS_MAX]
+    near = [word.strip() for word, _ in _BY_SUBSTRING if word in text]
+    if _OF_A_PROCESS.match(text) and near:
+        return "it begins with the name of a process, which a user chooses, so that a user could have written the rest too"
+    if near:
+        return f"rules exist for lines with {near[0]!r}, and none for these words: they are not known to tell of a fault"
+    return "no rule is about such lines: they are not known to tell of a fault of the host"

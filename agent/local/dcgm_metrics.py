@@ -1,12 +1,12 @@
-"""Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names = "dcgm"`).
+"""Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names`).
 
 Existing dashboards and alerts for dcgm-exporter keep working. The rows are those of its `default-counters.csv` that are
-on by default (3.1 to 4.8).
+on by default: `dcgm` up to 4.8.2, `dcgm-4.8` in 4.8.3 and 4.8.4, `dcgm-4.9` from 4.9.0 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...contract.metrics_http import Family, format_labels, format_number
@@ -58,6 +58,72 @@ ROWS = (
 )  # fmt: skip
 #: Rows of the list that we have no reading for.
 WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
+
+#: Rows since 4.8.3: they replace the PCIe throughputs of NVML, and add to the rest.
+_ROWS_SINCE_4_8 = (
+    DcgmRow("DCGM_FI_DEV_FB_RESERVED", "gauge", "MiB", "gpu.memory_reserved_bytes", 2**-20, "memory that the driver reserves, MiB"),
+    DcgmRow("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gauge", "", "gpu_fast.tensor_active_ratio", 1, "share of cycles in which a tensor pipe was active"),
+    DcgmRow("DCGM_FI_PROF_DRAM_ACTIVE", "gauge", "", "gpu_fast.memory_bandwidth_ratio", 1, "share of cycles in which the memory interface was active"),
+    DcgmRow("DCGM_FI_PROF_PCIE_TX_BYTES", "gauge", "B/s", "gpu_fast.pcie_transmitted_bytes_per_second", 1, "PCIe traffic from the GPU, bytes per second"),
+    DcgmRow("DCGM_FI_PROF_PCIE_RX_BYTES", "gauge", "B/s", "gpu_fast.pcie_received_bytes_per_second", 1, "PCIe traffic to the GPU, bytes per second"),
+)  # fmt: skip
+#: Name up to 4.8 -> name from 4.9 on, and where the unit changed too, the new unit and its name in our words.
+_RENAMED = {
+    "DCGM_FI_DEV_SM_CLOCK": ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "Hz", "SM clock, Hz"),
+    "DCGM_FI_DEV_MEM_CLOCK": ("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", "Hz", "memory clock, Hz"),
+    "DCGM_FI_DEV_MEMORY_TEMP": ("DCGM_FI_DEV_MEMORY_TEMP_CELSIUS",),
+    "DCGM_FI_DEV_GPU_TEMP": ("DCGM_FI_DEV_GPU_TEMP_CELSIUS",),
+    "DCGM_FI_DEV_POWER_USAGE": ("DCGM_FI_DEV_BOARD_POWER_WATTS",),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", "J", "energy since the driver was loaded, J"),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("DCGM_FI_DEV_PCIE_REPLAY_TOTAL",),
+    "DCGM_FI_DEV_GPU_UTIL": ("DCGM_FI_DEV_GPU_UTIL_RATIO", "ratio", "GPU utilization, 0 to 1"),
+    "DCGM_FI_DEV_MEM_COPY_UTIL": ("DCGM_FI_DEV_MEMORY_UTIL_RATIO", "ratio", "memory utilization, 0 to 1"),
+    "DCGM_FI_DEV_ENC_UTIL": ("DCGM_FI_DEV_ENC_UTIL_RATIO", "ratio", "encoder utilization, 0 to 1"),
+    "DCGM_FI_DEV_DEC_UTIL": ("DCGM_FI_DEV_DEC_UTIL_RATIO", "ratio", "decoder utilization, 0 to 1"),
+    "DCGM_FI_DEV_XID_ERRORS": ("DCGM_FI_DEV_XID_ERROR",),
+    "DCGM_FI_DEV_FB_FREE": ("DCGM_FI_DEV_FB_FREE_BYTES", "B", "memory free, bytes"),
+    "DCGM_FI_DEV_FB_USED": ("DCGM_FI_DEV_FB_USED_BYTES", "B", "memory used without what the driver reserves, bytes"),
+    "DCGM_FI_DEV_FB_RESERVED": ("DCGM_FI_DEV_FB_RESERVED_BYTES", "B", "memory that the driver reserves, bytes"),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL",),
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": ("DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL",),
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": ("DCGM_FI_DEV_ROW_REMAP_FAILED",),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("DCGM_FI_PROF_TENSOR_UTIL_RATIO",),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("DCGM_FI_PROF_DRAM_UTIL_RATIO",),
+}  # fmt: skip
+
+
+def _renamed(row: DcgmRow) -> DcgmRow:
+    """Return the row of 4.9. Units that changed in 4.9 are those of our signals."""
+    name, *unit_and_help = _RENAMED.get(row.name, (row.name,))
+    if not unit_and_help:
+        return row._replace(name=name)
+    unit, words = unit_and_help
+    return row._replace(name=name, unit=unit, factor=1, help=words)
+
+
+class DcgmNames(NamedTuple):
+    """Names of one dcgm-exporter version: rows, and the labels for the host and the driver version."""
+
+    rows: Sequence[DcgmRow]
+    host_label: str
+    driver_label: str
+
+
+_NO_NVML_THROUGHPUT = [
+    row for row in ROWS if not row.name.startswith("DCGM_FI_DEV_PCIE_") or row.unit != "KB"
+]
+_ROWS_4_8 = (*_NO_NVML_THROUGHPUT, *_ROWS_SINCE_4_8)
+_CAPACITY = DcgmRow(
+    "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "B", "gpu.memory_total_bytes", 1, "memory, bytes"
+)
+#: By the value of `metrics_names`.
+NAMES = {
+    "dcgm": DcgmNames(ROWS, "Hostname", ""),
+    "dcgm-4.8": DcgmNames(_ROWS_4_8, "hostname", "DCGM_FI_DRIVER_VERSION"),
+    "dcgm-4.9": DcgmNames(
+        (*map(_renamed, _ROWS_4_8), _CAPACITY), "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION"
+    ),
+}
 _USED, _RESERVED = "gpu.memory_used_bytes", "gpu.memory_reserved_bytes"
 
 Attributes = Mapping[tuple[str, str], Mapping[str, str]]
@@ -67,9 +133,14 @@ class DcgmExposition:
     """Makes the families. `observe` is for any thread, `families` for one."""
 
     def __init__(
-        self, host: str, boottime_ns: Callable[[], int], attributes: Callable[[], Attributes]
+        self,
+        host: str,
+        boottime_ns: Callable[[], int],
+        attributes: Callable[[], Attributes],
+        names: DcgmNames = NAMES["dcgm"],
     ) -> None:
         self._host, self._boottime_ns, self._attributes = host, boottime_ns, attributes
+        self._names = names
         self._xids: dict[
             str, tuple[int, int]
         ] = {}  # device -> which XID it was, in order, and its code
@@ -90,15 +161,26 @@ class DcgmExposition:
             for (kind, key), has in attributes.items()
             if kind == "gpu"
         )[:GPUS_MAX]
+        of_host = {self._names.host_label: self._host}
+        driver = next(
+            (
+                has.get("nvidia_driver_version")
+                for (kind, _), has in attributes.items()
+                if kind == "host"
+            ),
+            "",
+        )
+        if self._names.driver_label and driver:
+            of_host[self._names.driver_label] = driver
         labels = {
-            key: _labels(number, key, attributes["gpu", key], self._host)
+            key: _labels(number, key, attributes["gpu", key], of_host)
             for number, (_, _, key) in enumerate(gpus)
         }
         xids = {
             key: float(max(self._xids.get(name, (0, 0)) for name in (key, address))[1])
             for _, address, key in gpus
         }
-        for row in ROWS:
+        for row in self._names.rows:
             values = self._values(row, tables, xids)
             samples = [
                 (labels[key], format_number(value)) for key, value in values if key in labels
@@ -136,7 +218,7 @@ def _rounded(value: float) -> float:
     return float(round(value)) if abs(value - round(value)) < 1e-6 * max(1.0, abs(value)) else value
 
 
-def _labels(number: int, uuid: str, has: Mapping[str, str], host: str) -> str:
+def _labels(number: int, uuid: str, has: Mapping[str, str], of_host: Mapping[str, str]) -> str:
     """Return the labels of dcgm-exporter. *number*: in the order of PCI addresses, as nvidia-smi numbers GPUs."""
     domain, _, rest = has.get("pci_address", "").partition(":")
     return format_labels(
@@ -146,6 +228,6 @@ def _labels(number: int, uuid: str, has: Mapping[str, str], host: str) -> str:
             "pci_bus_id": f"{domain:0>8}:{rest}".upper() if rest else "",
             "device": f"nvidia{has.get('minor_number', number)}",
             "modelName": has.get("name", ""),
-            "Hostname": host,
+            **of_host,
         }
     )

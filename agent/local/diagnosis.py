@@ -393,9 +393,23 @@ def check_selinux(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def in_container(host: DiagnosedHost) -> bool:
-    """Return whether this is a pod or another container."""
-    marks = (host.config.run_root / ".containerenv", host.config.run_root.parent / ".dockerenv")
-    return bool(host.environment("KUBERNETES_SERVICE_HOST")) or any(map(os.path.exists, marks))
+    """Return whether this is a pod or another container.
+
+    A microVM that boots a container's image has the image's marks too, but they are in the root of process 1,
+    whose kernel threads are visible.
+    """
+    if host.environment("KUBERNETES_SERVICE_HOST"):
+        return True
+    root = host.config.run_root.parent
+    marks = [
+        mark
+        for mark in (host.config.run_root / ".containerenv", root / ".dockerenv")
+        if mark.exists()
+    ]
+    if not marks or read_text(host.config.proc_root / "2/comm") != "kthreadd":
+        return bool(marks)
+    root_of_first = host.config.proc_root / "1/root"
+    return not any(os.path.exists(root_of_first / mark.relative_to(root)) for mark in marks)
 
 
 def check_container(host: DiagnosedHost) -> Iterator[DiagnosisResult]:

@@ -447,10 +447,15 @@ def serve(
     """Return the server that *config* asks for, started. `metrics_listen` is not empty. *publisher*: shows it XIDs."""
     about = {"version": version(), "host": config.host_name}
     dcgm = None
-    if config.metrics_names == "dcgm":
-        from .dcgm_metrics import DcgmExposition  # only those who want it have it in memory
+    if config.metrics_names != "gangline":
+        from .dcgm_metrics import NAMES, DcgmExposition  # loaded only if it is configured
 
-        dcgm = DcgmExposition(config.host_name, clock.boottime_ns, registration.attributes)
+        dcgm = DcgmExposition(
+            config.host_name,
+            clock.boottime_ns,
+            registration.attributes,
+            NAMES[config.metrics_names],
+        )
         if publisher is not None:
             publisher.observe(dcgm.observe)
     exposition = Exposition(

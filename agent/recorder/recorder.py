@@ -49,6 +49,8 @@ RECORDED_EVENTS = {
     "gpu.lost": False,
     "gpu.driver_event": False,
     "gpu.driver_message": False,
+    "gpu.needs_reset": False,
+    "gpu.needs_reboot": False,
     "nvswitch.sxid": False,
     "pcie.aer": True,
     "probe.hung": False,
@@ -72,12 +74,13 @@ class RecordingTriggers:
     def __init__(self) -> None:
         self._reasons: list[str] = []
         self._more = 0
-        self._due_ns = 0
+        self._due_ns = self._began_ns = 0
         self._recorded_ns = -INTERVAL_NS
 
     def add(self, reason: str, now_ns: int) -> None:
         """Something began. What begins before the recording is due goes with it."""
         if not self._reasons:
+            self._began_ns = now_ns
             self._due_ns = max(now_ns + AFTER_NS, self._recorded_ns + INTERVAL_NS)
         if reason in self._reasons:
             return
@@ -86,14 +89,14 @@ class RecordingTriggers:
         else:
             self._more += 1
 
-    def take(self, now_ns: int) -> str:
-        """Return why a recording is due now, once; "" while none is."""
+    def take(self, now_ns: int) -> tuple[str, int]:
+        """Return why a recording is due now, and when the first of its reasons began, once; "" and 0 if none is due."""
         if not self._reasons or now_ns < self._due_ns:
-            return ""
+            return "", 0
         more = f" and {self._more} more" if self._more else ""
         text = ("; ".join(self._reasons) + more)[:TEXT_CHARACTERS_MAX]
         self._reasons, self._more, self._recorded_ns = [], 0, now_ns
-        return text
+        return text, self._began_ns
 
 
 #: A sampler that does not record within this time hangs in a driver.
@@ -132,6 +135,7 @@ class RecordingOrder:
     ordered_ns: int
     request_id: str = ""
     reason: str = ""
+    finding_ns: int = 0
 
 
 class _BackgroundTask:
@@ -229,8 +233,10 @@ class FlightRecorder:
             self._observe_findings(now_ns)
         if self._order is not None:
             self._finish_order(self._order, now_ns)
-        if self._order is None and (reason := self._triggers.take(now_ns)):
-            self._begin_order(SECONDS_MAX, now_ns, reason=reason)
+        if self._order is None:
+            reason, finding_ns = self._triggers.take(now_ns)
+            if reason:
+                self._begin_order(SECONDS_MAX, now_ns, reason=reason, finding_ns=finding_ns)
         while self._requests and self._answer(self._requests[0], now_ns):
             self._requests.popleft()
 
@@ -264,10 +270,16 @@ class FlightRecorder:
         return True
 
     def _begin_order(
-        self, seconds: int, now_ns: int, *, request_id: str = "", reason: str = ""
+        self,
+        seconds: int,
+        now_ns: int,
+        *,
+        request_id: str = "",
+        reason: str = "",
+        finding_ns: int = 0,
     ) -> None:
         self._number += 1
-        self._order = RecordingOrder(self._number, seconds, now_ns, request_id, reason)
+        self._order = RecordingOrder(self._number, seconds, now_ns, request_id, reason, finding_ns)
         if not self._samplers.record(self._number, seconds):
             self._fail(self._order, "no GPU of this host is sampled now")
 
@@ -328,6 +340,7 @@ class FlightRecorder:
     def _store(self, order: RecordingOrder, data: bytes, wall_offset_ns: int) -> None:
         try:
             recording = self._complete(data, order.reason, wall_offset_ns)
+            recording = replace(recording, finding_ns=order.finding_ns)
             name = self._storage.store(recording, encode_recording(recording))
         except (OSError, RecordingError) as error:
             self._lose(getattr(error, "strerror", "") or str(error))

@@ -51,6 +51,8 @@ GRAVITY = (
 )
 #: These leave the host in service: no budget counts them, and there is nothing to take back.
 LEAVE_IN_SERVICE = frozenset({Action.RETURN_TO_SERVICE, Action.INSPECT, Action.CAP_POWER})
+#: These move running work off the host.
+MOVE_WORK = frozenset({Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW})
 #: All that a statistical verdict may ask of a host.
 STATISTICAL_ACTIONS = frozenset({Action.AVOID, Action.DRAIN_AFTER_JOB})
 #: What only a deterministic fault, or a job that is dead already, allows.
@@ -102,7 +104,9 @@ class AdvisoryState(IntEnum):
 SILENCE_REASON = "STALE_TELEMETRY"
 #: Reasons that name a device of the host itself, and the scopes that such a fault may touch. Power, cooling, links,
 #: fabric, storage and silence are shared with other hosts and are never in here.
-OWN_DEVICE_REASONS = frozenset({"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG"})
+OWN_DEVICE_REASONS = frozenset(
+    {"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG", "GPU_UNUSABLE"}
+)
 OWN_DEVICE_SCOPES = frozenset({Scope.GPU, Scope.BASEBOARD, Scope.HOST})
 #: Of a baseboard these are the host's own, too: its NVSwitches stand on it.
 OWN_BASEBOARD_REASONS = OWN_DEVICE_REASONS | {"FABRIC", "NVLINK_ERRORS"}
@@ -356,6 +360,7 @@ class TakenOut:
     words: str
     until_ns: int
     members: tuple[Member, ...]
+    new_work_only: bool = False  # jobs there continue, and may have to leave
 
 
 @dataclass(frozen=True, slots=True)

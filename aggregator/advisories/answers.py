@@ -26,7 +26,7 @@ from .advisory import (
     removes_host,
     seconds_ns,
 )
-from .limits import unavailable_reason
+from .limits import OUT_ALREADY, unavailable_reason
 from .proposals import is_verified
 from .shared_causes import mute_members
 from .state import DeclaredOut, Hold, MachineState, StateEditor
@@ -117,7 +117,7 @@ def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) 
     if (
         takes
         and advisory.action is not Action.RETURN_TO_SERVICE
-        and (reason := unavailable_reason(editor, advisory.host))
+        and (reason := unavailable_reason(editor, advisory.host, advisory.action))
     ):
         return "state", f"{reason}: nothing is granted on it until it is back in service"
     if not renews and event.to not in TRANSITIONS.get(advisory.state, frozenset()):
@@ -197,7 +197,8 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     lease = _lease_until_ns(editor, advisory, event)
     if advisory.state is AdvisoryState.ACCEPTED:
         _restore_hold(editor, advisory)
-        editor.put(advisory, f"{event.actor} still works on it", lease_until_ns=lease)
+        message = f"{event.actor} still works on it" + (f": {event.words}" if event.words else "")
+        editor.put(advisory, message, lease_until_ns=lease)
         return
     if removes_host(advisory.action) and (reason := _limit_reached(editor, advisory)):
         editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
@@ -422,7 +423,9 @@ def declare_out(editor: StateEditor, event: TakenOut) -> None:
         by_actor = state.absent.setdefault(one.host, {})
         before = by_actor.get(event.by)
         since_ns = before.since_ns if before else editor.now_ns
-        by_actor[event.by] = DeclaredOut(event.words, since_ns, event.until_ns, one.place, one.job)
+        by_actor[event.by] = DeclaredOut(
+            event.words, since_ns, event.until_ns, one.place, one.job, event.new_work_only
+        )
         if before is None or before.words != event.words:
             editor.emit(Out(one.host, event.by, event.until_ns, event.words))
         else:
@@ -479,3 +482,11 @@ def _remove_declared_out(editor: StateEditor, host: str, by: str, reason: str) -
         del editor.state.absent[host]
     editor.is_changed = True
     editor.emit(Back(host, by, reason))
+    for advisory in editor.open_advisories(host) if host not in editor.state.absent else ():
+        if advisory.state is AdvisoryState.DEFERRED and advisory.state_words.startswith(
+            OUT_ALREADY
+        ):
+            due = replace(
+                advisory, deferred_until_ns=editor.now_ns
+            )  # proposed again with the next Tick
+            editor.state.advisories[advisory.name] = due

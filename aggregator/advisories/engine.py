@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +31,7 @@ from ..model import TransactionalStore
 from ..scoring.calibration import HALF_LIFE_DAYS, Calibration, ReportedOutcomes
 from ..scoring.evaluate import Judgement
 from ..scoring.score import OutcomeFeedback, Return
+from ..store.answer_journal import AnswerJournal, AnswerRecord
 from . import replay, rows
 from .advisory import (
     Acked,
@@ -48,6 +50,7 @@ from .advisory import (
 )
 from .answers import HOSTS_MAX, has_room_for
 from .observer import Observer, without_numbers
+from .shared_causes import shared_causes
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
@@ -152,6 +155,7 @@ ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
 #: Ids of known outcomes: one that is older and reported again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
+IDENTITY_CHARACTERS = 16
 #: Outcomes fade by the hour, so that a score that nothing moves stays the same.
 CALIBRATED_NS = 3600 * 10**9
 
@@ -178,8 +182,13 @@ class AdvisoryEngine:
         shadow: bool,
         gangs: ScheduledGangs | None = None,
         outcomes_half_life_days: float = HALF_LIFE_DAYS,
+        journal: AnswerJournal | None = None,
+        folder_identity: str = "",
     ) -> None:
-        """Take over what is stored, *gangs* too. Blocks for the store; raises ValueError where its rows are not ours."""
+        """Continue from the stored rows and the *journal*. Blocks; raises ValueError for invalid rows.
+
+        *journal* None: an answer waits for the store. *folder_identity* differs after a restore.
+        """
 
         def read(connection: rows.Connection) -> Any:
             for one in rows.read_gangs(connection):
@@ -193,21 +202,33 @@ class AdvisoryEngine:
         self.gangs = ScheduledGangs() if gangs is None else gangs
         self._limits = limits
         self._machine: AdvisoryStateMachine
-        self._outcomes: dict[str, None]  # the oldest first
+        self._outcomes: dict[tuple[str, str], None]  # by reporter and id, the oldest first
         #: What they have shown so far, and what that says of hazards, as of when.
         self._reported: ReportedOutcomes
         read_back = store.in_transaction(read)
         self._machine, self._number, self._outcomes, self._reported = read_back
+        #: The batch that waits for the disk, and the batch that the store is writing.
+        self._batch, self._writing_batch = rows.AdvisoryBatch(), rows.AdvisoryBatch()
+        self._on_disk = dict[str, Advisory]()
+        self._is_snapshot_due = False
+        self._journal = journal
+        self._replay_journal()
+        #: Numbers of the last event that is in the journal or the store, and of the last whose decisions were published.
+        self._durable_number = self._published_number = self._number
         self._machine.resume(now_ns)
         state = self._machine.state
+        state.store = state.store or uuid.uuid4().hex[:IDENTITY_CHARACTERS]
+        #: Tells the tokens of this store from those of another, or of an earlier time that a backup brought back.
+        self.store_identity = state.store + folder_identity
         #: Advisories as they are on disk: what anybody may see.
         self._on_disk = {**state.ended, **state.advisories}
-        self._batch = rows.AdvisoryBatch(snapshot=self._state_snapshot())
+        self._batch.snapshot = self._state_snapshot()
+        #: Changes of the state otherwise than by events, and how many of them the store has: the journal alone restores none.
+        self._state_changes, self._stored_state_changes = 1, 0
         self.outcomes: Calibration
         self._calibrated_ns = 0
         self._calibrate(now_ns)
-        self._is_snapshot_due = False
-        self._writing = asyncio.Lock()
+        self._writing, self._journaling = asyncio.Lock(), asyncio.Lock()
         self._flushing: set[asyncio.Task[None]] = set()
         self.feed = WatchFeed(now_ns // 1_000_000, ended_with_holds=self.ended_with_holds)
         if not shadow:
@@ -216,6 +237,16 @@ class AdvisoryEngine:
     @property
     def machine(self) -> AdvisoryStateMachine:
         return self._machine
+
+    def _replay_journal(self) -> None:
+        """Take the answers that were acknowledged and that the store lacks."""
+        for record in self._journal.replayed if self._journal else ():
+            if record.number <= self._number:
+                continue
+            if record.number != self._number + 1:
+                log.error("answers from event %d on do not follow the store's %d: they are lost", record.number, self._number)  # fmt: skip
+                return
+            self._step(rows.parse_event(record.kind, record.body))
 
     def _state_snapshot(self) -> tuple[int, int, str]:
         state = self._machine.state
@@ -270,7 +301,10 @@ class AdvisoryEngine:
 
         Who asks may be cancelled (a caller closes the connection); what is being written continues, or it would be written twice.
         """
-        task = asyncio.create_task(self._flush())
+        await self._run_shielded(self._flush())
+
+    async def _run_shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._flushing.add(task)
         task.add_done_callback(self._flush_done)
         await asyncio.shield(task)
@@ -287,22 +321,42 @@ class AdvisoryEngine:
             if self._is_snapshot_due:
                 self.snapshot_state()
             batch, self._batch = self._batch, rows.AdvisoryBatch()
+            self._writing_batch = batch
             batch.collect_declared_out(self._machine.state)
+            number = self._number
+            state_changes = self._state_changes
             try:
-                write = self._writer(batch)
-                await asyncio.to_thread(self._store.in_transaction, write, ahead=True)
+                await asyncio.to_thread(self._write_batch, batch, number)
             except BaseException:
                 self._requeue(batch)
                 raise
+            finally:
+                self._writing_batch = rows.AdvisoryBatch()
+            self._stored_state_changes = state_changes
+            self._durable_number = max(self._durable_number, number)
+        self._publish(batch)
+        self._publish_shifted(batch)
+
+    def _write_batch(self, batch: rows.AdvisoryBatch, number: int) -> None:
+        """Store *batch*, which ends with event *number*. Blocks."""
+        self._store.in_transaction(self._writer(batch), ahead=True)
+        if self._journal is not None:
+            self._journal.mark_stored(number)
+
+    def _publish(self, batch: rows.AdvisoryBatch) -> None:
+        """Publish the decisions of *batch*, which is on disk, except those published when the journal had them."""
+        decisions = [one for one in batch.decisions if one[0] > self._published_number]
+        if decisions:
+            self._published_number = decisions[-1][0]
+        new = rows.AdvisoryBatch(decisions=decisions, hold_changes=batch.hold_changes)
         ended = self._machine.state.ended
-        self._on_disk |= {one.name: one for one in batch.published}
+        self._on_disk |= {one.name: one for one in new.published}
         self._on_disk = {
             name: one for name, one in self._on_disk.items() if one.is_open or name in ended
         }
         if not self.shadow:
-            for one in batch.watch_updates(self._on_disk):
+            for one in new.watch_updates(self._on_disk):
                 self.feed.publish(one)
-        self._publish_shifted(batch)
 
     def snapshot_state(self) -> None:
         """Write the whole state, at the end. A start by another version, or with other limits, then continues from
@@ -319,12 +373,14 @@ class AdvisoryEngine:
         }
         self._refresh_shifted()
         self.snapshot_state()
+        self._state_changes += 1
 
     def resume_after_suspend(self, now_ns: int) -> None:
         """Our machine was suspended until *now_ns*: time passed, and nobody could reach us. Go on as after a restart."""
         self._machine.resume(now_ns)
         self._refresh_shifted()
         self.snapshot_state()
+        self._state_changes += 1
 
     def _refresh_shifted(self) -> None:
         """Tell of advisories as they are, but for a change that waits for the disk."""
@@ -362,7 +418,7 @@ class AdvisoryEngine:
     async def answer(self, answer: Acked) -> Advisory:
         """Take an answer, and return the advisory as it then is. Raises a ServiceError; ServiceUnavailable where the disk fails."""
         answered = self.apply_answer(answer)
-        await self.persisted()
+        await self.answers_durable()
         return answered
 
     def preview(self, answer: Acked) -> tuple[Advisory, int]:
@@ -425,6 +481,10 @@ class AdvisoryEngine:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
 
+    def open_advisories(self) -> list[Advisory]:
+        """Return the open advisories that are on disk; none in shadow mode."""
+        return [] if self.shadow else [one for one in self._on_disk.values() if one.is_open]
+
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
         """What judging is to know: who is back in service and watched, and what outcomes have shown."""
@@ -434,7 +494,7 @@ class AdvisoryEngine:
             for host, one in state.probation.items()
             if one.until_ns > state.now_ns and host not in state.holds
         }
-        return OutcomeFeedback(returned, self.outcomes)
+        return OutcomeFeedback(returned, self.outcomes, shared_causes(state))
 
     async def expected_outcomes(
         self, spans: Sequence[rows.OutcomeHost]
@@ -447,8 +507,8 @@ class AdvisoryEngine:
 
         return await asyncio.to_thread(read)
 
-    def count_new_outcomes(self, names: Iterable[str]) -> int:
-        """Return how many of *names* nobody has reported. Raises ServiceUnavailable where none can be taken."""
+    def count_new_outcomes(self, names: Iterable[tuple[str, str]]) -> int:
+        """Return how many of *names*, each of its reporter, were not reported before. Raises ServiceUnavailable where none can be taken."""
         self.check_room()
         return len(set(names) - self._outcomes.keys())
 
@@ -465,9 +525,10 @@ class AdvisoryEngine:
         self.check_room()
         new = 0
         for one in outcomes:
-            if one.outcome in self._outcomes:
+            key = one.reporter, one.outcome
+            if key in self._outcomes:
                 continue
-            self._outcomes[one.outcome] = None
+            self._outcomes[key] = None
             if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
             self._batch.outcomes.append(one.row)
@@ -485,6 +546,36 @@ class AdvisoryEngine:
         except Exception as error:
             log.warning("advice cannot be stored: %s", error)
             raise ServiceUnavailable(f"it cannot be written to disk yet: {error}") from error
+
+    async def answers_durable(self) -> None:
+        """Return once all events that were taken are on disk, in the journal or the store. Raises ServiceUnavailable."""
+        if self._journal is None:
+            return await self.persisted()
+        await self._run_shielded(self._journal_events(self._journal))
+
+    async def _journal_events(self, journal: AnswerJournal) -> None:
+        async with self._journaling:
+            if self._durable_number >= self._number:
+                return
+            if self._stored_state_changes < self._state_changes:
+                await self.persisted()
+                return
+            batches, number = (self._writing_batch, self._batch), self._number
+            records = [
+                AnswerRecord(at, type(event).__name__, rows.to_json(event))
+                for batch in batches
+                for at, event in batch.events
+                if at > self._durable_number
+            ]
+            decisions = [one for batch in batches for one in batch.decisions]
+            hold_changes = batches[0].hold_changes | batches[1].hold_changes
+            try:
+                await asyncio.to_thread(journal.append, records)
+            except ResourceExhausted:  # the store is so far behind that the journal is full
+                await self.persisted()
+                return
+            self._durable_number = max(self._durable_number, number)
+            self._publish(rows.AdvisoryBatch(decisions=decisions, hold_changes=hold_changes))
 
     def what_if(self, rule: str, days: int, now_ns: int) -> replay.ReplayReport:
         """Return what *rule* would have done. Blocks: for a thread of its own. Raises InvalidArgument."""

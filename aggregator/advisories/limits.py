@@ -9,6 +9,7 @@ from typing import Any
 
 from .advisory import (
     HOUR_NS,
+    MOVE_WORK,
     SECOND_NS,
     Action,
     Advisory,
@@ -21,7 +22,8 @@ from .advisory import (
 )
 from .state import SILENT, StateEditor
 
-WAITING_COSTS_LESS = "waiting costs less than acting"
+#: Begin of the reason of a deferral that ends with the others' report.
+OUT_ALREADY = "the host is out already: "
 
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
@@ -29,14 +31,20 @@ def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
     return _mute_reason(editor, subject, first) or _price_reason(first)
 
 
-def unavailable_reason(editor: StateEditor, host: str) -> str:
-    """Return who has *host* out, so that nothing is advised for it; "" where nobody has. Of a silent one something may be."""
+def unavailable_reason(editor: StateEditor, host: str, action: Action) -> str:
+    """Return the reporter that has *host* out, so that *action* is not advised; "" for none. Silent hosts may get advice.
+
+    An action that moves running work is advised although a report keeps new work off *host*.
+    """
     unavailable_host = editor.state.taken.get(host)
     if unavailable_host is not None and unavailable_host.by != SILENT:
-        return f"the host is out already: {unavailable_host.by}"
-    if host in editor.state.absent and host not in editor.state.holds:
-        return f"the host is out already: {', '.join(editor.state.absent[host])}"
-    return ""
+        return f"{OUT_ALREADY}{unavailable_host.by}"
+    reports = editor.state.absent.get(host, {})
+    if not reports or host in editor.state.holds:
+        return ""
+    if action in MOVE_WORK and all(report.new_work_only for report in reports.values()):
+        return ""
+    return f"{OUT_ALREADY}{', '.join(reports)}"
 
 
 def _mute_reason(editor: StateEditor, subject: str, first: Case) -> str:
@@ -56,7 +64,10 @@ def _price_reason(first: Case) -> str:
     wait = (
         first.basis is Basis.STATISTICAL and 0 < price.waiting_gpu_hours <= price.acting_gpu_hours
     )
-    return WAITING_COSTS_LESS if wait else ""
+    if not wait:
+        return ""
+    waiting, acting = price.waiting_gpu_hours, price.acting_gpu_hours
+    return f"waiting costs less ({waiting:,.1f} GPU-hours) than acting ({acting:,.1f})"
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:

@@ -161,7 +161,7 @@ class Observer:
             for _, one in sorted(judgement.hosts.computed_scores.items())
             if judgement.is_listed(one)
         ]
-        listed_count = judgement.hosts.listed_count(now_ns)
+        listed_count = judgement.hosts.listed_count(judgement)
         if machine_state.hosts != listed_count:
             yield FleetSize(now_ns, listed_count)
         if without_numbers(machine_state.frozen) != without_numbers(judgement.degraded_reason):
@@ -304,6 +304,13 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
         avoid = price(Action.AVOID, None, fault, work, now_ns, case.basis)
         message = f"{case.words}; a drain costs more than waiting, so AVOID"
         return replace(case, action=Action.AVOID, price=avoid, words=message)
+    if (
+        case.action in policy.DRAINS
+        and case.basis is Basis.DETERMINISTIC
+        and (cost.waiting_gpu_hours < cost.acting_gpu_hours)
+    ):
+        message = f"{case.words}; acting costs more than waiting, but the fault is certain and stays until it is repaired"
+        return replace(case, price=cost, words=message)
     return replace(case, price=cost)
 
 

@@ -435,7 +435,7 @@ def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | N
     action, basis = DEFAULT_BY_STATE[host.state]
     if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):
         basis, action = Basis.STATISTICAL, Action.AVOID
-    reason = "no policy covers it: its state requires it"
+    reason = f"no row for this fault, so the default for a host that is {host.state.name}"
     return RequestedAction(evidence.signal, action, None, Scope.HOST, basis, reason)
 
 

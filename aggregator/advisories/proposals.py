@@ -210,7 +210,7 @@ def _covering(
 def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory | None) -> str:
     """Return why *first* is not proposed; "" if it must be."""
     if reason := suppression_reason(editor, f"host {host}", first) or unavailable_reason(
-        editor, host
+        editor, host, first.action
     ):
         return reason
     if now is None and len(editor.state.advisories) >= editor.limits.open_max:

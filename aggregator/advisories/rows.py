@@ -460,9 +460,10 @@ def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> Expe
     return ExpectedOutcome(chance, by_hazard, tuple(shares))
 
 
-def outcome_names(connection: Connection, count: int) -> list[str]:
-    """Return the ids of the newest *count* outcomes, oldest first, so that one that is reported again is taken once."""
+def outcome_names(connection: Connection, count: int) -> list[tuple[str, str]]:
+    """Return reporter and id of the newest *count* outcomes, oldest first, so that one that is reported again is taken once."""
     rows = connection.execute(
-        "SELECT outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?", [count]
+        "SELECT reporter, outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?",
+        [count],
     ).fetchall()
-    return [name for (name,) in reversed(rows)]
+    return [(reporter, name) for reporter, name in reversed(rows)]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..model import SharedCause, SharedCauseKey
 from . import policy
 from .advisory import (
     SECOND_NS,
@@ -27,7 +28,7 @@ from .advisory import (
     seconds_ns,
 )
 from .limits import NAMES_SHOWN_MAX, advisory_fields, gravest_case, suppression_reason
-from .state import OpenCase, StateEditor
+from .state import MachineState, OpenCase, StateEditor
 
 
 class CauseKind(NamedTuple):
@@ -237,7 +238,7 @@ def cause_message(
     else:
         symptom = f"{what.symptom} one after the other, the first {at}:"
     detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
-    return f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. Check that first ({what.where_to_check}) before at any of them{detail}"
+    return f"{hosts}{of} hosts {where} {symptom} one fault that they share. Check first: {what.where_to_check}{detail}"
 
 
 def _domain_hosts(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
@@ -361,6 +362,25 @@ def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) ->
         f"{before.name}: {before.state_words}" if before else "rejected, withdrawn, done or expired"
     )
     return f"of the same cause as before, {subject} ({outcome}): not again before {until}"
+
+
+def shared_causes(state: MachineState) -> dict[SharedCauseKey, SharedCause]:
+    """Return the cause of each open case that shares its cause with other hosts.
+
+    An advisory that was answered or has expired names the cause as long as the cases last.
+    """
+    advisories = [
+        one for one in (*state.ended.values(), *state.advisories.values()) if not one.host
+    ]
+    causes: dict[SharedCauseKey, SharedCause] = {}
+    for advisory in sorted(advisories, key=lambda one: (one.is_open, one.changed_ns)):
+        hosts_count, since_ns = len(advisory.hosts), advisory.since_ns or advisory.proposed_ns
+        cause = SharedCause(advisory.subject, advisory.name, hosts_count, since_ns)
+        for key in advisory.cases:
+            if (one := state.cases.get(key)) is not None:
+                for device in one.case.devices:
+                    causes[one.case.host, one.case.reason, device] = cause
+    return causes
 
 
 # ----------------------------------------------------------------------

@@ -81,6 +81,7 @@ class DeclaredOut:
     until_ns: int
     place: FailureDomains = NOWHERE
     job: str = ""
+    new_work_only: bool = False  # jobs there continue, and may have to leave
 
 
 @dataclass(slots=True)
@@ -124,6 +125,8 @@ class CircuitBreaker:
 class MachineState:
     """All that the machine knows. Made of plain values, so that it can be stored whole."""
 
+    #: Identity of the rows: names and tokens begin again in others.
+    store: str = ""
     now_ns: int = 0
     number: int = 0
     token: int = 0

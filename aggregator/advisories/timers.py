@@ -55,8 +55,12 @@ def expire(editor: StateEditor) -> None:
 
 
 def resume(editor: StateEditor) -> None:
-    """After a restart: who could not reach us meanwhile has a lease's time to, and nobody saw that a host was well."""
+    """Continue after a restart: leases, proposals and holds of active faults last for at least a lease's time.
+
+    A fault may have outlasted the outage. Until judging says otherwise, its host stays out of service.
+    """
     state, least_ns = editor.state, editor.after(editor.limits.lease_seconds)
+    faulty = {one.case.host for one in state.cases.values()}
     for name, advisory in state.advisories.items():
         lease_ns = (
             max(advisory.lease_until_ns, least_ns)
@@ -70,8 +74,10 @@ def resume(editor: StateEditor) -> None:
             hold.until_ns = max(
                 hold.until_ns, least_ns
             )  # else its host is counted nowhere, and never returned
-    for each in state.holds.values():
-        each.missed_ns = editor.now_ns if each.missed_ns else 0
+    for hold in state.holds.values():
+        hold.missed_ns = editor.now_ns if hold.missed_ns else 0
+        if hold.host in faulty and not hold.unsure:
+            hold.until_ns = max(hold.until_ns, least_ns)
     state.well = dict.fromkeys(state.well, editor.now_ns)
 
 
@@ -180,7 +186,7 @@ def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
     waits = advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns > editor.now_ns
     if waits or advisory.action is Action.RETURN_TO_SERVICE:
         return ""
-    return unavailable_reason(editor, advisory.host)
+    return unavailable_reason(editor, advisory.host, advisory.action)
 
 
 def _repropose(editor: StateEditor, advisory: Advisory) -> None:

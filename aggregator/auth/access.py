@@ -58,8 +58,9 @@ def wrap_handler(
     handler: Any,
     wrap: Callable[[Behaviour], Behaviour],
     serializer: Callable[[Any], bytes] | None = None,
+    deserializer: Callable[[bytes], Any] | None = None,
 ) -> Any:
-    """Return *handler* with its behaviour wrapped, and *serializer* in its own one's stead if given.
+    """Return *handler* with its behaviour wrapped, and *serializer* and *deserializer* in its own one's stead if given.
 
     A behaviour that yields becomes one that writes through its context, so that one wrapper fits all four kinds.
     """
@@ -67,7 +68,7 @@ def wrap_handler(
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(
         wrap(_as_writer(getattr(handler, kind))),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=deserializer or handler.request_deserializer,
         response_serializer=serializer or handler.response_serializer,
     )
 

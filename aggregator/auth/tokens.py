@@ -230,6 +230,7 @@ class Tokens:
         else:
             self.configured = True
         self._by_id, self.error = {each.id: each for each in found}, ""
+        self._logins = {f"{each.role} {each.name}" for each in found}
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
@@ -251,6 +252,10 @@ class Tokens:
     def contains(self, identity: str) -> bool:
         """Whether the token of that id is still there."""
         return identity in self._by_id
+
+    def has_login(self, login: str) -> bool:
+        """Return whether a token of `Principal.login` exists."""
+        return login in self._logins
 
     def __len__(self) -> int:
         return len(self._by_id)

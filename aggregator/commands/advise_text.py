@@ -6,6 +6,7 @@ import argparse
 import getpass
 import sys
 import textwrap
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -148,6 +149,8 @@ _hours = number_option(0.01, HOURS_MAX, f": expected hours from 0.01 to {HOURS_M
 RIGHT = ("waiting", "acting")
 #: What is called for and not advised: so much is listed.
 HELD_BACK_SHOWN_MAX = 10
+#: Devices of a host that are named in one line, and characters of each.
+DEVICES_SHOWN_MAX, DEVICE_CHARACTERS_MAX = 4, 13
 #: Of these something is still to come.
 WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
 
@@ -179,17 +182,43 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
 def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on what is not advised and why, and on who is out by others' word."""
     lines: list[str] = []
+    groups = _by_reason(answer.held_back)
     if answer.held_back_count:
         width = width_of(sys.stdout)
         lines += ["", f"needed, but not advised: {answer.held_back_count}"]
-        for one in answer.held_back[:HELD_BACK_SHOWN_MAX]:
-            what = f"{one.node.removeprefix('nodes/')}  {enum_name(wire.Action, one.action)}: {one.reason_text}"
+        for devices, one in groups[:HELD_BACK_SHOWN_MAX]:
+            action, named = enum_name(wire.Action, one.action), f"  {devices}" if devices else ""
+            what = f"{one.node.removeprefix('nodes/')}{named}  {action}: {one.reason_text}"
             lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
-    if answer.held_back_count > HELD_BACK_SHOWN_MAX:
+    if len(groups) > HELD_BACK_SHOWN_MAX:
         lines.append(
             "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
         )
     return [*lines, *_out_by_advice(answer), *unavailable_lines(answer)]
+
+
+def _by_reason(held_back: Sequence[wire.HeldBack]) -> list[tuple[str, wire.HeldBack]]:
+    """Return one row per host, action and reason: its devices as text, and the first case."""
+    groups: dict[tuple[str, int, str], list[wire.HeldBack]] = {}
+    for one in held_back:
+        groups.setdefault((one.node, one.action, one.held_back_text), []).append(one)
+    return [(_devices_text(group), group[0]) for group in groups.values()]
+
+
+def _devices_text(group: Sequence[wire.HeldBack]) -> str:
+    """Return the devices of *group*; "" for the host itself, or if the reason of the only case names its device."""
+    devices = [
+        cut(device, DEVICE_CHARACTERS_MAX)
+        for one in group
+        for device in one.devices
+        if device != "host"
+    ]
+    if len(devices) < 2:
+        return ""
+    more = (
+        f" and {len(devices) - DEVICES_SHOWN_MAX} more" if len(devices) > DEVICES_SHOWN_MAX else ""
+    )
+    return ", ".join(devices[:DEVICES_SHOWN_MAX]) + more
 
 
 def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:

@@ -136,7 +136,7 @@ def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
     """Return the way that options, environment and file say, in this order. Raises CommandError."""
     file = _file()
     try:
-        connection_options = load(ConnectionOptions, file if file.exists() else None)
+        connection_options = load(ConnectionOptions, file if _exists(file) else None)
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():
             value = getattr(options, name, None) or os.environ.get(variable)
@@ -160,6 +160,16 @@ def _file() -> Path:
         return Path(named_file)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "gangline" / "client.toml"
+
+
+def _exists(file: Path) -> bool:
+    """Return whether *file* exists; a default file in an unreadable home does not. Raises SettingsError."""
+    try:
+        return file.exists()
+    except OSError as error:
+        if os.environ.get(FILE_VARIABLE):
+            raise SettingsError(f"{FILE_VARIABLE}={file}: {error.strerror}") from error
+        return False
 
 
 def open_channel(

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -41,7 +40,7 @@ from ..executors.kubernetes import Kubernetes
 from ..executors.kubernetes_api import ApiServer, find_access
 from ..executors.kubernetes_health import NodeHealthPublisher
 from ..executors.kubernetes_kueue import KueueController
-from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
+from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease, lease_identity
 from ..executors.launchers import Launchers
 from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
 from ..executors.metrics import ExecutorFigures
@@ -181,7 +180,7 @@ class KubernetesSite(SchedulerSite):
             return
         settings = self._settings
         lease = ExecutorLease(
-            ApiServer(self._access), settings.namespace, settings.state_name, socket.gethostname()
+            ApiServer(self._access), settings.namespace, settings.state_name, lease_identity()
         )
         try:
             if not lease.acquire(stopped):
@@ -476,7 +475,7 @@ def _status(ledger: ExecutorLedger) -> int:
     for entry in sorted(ledger, key=lambda one: one.accepted):
         what = entry.hold or entry.mark or "-"
         left = max(0.0, entry.expires - now)
-        jobs = ", ".join(f"job {name} {one.state}" for name, one in entry.jobs.items())
+        jobs = ", ".join(one.note or f"job {name} {one.state}" for name, one in entry.jobs.items())
         print(
             f"{entry.advisory}  {entry.node}  {entry.action}  {what}  {entry.phase}  ends in {left:.0f} s"
             + (f"  {jobs}" if jobs else "")
@@ -495,6 +494,16 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
+    """Return whether the ledger can be written. As another user nothing is created: the executor could not use it."""
+    parent = next(one for one in (folder, *folder.parents) if one.exists())
+    if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
+        return DoctorFinding(
+            DoctorLevel.NOTE, f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user of the executor",
+        )  # fmt: skip
+    if os.geteuid() == 0 and folder.stat().st_uid != 0:
+        return DoctorFinding(
+            DoctorLevel.NOTE, f"ledger: {folder} belongs to another user; run doctor as the user of the executor to test it",
+        )  # fmt: skip
     try:
         with locked(folder):
             ExecutorLedger(folder / LEDGER_FILE).save()

@@ -24,12 +24,14 @@ from .connection import (
 from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken
 from .hosts import as_dict
 from .score_client import ScoreClient
-from .terminal import printable, width_of
+from .terminal import clean_texts, printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
 #: Evidence that moves ln(hazard) by less costs nothing worth a sentence.
 DELTA_MIN = 0.005
+#: Reported outcomes that multiply the hazard by less are no reason: "multiplied by 1" stood at every host.
+OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
 #: Of an UNHEALTHY host, evidence that alone makes a fault more often as likely is a fault of now, and no likelihood.
 BROKEN_TIMES_MIN = 20.0
 #: Evidence that is not of now is said to be older from here.
@@ -86,6 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_object(as_dict(score)))
     else:
+        clean_texts(score)
         print(
             explanation_text(
                 score,
@@ -293,7 +296,8 @@ def value(one: score_pb2.Contribution) -> str:
 
 def _is_shown(one: score_pb2.Contribution) -> bool:
     """Leave out what a model's features add that nobody would notice; `--json` has all."""
-    return not _is_of_model(one) or abs(one.log_hazard_delta) > DELTA_MIN
+    least = OUTCOMES_DELTA_MIN if one.signal == OUTCOMES_SIGNAL else DELTA_MIN
+    return not _is_of_model(one) or abs(one.log_hazard_delta) > least
 
 
 def _is_of_model(one: score_pb2.Contribution) -> bool:

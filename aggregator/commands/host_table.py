@@ -12,6 +12,7 @@ from datetime import UTC
 from typing import Any, TypeVar
 
 from ...contract.wire import score_pb2
+from ..host_sets import fold_hosts
 from .score_client import ScoreListing
 from .terminal import cut, table
 
@@ -25,8 +26,8 @@ HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
 REASON_CHARACTERS_MIN = 24
 #: Above this a hazard is said to be above it.
 HAZARD_PER_DAY_MAX = 99.0
-#: In place of a hazard, where a fault is certain.
-BROKEN = "broken now"
+#: In place of a hazard, if the host interrupts any job: its state is UNHEALTHY and its score is below the limit.
+BROKEN, BROKEN_SCORE_MAX = "broken now", 0.01
 
 _STYLES = {
     score_pb2.UNHEALTHY: "red",
@@ -40,13 +41,13 @@ _STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class FoldedHosts:
-    """HEALTHY hosts in one row of the table: all well, or all waiting for the same host of their job. Worst first."""
+    """Hosts in one row of the table, worst first: one shared cause, or HEALTHY and waiting for the same host, or well."""
 
     scores: tuple[score_pb2.NodeScore, ...]
 
     @property
     def state(self) -> score_pb2.HealthState:
-        """The state of each of them."""
+        """The worst state of them."""
         return self.scores[0].state
 
     @property
@@ -63,17 +64,27 @@ class FoldedHosts:
             else next(one for one in self.scores if not one.HasField("data_age"))
         )
         speeds = [one.relative_speed for one in self.scores if not math.isnan(one.relative_speed)]
-        names = ", ".join(sorted(map(host_of, self.scores)))
+        names = fold_hosts(map(host_of, self.scores))
         jobs = {one.job for one in self.scores}
-        what = f"wait for {_waited_for(first)}" if first.waits_for else "nothing wrong"
         return worst | {
+            "STATE": enum_name(score_pb2.HealthState, first.state),
             "HOST": f"{count} hosts" + (" (sim)" if first.simulated else ""),
             "SCORE": floor_text(min(one.score for one in self.scores), 4),
-            "HAZARD/DAY": hazard_per_day(max(one.hazard_per_hour for one in self.scores)),
+            "HAZARD/DAY": BROKEN
+            if any(map(is_broken, self.scores))
+            else hazard_per_day(max(one.hazard_per_hour for one in self.scores)),
             "SPEED": f"{min(speeds):.2f}" if speeds else "-",
             "JOB": row(first)["JOB"] if len(jobs) == 1 else "",
-            "REASON": f"{what}: {names}",
+            "REASON": f"{_shared_reason(first)}: {names}",
         }
+
+
+def _shared_reason(first: score_pb2.NodeScore) -> str:
+    """Return why hosts share a row with *first*."""
+    if first.shared_cause:
+        advisory = first.shared_cause_advisory.removeprefix("advisories/")
+        return f"{first.shared_cause} (gangline advise show {advisory})"
+    return f"wait for {_waited_for(first)}" if first.waits_for else "nothing wrong"
 
 
 Row = score_pb2.NodeScore | FoldedHosts
@@ -150,8 +161,8 @@ def row(score: score_pb2.NodeScore) -> dict[str, str]:
 
 
 def is_broken(score: score_pb2.NodeScore) -> bool:
-    """Return whether a fault of the host is certain: then a number of expected faults says nothing."""
-    return score.state == score_pb2.UNHEALTHY
+    """Return whether the host interrupts any job that starts there."""
+    return score.state == score_pb2.UNHEALTHY and score.score < BROKEN_SCORE_MAX
 
 
 def reason(score: score_pb2.NodeScore) -> str:
@@ -231,9 +242,18 @@ def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:
     return [scores[at] for at in sorted(chosen)]
 
 
+def fold_causes(scores: Sequence[score_pb2.NodeScore]) -> list[Row]:
+    """Return *scores*, worst first, with the hosts of each shared cause in one row, where the worst of them was."""
+    groups: dict[str, list[score_pb2.NodeScore]] = {}
+    for one in scores:
+        groups.setdefault(one.shared_cause_advisory or one.node, []).append(one)
+    return [FoldedHosts(tuple(group)) if len(group) > 1 else group[0] for group in groups.values()]
+
+
 def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list[Row]:
-    """Return *scores*, worst first, with HEALTHY hosts folded: simulated ones, and real ones too where there would be
-    more than *count_max* rows. Hosts that wait for the same one of their job share a row, and so do all others."""
+    """Return *scores*, worst first, folded by shared cause; and HEALTHY hosts: simulated ones, and real ones too where
+    there would be more than *count_max* rows. Hosts that wait for the same host of their job share a row, and so do all
+    others."""
     rows = _folded(scores, lambda one: one.simulated)
     if count_max is not None and len(rows) > count_max:
         rows = _folded(scores, lambda one: True)
@@ -243,7 +263,7 @@ def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list
 def _folded(
     scores: Sequence[score_pb2.NodeScore], may_fold: Callable[[score_pb2.NodeScore], bool]
 ) -> list[Row]:
-    alone: list[Row] = []
+    alone: list[score_pb2.NodeScore] = []
     groups: dict[tuple[bool, bool, str, str], list[score_pb2.NodeScore]] = {}
     real: list[Row] = []
     for one in scores:
@@ -257,7 +277,7 @@ def _folded(
         FoldedHosts(tuple(group)) if len(group) > 1 else group[0]
         for _, group in sorted(groups.items())
     ]
-    return [*alone, *several, *real]
+    return [*fold_causes(alone), *several, *real]
 
 
 def host_of(score: score_pb2.NodeScore) -> str:

@@ -32,6 +32,7 @@ from .host_table import (
     Row,
     caption,
     fitting,
+    fold_causes,
     folded,
     host_of,
     render,
@@ -60,8 +61,10 @@ def _run(options: argparse.Namespace) -> int:
     is_terminal = sys.stdout.isatty()
     rows: list[Row] = list(chosen.scores)
     # Up to three lines are said below the table.
-    if is_terminal and not options.all and len(rows) + 4 > screen_rows():
-        rows = folded(chosen.scores, screen_rows() - 4)
+    if is_terminal and not options.all:
+        rows = fold_causes(chosen.scores)
+        if len(rows) + 4 > screen_rows():
+            rows = folded(chosen.scores, screen_rows() - 4)
     if listing.scores and not chosen.scores:
         print(
             f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
@@ -242,7 +245,8 @@ def hosts_text(
 
     *message*: what else must be said of it. *explain_command*: the command that explains a host, for a terminal.
     """
-    shown = list[Row](listing.scores)
+    is_folding = is_terminal and fold is not FoldMode.NEVER
+    shown = fold_causes(listing.scores) if is_folding else list[Row](listing.scores)
     rows = screen_rows()
     degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
     alarms = _alarms(listing, width_of(), rows if in_place else None)

@@ -1,4 +1,8 @@
-"""`gangline job [JOB]`: phases and pace of a job, which host slows it down, and a picture. All from SQL."""
+"""`gangline job [JOB]`: phases and pace of a job, its verdicts, and a picture.
+
+The last minutes come from the memory of the aggregator (`job_client.py`). Only --last, --from, --to and --tags read the
+history, by SQL.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ from .connection import (
     guarded,
     read_connection_options,
 )
+from .job_client import JobClient
 from .job_queries import (
     LIST_QUERY,
     RECENT_SECONDS,
@@ -43,23 +48,26 @@ from .job_queries import (
 from .job_story import (
     STEP_PARTS,
     clock,
+    culprits_of,
     forecast_line,
     lost_by_cause,
     make_timeline,
+    pace_text,
     parts_text,
     rank_lines,
     run_line,
     seconds_of,
     straggler_lines,
     timeline_lines,
+    verdict_text,
 )
 from .job_tags import FORMS, parse_target, read_tags, replace_file, write_tags
 from .sql_backends import QuerySession, RemoteBackend
 from .terminal import printable, table, wants_colour, width_of
 from .time_pictures import timeline_svg
 
-#: Limit of a query; enough for a day's rows of the largest job.
-SECONDS_MAX, ROWS_MAX = 60.0, 2_000_000
+#: Rows of a query: enough for a day of the largest job. Its time is limited by the aggregator (`query_seconds`).
+ROWS_MAX = 2_000_000
 #: Columns of a timeline: more than a picture can show are none.
 COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
 #: Stragglers that a story names; `ops.stragglers` has all.
@@ -99,8 +107,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with QuerySession(RemoteBackend(read_connection_options(options))) as session:
-        return show(options, lambda sql: ask_session(session, sql))
+    connection_options = read_connection_options(options)
+    if options.tags or options.last or options.begin or options.end:
+        with QuerySession(RemoteBackend(connection_options)) as session:
+            return show_past(options, lambda sql: ask_session(session, sql))
+    with JobClient(connection_options) as client:
+        if options.job is not None:
+            return show_story(options, client.story(options.job))
+        jobs = client.jobs()
+        document = json_object({"jobs": [_plain(job) for job in jobs]})
+        print(document if options.json else jobs_text(jobs))
+        return OK
 
 
 def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
@@ -108,7 +125,7 @@ def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
     import pyarrow.ipc  # 0.1 s: after the arguments are known to be right
 
     try:
-        with session.answer(Question(sql, SECONDS_MAX, rows_max=ROWS_MAX)) as answer:
+        with session.answer(Question(sql, 0.0, rows_max=ROWS_MAX)) as answer:
             rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(answer).read_all().to_pylist()
             answer.finish()
     except messages.QueryError as error:
@@ -116,22 +133,24 @@ def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
     return rows
 
 
-def show(options: argparse.Namespace, ask: Ask) -> int:
-    """Print what *options* ask for, from what *ask* returns of a query. Raises CommandError."""
-    if options.job is None:
-        jobs = ask(LIST_QUERY)
-        print(
-            json_object({"jobs": [_plain(job) for job in jobs]})
-            if options.json
-            else jobs_text(jobs)
-        )
-        return OK
+def show_past(options: argparse.Namespace, ask: Ask) -> int:
+    """Print or tag what *options* ask for, from what *ask* returns of a query. Raises CommandError."""
+    if options.tags:
+        return _tag(options, ask)
     time_range = TimeRange(
         options.begin or -math.inf, options.end or math.inf, options.last or math.inf
     )
-    if options.tags:
-        return _tag(options, ask)
-    story = read_story(ask, options.job, time_range)
+    return show_story(options, read_story(ask, options.job, time_range))
+
+
+def show_story(options: argparse.Namespace, story: dict[str, Any]) -> int:
+    """Print a story, or write its picture. Raises CommandError."""
+    if not story["phases"]:
+        raise CommandError(
+            f"job {options.job!r} has no readings of the last minutes yet: try again in 20 s, or read its history "
+            "with --last 1h",
+            NOT_FOUND,
+        )
     if options.output:
         write_picture(story, options.output)
     if options.json:
@@ -172,9 +191,10 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     stragglers = ask(
         f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC LIMIT 200"
     )
-    hosts = ", ".join(sorted({quoted(one["host"]) for one in stragglers})) or "''"
+    hosts = ", ".join(sorted({quoted(one["host"]) for one in stragglers if one["host"]})) or "''"
     advice = ask(
-        f"SELECT host, state, action, words FROM ops.advisories WHERE host IN ({hosts}) AND action IS NOT NULL LIMIT 5"
+        "SELECT advisory, subject, state, action, words FROM ops.advice "
+        f"WHERE list_has_any(hosts, [{hosts}]) AND action IS NOT NULL LIMIT 5"
     )
     step = ask(
         "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds, "
@@ -229,7 +249,7 @@ def jobs_text(jobs: list[dict[str, Any]]) -> str:
     """Return the table of jobs."""
     if not jobs:
         return "no agent sees a job on a GPU, and no scheduler reported one"
-    rows = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "STRAGGLER", "LOST GPU-HOURS")]
+    rows = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "LOST GPU-HOURS", "VERDICT")]
     for job in jobs:
         ended = "" if job["until"] is None else f" to {job['until']:%H:%M}"
         pace = "-" if job["pace"] is None else f"{100 * min(job['pace'], 1.0):.0f} %"
@@ -240,11 +260,11 @@ def jobs_text(jobs: list[dict[str, Any]]) -> str:
                 str(job["gpus_count"]),
                 f"{job['since']:%m-%d %H:%M}{ended}",
                 pace,
-                printable(job["straggler"] or "-"),
                 f"{job['lost_gpu_hours']:.2f}",
+                printable(verdict_text(job["verdict"])) if job["verdict"] else "-",
             )
         )
-    return table(rows)
+    return table(rows, width_of(sys.stdout), one_line=True)
 
 
 def _headline(story: dict[str, Any]) -> str:
@@ -252,7 +272,7 @@ def _headline(story: dict[str, Any]) -> str:
     until = "still runs" if job["until"] is None else f"ended {job['until']:%m-%d %H:%M}"
     words = (
         f"job {job['job']}: {job['hosts_count']} hosts, {job['gpus_count']} GPUs, "
-        f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}"
+        f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}{pace_text(job)}"
     )
     if story.get("step_seconds"):
         by = ", as its ranks report" if any(r["step_seconds"] for r in story["ranks"]) else ""
@@ -267,7 +287,7 @@ def _notes(story: dict[str, Any]) -> list[str]:
     notes = [printable(line) for line in straggler_lines(stragglers[:STRAGGLERS_MAX])]
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
-    notes = notes or ["No host is known to slow it down."]
+    notes = notes or ["Nothing is known to slow it down."]
     notes += [run_line(story["run"])] if story["run"] else []
     return notes + ([forecast_line(story["forecast"])] if story["forecast"] else [])
 
@@ -277,7 +297,7 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
     stragglers = story["stragglers"]
     names = max(len(row["host"]) for row in story["phases"])
     columns = max(10, min(COLUMNS_MAX, width - max(names, 4) - 2))
-    culprits = [one["host"] for one in stragglers]
+    culprits = culprits_of(stragglers)
     timeline = make_timeline(story["phases"], story["pace"], culprits, columns)
     lines = [_wrapped(_headline(story), width), "", *timeline_lines(timeline, colour=colour)]
     if any(row["source"] == "estimated" for row in story["phases"]):
@@ -294,7 +314,7 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
         causes = ", ".join(f"{cause} {hours:.2f}" for cause, hours in lost.items())
         lines.append(f"GPU-hours lost by cause: {causes}")
     lines += [
-        printable(f"next: {one['action']} for {one['host']}: {one['words']}")
+        printable(f"advice {one['advisory']}: {one['action']} for {one['subject']}: {one['words']}")
         for one in story["advice"]
     ]
     return "\n".join(lines[:2] + [_wrapped(line, width) for line in lines[2:]])
@@ -308,23 +328,19 @@ def _wrapped(line: str, width: int) -> str:
     return "\n".join(textwrap.wrap(line, max(width, 40), subsequent_indent=indent))
 
 
-def worst_job_text(session: QuerySession, command: str, width: int, *, colour: bool) -> str:
-    """Return the story of the running job that lost most to a straggler, "" if none did; *command* tells more."""
-
-    def ask(sql: str) -> list[dict[str, Any]]:
-        return ask_session(session, sql)
-
-    jobs = [job for job in ask(LIST_QUERY) if job["straggler"] and job["lost_gpu_hours"] > 0]
+def worst_job_text(client: JobClient, command: str, width: int, *, colour: bool) -> str:
+    """Return the story of the running job with the largest loss, "" if no job lost anything. *command* shows more."""
+    jobs = [job for job in client.jobs() if job["verdict"] and job["lost_gpu_hours"] > 0]
     if not jobs:
         return ""
     name = str(jobs[0]["job"])
-    text = story_text(read_story(ask, name, TimeRange()), width, colour=colour)
+    text = story_text(client.story(name), width, colour=colour)
     return f"{text}\nmore: {command} {shlex.quote(name)}"
 
 
 def write_picture(story: dict[str, Any], output: Path) -> None:
     """Write the timeline to *output*, completely or not at all. Raises CommandError."""
-    culprits = [one["host"] for one in story["stragglers"]]
+    culprits = culprits_of(story["stragglers"])
     timeline = make_timeline(story["phases"], story["pace"], culprits, PICTURE_COLUMNS)
     svg = timeline_svg(timeline, _headline(story), _notes(story))
     data = svg.encode() if output.suffix == ".svg" else _png(svg)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from ..host_sets import fold_hosts
 from .terminal import printable, table
 
 #: State -> (letter where there is no color, color of the terminal, color of a picture).
@@ -189,10 +190,29 @@ def _legend(*, colour: bool) -> str:
     )
 
 
-def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
-    """Return a paragraph for each straggler."""
+def culprits_of(verdicts: Iterable[Row]) -> list[str]:
+    """Return the hosts at fault, the worst verdict first."""
+    hosts = (host for one in verdicts for host in (one.get("hosts") or [one["host"]]) if host)
+    return list(dict.fromkeys(hosts))
+
+
+def verdict_text(verdict: Row) -> str:
+    """Return a verdict in a line: the shared cause or the host, the slowdown, the reason."""
+    hosts = verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else [])
+    names = fold_hosts(hosts)
+    slow = verdict["slowdown_ratio"]
+    by = "" if not slow else ", stops it" if slow >= 1 else f", {100 * slow:.0f} % slow"
+    if not slow and verdict["verdict"] in ("node", "link"):
+        by = " is broken, and the job goes on"
+    if verdict.get("shared_cause"):
+        return f"{verdict['shared_cause']} ({names}){by}: {verdict['words']}"
+    return f"{names or verdict['verdict']}{by}: {verdict['words']}"
+
+
+def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
+    """Return a paragraph for each verdict: party, slowdown, times, loss, reason, next command."""
     lines = []
-    for one in stragglers:
+    for one in verdicts:
         slow, lower, upper = (
             one[f"{name}_ratio"] for name in ("slowdown", "slowdown_lower", "slowdown_upper")
         )
@@ -206,13 +226,26 @@ def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
             else f"{since} to {clock(seconds_of(one['until']))}"
         )
         lost = one["lost_gpu_hours"] or 0.0
+        hosts = fold_hosts(one.get("hosts") or ([one["host"]] if one["host"] else []))
+        party = one.get("shared_cause") or hosts or "no host"
+        of_hosts = f" of {hosts}" if one.get("shared_cause") and hosts else ""
         lines.append(
-            f"{one['host']}: {one['verdict']}, {one['cause']}{by}, {when}, "
-            f"{lost:.2f} GPU-hours lost"
+            f"{party}{of_hosts}: {one['verdict']}, {one['cause']}{by}, {when}, {lost:.2f} GPU-hours lost"
         )
         if one["words"]:
             lines.append(f"   {one['words']}")
+        if one.get("next"):
+            lines.append(f"   next: {one['next']}")
     return lines
+
+
+def pace_text(job: Row) -> str:
+    """Return the pace of a job and its reference, to be put after other words; "" if unknown."""
+    if job.get("pace") is None or not job.get("pace_reference"):
+        return ""
+    at = job.get("pace_reference_time")
+    when = f" (at {at:%H:%M:%S})" if at else ""
+    return f"; pace {100 * min(job['pace'], 1.0):.0f} % of the {job['pace_reference']}{when}, by {job['pace_measure']}"
 
 
 def run_line(run: Row) -> str:

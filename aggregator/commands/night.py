@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from ...contract.wire import advisory_pb2, outcome_pb2
+from ...contract.wire import advisory_pb2, outcome_pb2, recovery_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceStub
+from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from .connection import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ SLOW, DEAD, OUT = "sim-006", "sim-000", "sim-007"
 SETTINGS = ("advice_cluster_share_max=1", "advice_rack_hosts_max=8", "advice_job_hosts_max=8")
 JOB, GPUS, CHECKPOINT_SECONDS = "123", 64, 1800
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+#: The broken GPU had a fault this long before the night.
+EARLIER_FAULT_SECONDS = 20 * 3600
+#: Minutes of detection, decision, action and resumption of the recoveries that the scheduler reports.
+RECOVERY_MINUTES = ((6, 2, 5, 4), (9, 4, 7, 3))
 
 _DECLARED = """time_zone = "UTC"
 [[place]]
@@ -107,13 +113,24 @@ def declared(now_us: int) -> str:
 def prepare_store(data: Path, now_us: int) -> None:
     """Make the store in *data*, which is empty, with what was before the night. Raises StoreError, OSError."""
     from ..config import AggregatorConfig
+    from ..store.journal import StoredEvent
     from ..store.store import Store
 
     store = Store.open(data, AggregatorConfig(data=data))
     try:
         store.in_transaction(lambda live: put_previous_state(live, now_us))
+        at_ns = (now_us - EARLIER_FAULT_SECONDS * SECOND_US) * 1000
+        store.append_events([StoredEvent(BROKEN_HOST_BEFORE, at_ns, at_ns, earlier_fault(at_ns))])
     finally:
         store.close(60.0)
+
+
+def earlier_fault(at_ns: int) -> HealthEvent:
+    """Return the fault of the broken GPU at a Unix time, when it was in another host."""
+    return HealthEvent(
+        event_id=f"/gpu.xid/{BROKEN}/{at_ns}", device_kind="gpu", device=BROKEN, name="gpu.xid", code=94, count=1,
+        wall_time_ns=at_ns, boottime_ns=1, message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error",
+    )  # fmt: skip
 
 
 def put_previous_state(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
@@ -166,7 +183,6 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
     Raises grpc.RpcError.
     """
     advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
-    outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
     nodes = [f"nodes/{host}" for host in HOSTS]
     gang = advisory_pb2.Gang(
         workload=JOB,
@@ -185,8 +201,23 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
         advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[out]),
         timeout=DEADLINE_SECONDS,
     )
+    _report_recoveries(channel, now_us)
+
+
+def report_outcome(channel: grpc.Channel, now_us: int) -> bool:
+    """Report how a job on the dead host ended, once there is advice about that host. Return whether it is reported.
+
+    Raises grpc.RpcError.
+    """
+    advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
+    outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
+    request = advisory_pb2.ListAdvisoriesRequest(node=f"nodes/{DEAD}")
+    advisories = advice.ListAdvisories(request, timeout=DEADLINE_SECONDS).advisories
+    if not advisories:
+        return False
     ended = outcome_pb2.Outcome(
         outcome_id="job-7/1",
+        advisory=advisories[0].name,
         workload="job-7",
         nodes=[f"nodes/{DEAD}"],
         interrupted=True,
@@ -199,3 +230,18 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
     outcomes.ReportOutcomes(
         outcome_pb2.ReportOutcomesRequest(outcomes=[ended]), timeout=DEADLINE_SECONDS
     )
+    return True
+
+
+def _report_recoveries(channel: grpc.Channel, now_us: int) -> None:
+    recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+    for number, minutes in enumerate(RECOVERY_MINUTES, 1):
+        report = recovery_pb2.ReportRecoveryRequest(
+            incident=f"incident-{number}", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True,
+            lost_gpu_hours=40.0 * number, workload="job-7", note="GPU lost",
+        )  # fmt: skip
+        times = [now_us - (7200 - 60 * sum(minutes[:at])) * SECOND_US for at in range(5)]
+        names = ("fault_time", "detect_time", "decide_time", "act_time", "resume_time")
+        for name, time_us in zip(names, times, strict=True):
+            getattr(report, name).FromMicroseconds(time_us)
+        recovery.ReportRecovery(report, timeout=DEADLINE_SECONDS)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from .connection import (
     open_channel,
     read_connection_options,
 )
+from .job_client import JobClient
+from .job_story import seconds_of, verdict_text
 from .terminal import printable, table
-from .time_pictures import recording_svg
+from .time_pictures import Mark, recording_svg
 
 #: The aggregator waits 30 s for the host.
 ANSWER_SECONDS_MAX = 45.0
@@ -73,7 +76,8 @@ def _run(options: argparse.Namespace) -> int:
         name=options.name or "",
         list=options.list,
     )
-    data, stored = fetch(read_connection_options(options), request)
+    connection_options = read_connection_options(options)
+    data, stored = fetch(connection_options, request)
     if options.list:
         print(json_object(_document(stored)) if options.json else stored_text(options.host, stored))
         return OK
@@ -83,7 +87,9 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError(
             f"the data from {options.host} cannot be read: {error}", FAILED
         ) from error
-    write_recording(recording, options.output)
+    is_picture = options.output.suffix == ".svg"
+    marks = find_marks(connection_options, options.host) if is_picture else []
+    write_recording(recording, options.output, marks)
     print(
         f"wrote {options.output}: {len(recording.devices)} GPUs, {recording.seconds:.1f} s, "
         f"{recording.samples} samples each"
@@ -154,12 +160,26 @@ def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:
     }
 
 
-def write_recording(recording: GpuRecording, output: Path) -> None:
-    """Write *recording* to *output*, completely or not at all. Raises CommandError."""
+def find_marks(connection_options: ConnectionOptions, host: str) -> list[Mark]:
+    """Return when the verdicts on *host* began; none if the aggregator does not say: the picture is made all the same."""
+    try:
+        with JobClient(connection_options) as client:
+            verdicts = [one["verdict"] for one in client.jobs() if one["verdict"]]
+    except CommandError:
+        return []
+    return [
+        Mark(round(seconds_of(one["since"]) * 1e9), verdict_text(one))
+        for one in verdicts
+        if host in one["hosts"]
+    ]
+
+
+def write_recording(recording: GpuRecording, output: Path, marks: Sequence[Mark] = ()) -> None:
+    """Write *recording* to *output*, completely or not at all; a picture with *marks*. Raises CommandError."""
     partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
     try:
         if output.suffix == ".svg":
-            partial.write_text(recording_svg(recording), encoding="utf-8")
+            partial.write_text(recording_svg(recording, marks), encoding="utf-8")
         else:
             _write_parquet(recording, partial)
         partial.replace(output)

@@ -32,10 +32,9 @@ from .child_process import ChildCommand, ChildError, Children
 from .connection import ADDRESS_DEFAULT, FAILED, OK, CommandError, ConnectionOptions
 from .host_table import folded, host_of, render
 from .hosts import FoldMode, hosts_text
-from .job import SECONDS_MAX as STORY_SECONDS_MAX
 from .job import worst_job_text
+from .job_client import JobClient
 from .score_client import ScoreClient, ScoreListing
-from .sql_backends import QuerySession, RemoteBackend
 from .terminal import refreshed, table_width, wants_colour, width_of
 
 # ----------------------------------------------------------------------
@@ -315,6 +314,7 @@ class _DemonstrationRun:
             stop,
         )
         self._truth = options.data / "simulated" / "truth.jsonl"
+        self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
         """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
@@ -325,6 +325,8 @@ class _DemonstrationRun:
         connection = ConnectionOptions(options.listen, token_file=token_file)
         with ScoreClient(connection, in_loop=True) as client:
             _wait_answering(client, children, self._stop)
+            if self._stop.is_set():  # Ctrl-C before the store was there
+                return OK
             if is_new:
                 mark_started(options.data)
             children.start(_agent(options, token_file))
@@ -350,11 +352,14 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Say what the scheduler of the night says, once its hosts are there; return whether it is said."""
+        """Report what the scheduler of the night reports, once its hosts are there; return whether all is reported."""
         if not {host_of(one) for one in listing.scores} >= {*night.HOSTS}:
             return False
-        night.send_scheduler_reports(client.channel, time.time_ns() // 1000)
-        return True
+        now_us = time.time_ns() // 1000
+        if not self._are_gangs_reported:
+            night.send_scheduler_reports(client.channel, now_us)
+            self._are_gangs_reported = True
+        return night.report_outcome(client.channel, now_us)
 
     def _watch(self, client: ScoreClient) -> int:
         terminal = sys.stdout.isatty()
@@ -449,9 +454,9 @@ class _DemonstrationRun:
         token_file = self._run_token.token_file
         connection = ConnectionOptions(self._options.listen, token_file=token_file)
         try:
-            with QuerySession(RemoteBackend(connection)) as session:
+            with JobClient(connection) as client:
                 text = worst_job_text(
-                    session, self._command("job"), width_of(sys.stdout), colour=wants_colour()
+                    client, self._command("job"), width_of(sys.stdout), colour=wants_colour()
                 )
         except CommandError as error:
             text = f"the jobs cannot be shown: {error}"
@@ -487,7 +492,6 @@ def _wait_answering(client: ScoreClient, children: Children, stop: threading.Eve
 def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> ChildCommand:
     data = options.data / "aggregator"
     # Queries yield to everything else: the story at the end takes long on a laptop that is busy.
-    settings = [f"query_seconds={STORY_SECONDS_MAX:g}", *settings]
     assignments = [word for setting in settings for word in ("--set", setting)]
     arguments = ("--data", str(data), "--listen", options.listen, *assignments)
     return ChildCommand("aggregator", arguments, ends_seconds=15.0)

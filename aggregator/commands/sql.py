@@ -16,6 +16,8 @@ from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import messages
 from ..query.messages import AnswerSummary, Question
 from .connection import (
+    ADDRESS_DEFAULT,
+    ADDRESS_VARIABLE,
     CommandError,
     add_login,
     guarded,
@@ -23,10 +25,12 @@ from .connection import (
     parse_address,
     read_connection_options,
 )
-from .sql_backends import QuerySession, RemoteBackend, SnapshotBackend
+from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
 
 #: An older snapshot is said to be old: an aggregator that runs writes it again for the question.
 OLD_SECONDS = 60
+#: The data folder that `make run` and `gangline aggregator` use below the current folder.
+DATA_DEFAULT = Path("var/aggregator")
 #: Rows that a table shows unless `--rows` says otherwise.
 TABLE_ROWS = 1000
 #: A table is laid out in memory; the other forms are written as rows come.
@@ -132,15 +136,19 @@ def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
             "--log reads queries.log in --data, on the aggregator's machine; it allows only "
             f"--format {'|'.join(LOG_FORMS)}"
         )
-    return show_log(options.data, options.log, form)
+    return show_log(options.data or DATA_DEFAULT, options.log, form)
 
 
 def _backend(options: argparse.Namespace) -> SnapshotBackend | RemoteBackend:
     """Return where to ask. Raises CommandError."""
-    if not options.server:
+    if options.data is not None:
         return SnapshotBackend(options.data)
     options.aggregator = options.server
-    return RemoteBackend(read_connection_options(options))
+    connection_options = read_connection_options(options)
+    named = options.server or os.environ.get(ADDRESS_VARIABLE)
+    if named or connection_options.aggregator != ADDRESS_DEFAULT:  # the latter by client.toml
+        return RemoteBackend(connection_options)
+    return SnapshotBackend(DATA_DEFAULT)
 
 
 def with_query_errors(work: Callable[[], int]) -> int:
@@ -169,28 +177,33 @@ def run_query(query_session: QuerySession, sql: str, answer_options: AnswerOptio
         )
         end = answer.finish()
     sys.stdout.flush()
-    for note in notes(end, query_session.backend.name, cut, answer_options):
+    for note in notes(end, query_session.backend, cut, answer_options):
         print(note, file=sys.stderr)
     return FAILED if cut and answer_options.form in STREAMED and not answer_options.rows else OK
 
 
-def notes(end: AnswerSummary, source: str, cut: str, answer_options: AnswerOptions) -> list[str]:
+def notes(
+    end: AnswerSummary, backend: QueryBackend, cut: str, answer_options: AnswerOptions
+) -> list[str]:
     """Return what there is to know beside the rows."""
     more = "--rows N" if answer_options.form in STREAMED else "--csv or --rows N"
     return [
-        age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, source),
+        age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, backend),
         *([end.history_missing_reason] if end.history_missing_reason else []),
         *([f"{cut}; {more} for more"] if cut else []),
     ]
 
 
-def age_message(seconds: float, source: str) -> str:
-    """Return how old the answer is, and what to do when that is too old."""
+def age_message(seconds: float, backend: QueryBackend) -> str:
+    """Return how old the answer is, and what to do if that is too old."""
+    age = f"as of {max(0.0, seconds):.0f} s ago" if math.isfinite(seconds) else "of unknown age"
     if seconds <= OLD_SECONDS:
-        return f"as of {max(0.0, seconds):.0f} s ago"
+        return age
+    if backend.has_aggregator():
+        return f"{age}: the aggregator of {backend.name} runs, but has not written a newer operators' file: it is busy, or its disk is slow"
     return (
-        f"as of {seconds:.0f} s ago: no aggregator seems to be writing to {source}. "
-        "Start one there (gangline aggregator), or name another folder with --data"
+        f"{age}: no aggregator runs in {backend.name}. Start one there (gangline aggregator), name another "
+        "folder with --data, or query a running aggregator with --server"
     )
 
 
@@ -269,9 +282,9 @@ def _parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--data",
         type=Path,
-        default=Path("var/aggregator"),
         metavar="DIR",
-        help="the aggregator's data folder on this machine (default: %(default)s)",
+        help=f"the aggregator's data folder on this machine (default: {DATA_DEFAULT}, unless an aggregator is named by "
+        f"--server, {ADDRESS_VARIABLE} or client.toml)",
     )
     place.add_argument(
         "--server",

@@ -41,6 +41,10 @@ class QueryBackend(Protocol):
 
     name: str
 
+    def has_aggregator(self) -> bool:
+        """Return whether an aggregator runs there."""
+        ...
+
     def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
         """Yield pieces of an Arrow IPC stream, then the end. Raises QueryError, CommandError."""
         ...
@@ -55,7 +59,12 @@ class SnapshotBackend:
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
+        self._folder = folder
         self._processes = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, THREADS), 1)
+
+    def has_aggregator(self) -> bool:
+        """Return whether an aggregator runs in the folder."""
+        return snapshot_refresh.read_cost(self._folder) is not None
 
     async def warm(self) -> None:
         """Have a process ready before the question is."""
@@ -86,6 +95,10 @@ class RemoteBackend:
         self._connection_options = connection_options
         self._login = login_metadata(connection_options)
         self._channel: grpc.aio.Channel | None = None
+
+    def has_aggregator(self) -> bool:
+        """Return True: it has just answered."""
+        return True
 
     async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
         """See `QueryBackend`."""

@@ -39,6 +39,10 @@ _TEXT, _JSON = "{0}::VARCHAR", "to_json({0})::VARCHAR"
 _ROUNDED = "format(if(abs({0}) < 1e6, '{{:.6g}}', '{{:.0f}}'), {0})"
 
 
+#: A spreadsheet takes a cell that begins so for a formula.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
 @functools.cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
     """Return a database without tables or files, which only turns values into text."""
@@ -68,12 +72,30 @@ def texts(part: Any, form: str = _TEXT, float_form: str = "") -> list[tuple[str 
 
 
 def write_csv(names: Sequence[str], parts: Iterable[Any], out: TextIO) -> None:
-    """Write a header, then a line for each row of Arrow *parts*; NULL is empty."""
-    shown = visible if out.isatty() else str
+    """Write a header, then a line for each row of Arrow *parts*; NULL is empty.
+
+    Names are the hosts' to choose: a terminal gets no control characters, a spreadsheet no formulas (an apostrophe precedes them).
+    """
+    shown = visible if out.isatty() else _csv_text
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(shown, names))
     for part in parts:
         writer.writerows(["" if one is None else shown(one) for one in row] for row in texts(part))
+
+
+def _csv_text(text: str) -> str:
+    """Return *text* without control characters except tab and newline, and with an apostrophe before a formula."""
+    if not text.isprintable():
+        text = "".join(c if c in "\t\n" or c.isprintable() else "?" for c in text)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not _reads_as_number(text) else text
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def write_json(parts: Iterable[Any], out: TextIO) -> None:

@@ -60,6 +60,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def clean_texts(message: Any) -> None:
+    """Make each text in a protobuf message one printable line: a newline in a host's name for a device forges lines."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            if field.message_type.GetOptions().map_entry:
+                continue
+            for one in (value,) if hasattr(value, "ListFields") else value:
+                clean_texts(one)
+        elif isinstance(value, str):
+            setattr(message, field.name, printable(value))
+        elif field.type == field.TYPE_STRING:
+            value[:] = [printable(text) for text in value]
+
+
 def cut(text: str, characters_max: int) -> str:
     """Return *text*, ending in an ellipsis when it is too long. Control characters are not shown."""
     plain = printable(text)

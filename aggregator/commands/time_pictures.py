@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ...contract.recording import GpuRecording
 from .job_story import STATES, Timeline, clock
 
+#: Width of a character of a title and height of its line, in pixels: a bold sans-serif of 15 px.
+TITLE_CHARACTER_WIDTH, TITLE_LINE = 8.6, 19
+
 
 def svg_document(width: int, height: int, style: str, title: str, parts: Iterable[str]) -> str:
-    """Return a picture with its title on top of *parts*."""
+    """Return a picture with its title, in as many lines as it needs, on top of *parts*."""
+    lines = textwrap.wrap(title, int(width / TITLE_CHARACTER_WIDTH)) or [""]
+    below = TITLE_LINE * (len(lines) - 1)
+    height += below
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
             f"<style>{style}</style>",
             f'<rect class="paper" width="{width}" height="{height}"/>',
-            f'<text class="title" x="12" y="22">{svg_text(title)}</text>',
+            *(
+                f'<text class="title" x="12" y="{22 + TITLE_LINE * at}">{svg_text(line)}</text>'
+                for at, line in enumerate(lines)
+            ),
+            f'<g transform="translate(0,{below})">',
             *parts,
+            "</g>",
             "</svg>",
             "",
         ]
@@ -37,10 +50,13 @@ def svg_text(text: str) -> str:
 
 JOB_WIDTH, JOB_LEFT, JOB_RIGHT, ROW, JOB_TOP = 960, 150, 16, 18, 54
 PACE_HEIGHT = 70
+#: Of a change of the pace; the color of no state.
+CHANGE_COLOR = "#e91e63"
 #: Characters of a host's name that fit on the left.
 HOST_CHARACTERS_MAX = 20
 #: A picture of more is read by nobody.
 HOSTS_MAX = 64
+NOTE_CHARACTERS_MAX = 150
 _JOB_STYLE = (
     "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666}"
     ".paper{fill:#fff}.line{stroke:#222;fill:none;stroke-width:1.5}.grid{stroke:#bbb;stroke-width:.5}"
@@ -55,6 +71,7 @@ def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> s
     more = len(timeline.hosts) - len(shown)
     bottom = JOB_TOP + ROW * (len(shown) + bool(more))
     pace_top = bottom + 12
+    notes = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS_MAX)]
     height = pace_top + PACE_HEIGHT + 30 + 16 * len(notes)
     parts = _job_legend()
     for at, host in enumerate(shown):
@@ -68,7 +85,7 @@ def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> s
         f'<text class="faint" x="{JOB_WIDTH - JOB_RIGHT}" y="{base}" text-anchor="end">{clock(timeline.end)} UTC</text>'
     )
     parts += [
-        f'<text x="12" y="{base + 18 + 16 * at}">{svg_text(note[:150])}</text>'
+        f'<text x="12" y="{base + 18 + 16 * at}">{svg_text(note)}</text>'
         for at, note in enumerate(notes)
     ]
     return svg_document(JOB_WIDTH, height, _JOB_STYLE, title, parts)
@@ -125,7 +142,7 @@ def _pace(timeline: Timeline, top: int) -> list[str]:
     if path:
         parts.append(f'<path class="line" d="{path}"/>')
     parts += [
-        f'<path d="M{_job_x(timeline, at):.1f} {top}V{floor}" stroke="#d1495b" stroke-dasharray="4 3"/>'
+        f'<path d="M{_job_x(timeline, at):.1f} {top}V{floor}" stroke="{CHANGE_COLOR}" stroke-dasharray="4 3"/>'
         for at in timeline.changes
     ]
     return parts
@@ -134,7 +151,7 @@ def _pace(timeline: Timeline, top: int) -> list[str]:
 # ----------------------------------------------------------------------
 # A recording as SVG: power, SM activity and state of each GPU over time. Readable on light and on dark.
 
-RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 56, 60
+RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 16, 60
 #: Of a GPU: the curves, the band of states below them, the gap to the next.
 CURVE, BAND, GAP = 48, 8, 14
 #: A picture of more is read by nobody.
@@ -142,10 +159,13 @@ GPUS_MAX = 16
 GPU_CHARACTERS_MAX = 18
 #: What a sample stands for.
 SAMPLE_NS = 100_000_000
-POWER, SM_ACTIVE = "power_watts", "sm_active_ratio"
-_POWER_COLOR, _SM_COLOR = "#d1495b", "#4a7fd0"
-#: Power is drawn up to a multiple of this.
-WATTS_STEP = 100.0
+POWER, SM_ACTIVE, CLOCK = "power_watts", "sm_active_ratio", "sm_clock_hertz"
+#: No color of a curve is the color of a state.
+_POWER_COLOR, _SM_COLOR, _CLOCK_COLOR, _MARK_COLOR = "#8e44ad", "#16a3b8", "#795548", "#e91e63"
+#: A label of a mark is cut here.
+MARK_CHARACTERS_MAX = 110
+#: Power and clock are drawn up to a multiple of these.
+WATTS_STEP, HERTZ_STEP = 100.0, 0.5e9
 _RECORDING_STYLE = (
     "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
     ".paper{fill:#fff}.grid{stroke:#ccc;stroke-width:.5}"
@@ -153,38 +173,79 @@ _RECORDING_STYLE = (
 )
 
 
-def recording_svg(recording: GpuRecording) -> str:
-    """Return the picture of *recording*: a row for each GPU, the time below."""
+class Mark(NamedTuple):
+    """Something that began within a recording. `wall_time_ns`: Unix time."""
+
+    wall_time_ns: int
+    text: str
+
+
+def recording_svg(recording: GpuRecording, marks: Sequence[Mark] = ()) -> str:
+    """Return the picture of *recording*: a row for each GPU, the time below, and a line at each of *marks*."""
     shown = min(len(recording.devices), GPUS_MAX)
     row = CURVE + BAND + GAP
     bottom = RECORDING_TOP + row * shown
     more = len(recording.devices) - shown
-    height = bottom + 30 + 16 * bool(more)
-    watts_max = _watts_max(recording, shown)
-    parts = _recording_legend()
+    if recording.finding_ns:
+        began_ns = recording.wall_time_ns + recording.finding_ns - recording.boottime_ns
+        marks = [Mark(began_ns, recording.reason), *marks]
+    end_ns = recording.wall_time_ns + round(recording.seconds * 1e9)
+    marks = [one for one in marks if recording.wall_time_ns <= one.wall_time_ns <= end_ns]
+    height = bottom + 30 + 16 * (bool(more) + len(marks))
+    scales = _Scales(
+        _highest(recording, shown, POWER, WATTS_STEP), _highest(recording, shown, CLOCK, HERTZ_STEP)
+    )
+    parts = _recording_legend(scales)
     for device in range(shown):
-        parts += _gpu_row(recording, device, RECORDING_TOP + row * device, watts_max)
+        parts += _gpu_row(recording, device, RECORDING_TOP + row * device, scales)
     parts += _time_axis(recording, bottom)
+    parts += _marks(recording, marks, bottom)
     if more:
-        parts.append(f'<text class="faint" x="12" y="{bottom + 34}">… {more} more GPUs</text>')
+        y = bottom + 34 + 16 * len(marks)
+        parts.append(f'<text class="faint" x="12" y="{y}">… {more} more GPUs</text>')
     return svg_document(RECORDING_WIDTH, height, _RECORDING_STYLE, _title(recording), parts)
+
+
+class _Scales(NamedTuple):
+    """The top of the curves."""
+
+    watts: float
+    hertz: float
+
+
+def _marks(recording: GpuRecording, marks: Sequence[Mark], bottom: int) -> list[str]:
+    """Return a line through all rows at each mark, and its text below."""
+    parts = []
+    for at, mark in enumerate(marks):
+        x = _recording_x(recording, mark.wall_time_ns - recording.wall_time_ns)
+        when = datetime.fromtimestamp(mark.wall_time_ns / 1e9, UTC)
+        parts.append(
+            f'<path d="M{x:.1f} {RECORDING_TOP}V{bottom}" stroke="{_MARK_COLOR}" stroke-dasharray="4 3"/>'
+        )
+        parts.append(
+            f'<text x="12" y="{bottom + 32 + 16 * at}" fill="{_MARK_COLOR}" style="fill:{_MARK_COLOR}">'
+            f"{when:%H:%M:%S} {svg_text(mark.text[:MARK_CHARACTERS_MAX])}</text>"
+        )
+    return parts
 
 
 def _title(recording: GpuRecording) -> str:
     begin = datetime.fromtimestamp(recording.wall_time_ns / 1e9, UTC)
     reason = "" if recording.reason in ("", "requested") else f": {recording.reason}"
     simulated = " (simulated)" if recording.simulated else ""
-    return (
-        f"{recording.host}{simulated}, {recording.seconds:.0f} s from {begin:%Y-%m-%d %H:%M:%S} UTC{reason}"
-    )[:130]
+    return f"{recording.host}{simulated}, {recording.seconds:.0f} s from {begin:%Y-%m-%d %H:%M:%S} UTC{reason}"
 
 
-def _recording_legend() -> list[str]:
-    parts, x = [], RECORDING_LEFT
-    for name, color in (("power", _POWER_COLOR), ("SM activity", _SM_COLOR)):
+def _recording_legend(scales: _Scales) -> list[str]:
+    parts, x = [], 12
+    for name, color, width in (
+        (f"power, to {scales.watts:g} W", _POWER_COLOR, 140),
+        ("SM activity, to 100 %", _SM_COLOR, 160),
+        (f"SM clock, to {scales.hertz / 1e9:g} GHz", _CLOCK_COLOR, 166),
+    ):
         parts.append(f'<path d="M{x} 40h12" stroke="{color}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 18}" y="44">{name}</text>')
-        x += 100
+        x += width
     for name, (_, _, color) in STATES.items():
         parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{color}"/>')
         parts.append(f'<text x="{x + 16}" y="44">{name.replace("_", " ")}</text>')
@@ -192,18 +253,19 @@ def _recording_legend() -> list[str]:
     return parts
 
 
-def _watts_max(recording: GpuRecording, shown: int) -> float:
-    if POWER not in recording.signals:
-        return WATTS_STEP
-    at = recording.signals.index(POWER)
+def _highest(recording: GpuRecording, shown: int, signal: str, step: float) -> float:
+    """Return the highest sample of *signal* of the GPUs that are shown, rounded up to a multiple of *step*."""
+    if signal not in recording.signals:
+        return step
+    at = recording.signals.index(signal)
     most = max(
         (v for gpu in range(shown) for v in recording.column(gpu, at) if math.isfinite(v)),
         default=0.0,
     )
-    return WATTS_STEP * max(1, math.ceil(most / WATTS_STEP))
+    return step * max(1, math.ceil(most / step))
 
 
-def _gpu_row(recording: GpuRecording, device: int, top: int, watts_max: float) -> list[str]:
+def _gpu_row(recording: GpuRecording, device: int, top: int, scales: _Scales) -> list[str]:
     floor = top + CURVE
     name = recording.devices[device]
     if len(name) > GPU_CHARACTERS_MAX:
@@ -212,10 +274,12 @@ def _gpu_row(recording: GpuRecording, device: int, top: int, watts_max: float) -
         f'<text x="12" y="{top + 14}">GPU {device}</text>',
         f'<text class="faint" x="12" y="{top + 30}">{svg_text(name)}</text>',
         f'<path class="grid" d="M{RECORDING_LEFT} {top}H{RECORDING_WIDTH - RECORDING_RIGHT}M{RECORDING_LEFT} {floor}H{RECORDING_WIDTH - RECORDING_RIGHT}"/>',
-        f'<text class="faint" x="{RECORDING_WIDTH - RECORDING_RIGHT + 6}" y="{top + 9}">{watts_max:g} W</text>',
-        f'<text class="faint" x="{RECORDING_WIDTH - RECORDING_RIGHT + 6}" y="{top + 21}">100 %</text>',
     ]
-    for signal, most, color in ((SM_ACTIVE, 1.0, _SM_COLOR), (POWER, watts_max, _POWER_COLOR)):
+    for signal, most, color in (
+        (CLOCK, scales.hertz, _CLOCK_COLOR),
+        (SM_ACTIVE, 1.0, _SM_COLOR),
+        (POWER, scales.watts, _POWER_COLOR),
+    ):
         if signal in recording.signals:
             values = recording.column(device, recording.signals.index(signal))
             path = _curve(recording, values, top, most)

@@ -8,7 +8,8 @@ domains. It is a regression of ln(throughput) on `price.topology_factor` with a 
 the prior.
 **Throughput by size** is the median of the reports at each size.
 
-A report's weight halves after a half-life. With three or more reporters, none counts for more than twice the mean of all.
+A report's weight halves after a half-life. Of several reporters none counts for more than half, nor for more than twice the mean
+of all, however many reports it sends.
 Neither the order of reports nor the names of workloads matter.
 """
 
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..counter_deltas import Floats
-from ..scoring.calibration import REPORTER_SHARE_MIN, share_cap
+from ..scoring.calibration import reporter_share_max, share_cap
 from ..scoring.reported_factors import ReportedFactor, ReportedFactors, ReportedThroughputs
 from .price import (
     COMMUNICATION_SHARE,
@@ -149,7 +150,7 @@ def report_weights(reporters: Sequence[str], ages_days: Floats, half_life_days: 
     names, whose = np.unique(np.array(reporters, dtype=np.str_), return_inverse=True)
     sums = np.zeros(names.size, dtype=np.float64)
     np.add.at(sums, whose, weights)
-    share = max(REPORTER_SHARE_MIN, 2.0 / max(names.size, 1))
+    share = reporter_share_max(names.size)
     cap = share_cap(sums, share, 0.0)
     scale = np.minimum(1.0, cap / np.maximum(sums, 1e-300))
     return np.asarray(weights * scale[whose], dtype=np.float64)

@@ -171,13 +171,22 @@ class AttributionBoard:
         self._logs: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self.view = HealthView()
 
-    def submit(self, log_path: str, job: str, now: float) -> None:
-        """Remember that *log_path* is of *job* ("" where its launcher does not say), and that its cycle has failed by *now*."""
+    def submit(self, log_path: str, job: str, now: float) -> bool:
+        """Remember that *log_path* is of *job* ("" where its launcher does not say), and that its cycle has failed by *now*.
+
+        Return False, and keep the first claim, if the log is known as another job's: any client could have the answer
+        about its own job given to that job's launcher.
+        """
         with self._lock:
+            claimed, _ = self._logs.get(log_path, ("", now))
+            owner = owner_of_log(self.view, log_path) or claimed
+            if owner and job not in ("", owner):
+                return False
             self._logs.pop(log_path, None)
-            self._logs[log_path] = job, now
+            self._logs[log_path] = job or owner, now
             while len(self._logs) > LOGS_MAX:
                 self._logs.popitem(last=False)
+        return True
 
     def answer(self, log_path: str, now: float, *, wait: bool) -> Recommendation:
         """Return what to do about the job of *log_path*. *wait*: the launcher comes only once, so the answer is final."""
@@ -186,6 +195,7 @@ class AttributionBoard:
             while len(self._logs) > LOGS_MAX:
                 self._logs.popitem(last=False)
         view = self.view
+        job = owner_of_log(view, log_path) or job
         if job not in view.jobs:
             job = job_of_log(view, log_path) or job
         if not job:
@@ -194,10 +204,16 @@ class AttributionBoard:
         return recommend(view, job, log_path, requested, now, wait_seconds)
 
 
-def job_of_log(view: HealthView, log_path: str) -> str:
-    """Return the one job that runs and that *log_path* is of: its launcher says so in its cycle-info, or the path has its name; else ""."""
+def owner_of_log(view: HealthView, log_path: str) -> str:
+    """Return the one running job whose cycle-info file names *log_path*; "" if there is none."""
     named = [job.name for job in view.jobs.values() if job.log_file == log_path]
-    if not named:
-        words = {*re.findall(r"[0-9]+", log_path), *log_path.split("/")}
-        named = [name for name in view.jobs if name in words or name.rpartition("/")[2] in words]
+    return named[0] if len(named) == 1 else ""
+
+
+def job_of_log(view: HealthView, log_path: str) -> str:
+    """Return the one running job of *log_path*: its cycle-info file says so, or the path has its name; "" if there is none."""
+    if owner := owner_of_log(view, log_path):
+        return owner
+    words = {*re.findall(r"[0-9]+", log_path), *log_path.split("/")}
+    named = [name for name in view.jobs if name in words or name.rpartition("/")[2] in words]
     return named[0] if len(named) == 1 else ""

@@ -108,7 +108,8 @@ class _Service:
                 400, f"job_id: text of at most {JOB_CHARACTERS_MAX} characters"
             )
         path = _checked_path(fields.get("log_path"))
-        self._board.submit(path, job, self._wall())
+        if not self._board.submit(path, job, self._wall()):
+            raise AttributionRequestError(409, "log_path: it is the log of another job")
         return {"submitted": True, "normalized_path": path, "mode": "single"}
 
     def answer(self, query: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
+STORE_CHARACTERS_MAX = 64
 #: An advisory that has ended is remembered for this long.
 ENDED_SECONDS = 120.0
 #: Open and standing advisories; more are not taken.
@@ -168,7 +169,7 @@ class AggregatorClient:
             message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
             self._local(message.propose_time),
             tuple(sorted({one.partition("/")[0][:80] for one in message.devices})),
-            _name(wire.Basis, message.basis),
+            _name(wire.Basis, message.basis), message.store[:STORE_CHARACTERS_MAX],
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:
@@ -275,10 +276,12 @@ class AggregatorClient:
     def report_unavailable(
         self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
     ) -> None:
-        """Say which hosts others took out, and which are back. Raises ClientError."""
+        """Report hosts that others keep new work off, and hosts that are back. Raises ClientError."""
         ttl = Duration(seconds=int(ttl_seconds))
         nodes = [
-            wire.UnavailableNode(node=f"nodes/{host}", reason=reason[:500], ttl=ttl)
+            wire.UnavailableNode(
+                node=f"nodes/{host}", reason=reason[:500], ttl=ttl, new_work_only=True
+            )
             for host, reason in out.items()
         ]
         request = wire.ReportUnavailableNodesRequest(

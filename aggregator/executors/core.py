@@ -6,22 +6,18 @@ scheduler's state. If the two differ, the scheduler is right. A person's change 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
+from . import evictions
 from .ledger import (
     ACCEPTED,
     DOWN,
     DRAIN,
     GIVEN_BACK,
     HOLD,
-    LEFT,
-    MOVED,
     NONE,
     REMOVED,
-    REQUEUE,
     SET,
     SETTING,
     START,
@@ -34,12 +30,14 @@ from .model import (
     EVICT_SUFFIX,
     HOLD_PREFIX,
     HOLDING_ACTIONS,
+    MOVING_ACTIONS,
     OPEN_STATES,
     REASON_PREFIX,
     REBOOT,
     RESET_GPU,
     RETURN,
     Accept,
+    AdoptStore,
     Advice,
     Answer,
     Capabilities,
@@ -56,9 +54,10 @@ from .model import (
     RenewLease,
     Requeue,
     ResetGpus,
+    Restore,
     Resume,
-    ScheduledJob,
     SchedulerState,
+    Situation,
     StartNow,
     Step,
 )
@@ -71,24 +70,18 @@ EXTEND_SECONDS_MIN = 30.0
 SETTLE_SECONDS = 5.0
 #: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
 END_MARGIN_SECONDS = 5.0
-#: A job is asked to leave this long after its checkpoint is due, for the write to finish.
-CHECKPOINT_MARGIN_SECONDS = 60.0
 #: After this time without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
-#: A requeued job that still waits for its delay is reported again to start after this time.
-START_AGAIN_SECONDS = 0.3
 #: While a job is being requeued the scheduler is read this often.
 QUICK_SECONDS = 0.02
 #: After the second in which a requeued job may start, the scheduler is read again after this time.
 SECOND_MARGIN_SECONDS = 0.05
-#: A job that completes for this long is killed again.
-KILLED_AGAIN_SECONDS = 5.0
 #: An expiry that moved by less did not move.
 CLOCK_SECONDS = 2.0
 #: A job that does not complete is looked at so quickly for this long.
 QUICK_SECONDS_MAX = 60.0
-#: Answers are at most this long.
-NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
+#: Length of a note in an answer.
+NOTE_CHARACTERS_MAX = 450
 
 #: Of an executor that was killed while it ended replicas: they are not ended again.
 REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
@@ -100,37 +93,13 @@ OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASC
 MARKS = ("auto", "hold", "drain")
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorPolicy:
-    """What the operator allows."""
-
-    actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
-    mark: str = "auto"
-    #: At most this many marks at one time, whatever the aggregator grants.
-    marks_max: int = 100
-    lease_seconds: float = 600.0
-    #: How our answers name us; the aggregator may put a login before it.
-    actor: str = ""
-    #: EVICT_NOW also ends the replicas of torchft on the node.
-    kill_replicas: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that a decision is made of. `is_live`: *advice* is complete and current; else nothing new begins."""
-
-    advice: Mapping[str, Advice]
-    scheduler: SchedulerState
-    now: float
-    is_live: bool
-    capabilities: Capabilities = field(default_factory=Capabilities)
-    policy: ExecutorPolicy = field(default_factory=ExecutorPolicy)
-
-
 def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
     """Return what to do now: new marks first, then jobs, then what is taken away. Changes nothing."""
     placed: list[Step] = []
     removed: list[Step] = []
+    store = _store_of(situation)
+    if store and ledger.store and store != ledger.store:
+        return _change_store(situation, ledger, store)
     marks = sum(entry.is_marked for entry in ledger)
     returning = _returning(situation, ledger)
     for name in sorted(situation.advice, key=_number):
@@ -140,6 +109,10 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
             removed.append(Forget(name, f"{advice.owner} carries it out, token {advice.token}"))
         elif advice.action == RETURN:
             removed += _return(situation, ledger, advice, entry)
+        elif entry is None and advice.state == DONE:
+            steps = _restore(situation, ledger, advice, marks)
+            marks += len(steps)
+            placed += steps
         elif entry is None or advice.state in ("PROPOSED", "DEFERRED"):
             steps = _take(situation, ledger, advice, marks)
             marks += len(steps)
@@ -151,7 +124,7 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         elif advice.state == "ACCEPTED":
             placed += _carry_out(situation, advice, entry)
         elif advice.state == DONE and advice.expires > situation.now:
-            placed += _uphold(situation, advice, entry) or _restart_jobs(situation, entry)
+            placed += _uphold(situation, advice, entry) or _move_later(situation, advice, entry)
         else:
             removed += _take_back(situation, ledger, entry, f"the advisory is {advice.state}")
     for entry in ledger:
@@ -162,8 +135,26 @@ def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
         elif entry.expires <= situation.now:
             removed += _take_back(situation, ledger, entry, "it has expired")
         else:
-            removed += _restart_jobs(situation, entry)
+            removed += evictions.restart_steps(situation, entry)
+    placed += evictions.lost_job_steps(situation, ledger)
     return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
+
+
+def _store_of(situation: Situation) -> str:
+    return next((advice.store for advice in situation.advice.values() if advice.store), "")
+
+
+def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> list[Step]:
+    """Return the steps that undo all of the store before, then the step that begins the ledger for *store*.
+
+    The aggregator was reset, or restored from a backup: advisories of the same name are about other nodes, and tokens are
+    lower.
+    """
+    if not situation.is_live:
+        return []
+    why = "the aggregator has another store"
+    steps = [step for entry in ledger for step in _take_back(situation, ledger, entry, why)]
+    return steps if ledger.entries else [AdoptStore("", why, store)]
 
 
 def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
@@ -213,11 +204,26 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
     """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
-    actor = situation.policy.actor
-    is_lost = (
-        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
-    )
+    is_lost = advice.state == "ACCEPTED" and _is_own(situation, advice)
     return advice.state == "PROPOSED" or is_lost
+
+
+def _is_own(situation: Situation, advice: Advice) -> bool:
+    """Return whether this executor owns *advice*; the aggregator may put a login before its name."""
+    actor = situation.policy.actor
+    return bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
+
+
+def _restore(
+    situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int
+) -> list[Step]:
+    """Return the step that restores the mark of *advice*, which is in force and not in the ledger."""
+    is_in_force = situation.is_live and advice.expires - situation.now > HOLD_SECONDS_MIN
+    if not is_in_force or advice.action not in HOLDING_ACTIONS or not _is_own(situation, advice):
+        return []
+    if refusal_reason(situation, ledger, advice, marks):
+        return []
+    return [Restore(advice.name, f"{advice.action} of {advice.node} is in force: {advice.reason}")]
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
@@ -230,7 +236,7 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     node = situation.scheduler.nodes.get(advice.node)
     if node is None:
         return f"{advice.node or 'its host'} is not a node of this scheduler"
-    if node.out and not node.is_managed:
+    if _is_out(node) and not _may_move_beside(situation, advice, node):
         return f"{node.name} is out already: {node.out}"
     entry = ledger.get(advice.name)
     if entry is not None and entry.phase == GIVEN_BACK:
@@ -240,11 +246,27 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
     return ""
 
 
+def _is_out(node: Node) -> bool:
+    """Return whether a mark that no executor set keeps work off *node*."""
+    return bool(node.out) and not node.is_managed
+
+
+def _may_move_beside(situation: Situation, advice: Advice, node: Node) -> bool:
+    """Return whether jobs may be moved off *node*, which takes no new work, without a change of the others' mark."""
+    moves = advice.action in MOVING_ACTIONS and situation.capabilities.has_hold
+    return moves and (mark_of(situation, advice) == HOLD or node.may_drain)
+
+
 def mark_of(situation: Situation, advice: Advice) -> str:
-    """Return what is set for *advice*."""
+    """Return the mark for *advice*."""
     node = situation.scheduler.nodes[advice.node]
     if not situation.capabilities.has_drain:
         return HOLD
+    if situation.capabilities.has_hold:
+        if not node.may_drain:
+            return HOLD
+        if situation.scheduler.is_held_in_vain(node.name):
+            return DRAIN
     if advice.action == "EVICT_NOW" and not node.is_responding:
         return DOWN
     if situation.policy.mark == "drain":
@@ -264,7 +286,8 @@ def plan(situation: Situation, advice: Advice) -> list[Step]:
     if advice.action == "EVICT_NOW":
         if situation.policy.kill_replicas:
             steps.append(KillReplicas(advice.name, "", advice.node))
-        steps += [_leave(advice, job) for job in _named_jobs(situation.scheduler, advice)]
+        jobs = evictions.jobs_to_move(situation.scheduler, advice, entry)
+        steps += [evictions.leave_step(advice, job) for job in jobs]
     return steps
 
 
@@ -299,7 +322,7 @@ def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
     """Return what is next for an advisory that is accepted by us."""
     steps: list[Step] = []
     if advice.lease_until - situation.now < situation.policy.lease_seconds / 2:
-        steps.append(RenewLease(advice.name, "the lease ends soon"))
+        steps.append(RenewLease(advice.name, "the lease ends soon", entry.reported))
     if entry.answered:
         return steps
     if entry.phase == GIVEN_BACK:
@@ -307,7 +330,8 @@ def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
         return [Answer(advice.name, note, "REJECTED")]
     if advice.action in (REBOOT, RESET_GPU):
         return [*steps, *_repair(situation, advice, entry)]
-    if entry.phase != SET and situation.now - entry.accepted > GIVE_UP_SECONDS:
+    is_late = situation.now - entry.accepted > GIVE_UP_SECONDS
+    if entry.phase != SET and not entry.set_at and is_late:
         return [Answer(advice.name, "the scheduler did not accept the mark", "FAILED")]
     upheld = _uphold(situation, advice, entry)
     steps += upheld
@@ -321,8 +345,8 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     node = situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return []
-    if node.out and not node.is_managed:
-        return _yield_to(situation, advice, entry, node)
+    if _is_out(node) and not situation.capabilities.has_hold:
+        return _yield_to(advice, entry, node)
     if not _is_in_place(situation.scheduler, entry):
         return _set_again(situation, advice, entry, node)
     moved = abs(advice.expires - entry.ends) > EXTEND_SECONDS_MIN
@@ -363,103 +387,51 @@ def _named(entry: Entry) -> str:
     return entry.hold if entry.mark == HOLD else f"the drain of {entry.node}"
 
 
-def _yield_to(situation: Situation, advice: Advice, entry: Entry, node: Node) -> list[Step]:
-    """Somebody else took the node out: it stays theirs, and ours goes."""
-    steps: list[Step] = []
-    if entry.mark == HOLD and entry.is_marked and entry.hold in situation.scheduler.holds:
-        steps.append(RemoveHold(advice.name, f"{node.name} is out: {node.out}", entry.hold))
-    if advice.state == "ACCEPTED" and not entry.answered:
-        note = f"{node.name} is out already ({node.out}), which stays; Gangline's was removed"
-        steps.append(Answer(advice.name, note, "DONE"))
-    return steps
+def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
+    """Return the answer about a node with a foreign drain, for a scheduler that has one drain per node and no holds."""
+    if advice.state != "ACCEPTED" or entry.answered:
+        return []
+    note = f"{node.name} is out already ({node.out}), which stays; Gangline's drain follows it"
+    return [Answer(advice.name, note, "DONE")]
 
 
 # ---------------------------------------------------------------- jobs
 
 
-def _named_jobs(scheduler: SchedulerState, advice: Advice) -> list[ScheduledJob]:
-    """Return the jobs on the node that the advice names; others there live."""
-    return [job for job in scheduler.running_on(advice.node) if job.name == advice.workload]
-
-
-def _leave(advice: Advice, job: ScheduledJob) -> Step:
-    """Return how *job* leaves the node."""
-    if job.restarts_itself:
-        why = f"job {job.name} continues with its spare nodes"
-        return EndStep(advice.name, why, job.name, advice.node)
-    return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
-
-
 def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Have the jobs leave that must, and answer DONE when that is over."""
+    """Return the steps that move jobs off the node, or the answer DONE if no such job is left."""
     scheduler = situation.scheduler
-    running = scheduler.running_on(entry.node)
     if advice.action == "AVOID":
         return _finish(advice, entry, scheduler)
-    steps = _restart_jobs(situation, entry)
-    evicts = advice.action == "EVICT_NOW"
-    if evicts and situation.policy.kill_replicas and not entry.replicas:
-        why = f"replicas of torchft on {entry.node} are ended before their heartbeat is missed"
-        steps.append(KillReplicas(advice.name, why, entry.node))
-    if advice.action == "DRAIN_AT_CHECKPOINT":
-        due = checkpoint_due(situation, advice, entry)
-        evicts = bool(due) and situation.now >= due
-    named = _named_jobs(scheduler, advice) if evicts else []
-    for job in named:
-        progress = entry.jobs.get(job.name)
-        if progress is not None and progress.state == LEFT:
-            continue
-        if progress is None or (progress.state == REQUEUE and job.restarts <= progress.restarts):
-            steps.append(_leave(advice, job))
-    if steps:
+    steps = evictions.moving_steps(situation, advice, entry)
+    if steps or evictions.is_any_in_motion(entry):
         return steps
-    waiting = any(progress.state in (REQUEUE, START) for progress in entry.jobs.values())
     if advice.action == "EVICT_NOW":
-        return [] if waiting else _finish(advice, entry, scheduler)
-    return [] if running or waiting else _finish(advice, entry, scheduler)
+        remaining = evictions.remaining_jobs(scheduler, advice, entry)
+        return (
+            _report_remaining(advice, entry, remaining)
+            if remaining
+            else _finish(advice, entry, scheduler)
+        )
+    return [] if scheduler.running_on(entry.node) else _finish(advice, entry, scheduler)
 
 
-def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
-    """Let requeued jobs start at once: the scheduler holds each back for a time, and overwrites an earlier wish while it completes."""
-    steps: list[Step] = []
-    for name, progress in entry.jobs.items():
-        job = situation.scheduler.jobs.get(name)
-        if progress.state not in (REQUEUE, START) or job is None:
-            continue
-        # Of a job that was just completing the wish may have been overwritten.
-        is_due = situation.now - progress.started > START_AGAIN_SECONDS
-        if job.waits_for_begin_time and is_due:
-            # Sent before its second comes: the scheduler's first pass in that second starts the job, and needs no command of ours.
-            earliest = earliest_start(situation.capabilities, progress)
-            begin = earliest if earliest > situation.now else 0.0
-            steps.append(
-                StartNow(
-                    entry.advisory, f"job {name} was requeued by Gangline", name, begin, job.parts
-                )
-            )
-    return steps
+def _move_later(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
+    """Return the steps for jobs after the answer: a job may start on the node, or become known, later."""
+    if entry.phase != SET or advice.action == "AVOID":
+        return evictions.restart_steps(situation, entry)
+    return evictions.moving_steps(situation, advice, entry)
 
 
-def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
-    """Return the second in which a requeued job may start again; 0: at once."""
-    if not capabilities.restart_next_second:
-        return 0.0
-    # A job that takes long to complete is killed again, with a later time.
-    soon = progress.waiting - progress.requeued < KILLED_AGAIN_SECONDS
-    killed = progress.requeued if soon and progress.requeued else progress.waiting
-    return math.floor(killed) + 1.0
-
-
-def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
-    """Return when the jobs leave: after the first checkpoint that is due since it was accepted; 0 where the cadence is not known."""
-    times = []
-    for job in _named_jobs(situation.scheduler, advice):
-        interval = advice.checkpoint_seconds or job.checkpoint_seconds
-        if not interval > 0 or not job.started or not job.may_requeue:
-            return 0.0
-        count = max(0.0, entry.accepted - job.started) // interval + 1
-        times.append(job.started + count * interval + min(CHECKPOINT_MARGIN_SECONDS, interval / 4))
-    return max(times, default=0.0)
+def _report_remaining(
+    advice: Advice, entry: Entry, remaining: Mapping[str, JobProgress | None]
+) -> list[Step]:
+    """Tell the aggregator once which jobs are still on the node, and why: they are tried again, and it is not DONE."""
+    notes = [one.note if one else f"job {name} is still there" for name, one in remaining.items()]
+    note = "; ".join(notes)[:NOTE_CHARACTERS_MAX]
+    if note == entry.reported:
+        return []
+    return [RenewLease(advice.name, f"jobs must leave {entry.node} and are still there", note)]
 
 
 def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Step]:
@@ -529,7 +501,7 @@ def _return(
 
 def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
     """Remove the mark if it is there, then forget the entry. A node that somebody else took out since stays out."""
-    starts = _restart_jobs(situation, entry)
+    starts = evictions.restart_steps(situation, entry)
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:
             return [*starts, RemoveHold(entry.advisory, why, entry.hold)]
@@ -537,8 +509,7 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
             return [*starts, Resume(entry.advisory, why, entry.node)]
     if starts:
         return starts
-    waits = any(progress.state in (REQUEUE, START) for progress in entry.jobs.values())
-    if waits and situation.now - entry.accepted < GIVE_UP_SECONDS:
+    if evictions.is_any_in_motion(entry) and situation.now - entry.accepted < GIVE_UP_SECONDS:
         return []  # the job still completes: its delay is lifted next
     return [Forget(entry.advisory, why)]
 
@@ -562,8 +533,8 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
                 node = situation.scheduler.nodes.get(entry.node)
                 if node is not None and not node.is_managed:
                     entry.before_state, entry.before_reason = node.state, node.reason
-        case Requeue(job=job, restarts=restarts):
-            entry.jobs[job] = JobProgress(REQUEUE, restarts)
+        case Requeue(job=job, restarts=restarts) | EndStep(job=job, restarts=restarts):
+            evictions.record_intent(entry, job, restarts)
         case Reboot() | ResetGpus():
             entry.phase = SETTING
         case KillReplicas():
@@ -575,6 +546,8 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
 def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
     """Bring *ledger* into line with what aggregator and scheduler say; return whether anything changed."""
     changed = False
+    if not ledger.store and (store := _store_of(situation)):
+        ledger.store, changed = store, True
     for entry in ledger:
         advice = situation.advice.get(entry.advisory)
         if (
@@ -583,30 +556,27 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
             and not _is_anothers(advice, entry)
         ):
             entry.expires, changed = advice.expires, True
-        for name, progress in entry.jobs.items():
-            if progress.state not in (REQUEUE, START):
-                continue
-            job = situation.scheduler.jobs.get(name)
-            restarted = (
-                job is not None
-                and job.is_running
-                # By the nodes, too: a scheduler that was killed may have lost the count.
-                and (job.restarts > progress.restarts or entry.node not in job.nodes)
-            )
-            if job is not None and job.waits_for_begin_time and not progress.waiting:
-                progress.waiting, changed = situation.now, True
-            waits = (
-                job is not None
-                and job.state == "PENDING"
-                and not job.waits_for_begin_time
-                and (progress.started > 0 or job.restarts > progress.restarts)
-            )
-            if restarted or waits or job is None or job.ended:
-                progress.state, changed = MOVED, True
-                outcome = "runs again" if restarted else "waits for nodes" if waits else "has ended"
-                requeued = "was requeued and " if restarted or waits else ""
-                progress.note = f"job {name} {requeued}{outcome}"
+        changed |= evictions.follow_jobs(entry, situation) | _change_mark(entry, situation)
     return changed
+
+
+def _change_mark(entry: Entry, situation: Situation) -> bool:
+    """Choose another mark if the scheduler's state took the effect of the first one; return whether it changed."""
+    scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
+    if node is None or entry.phase in (GIVEN_BACK, REMOVED):
+        return False
+    if entry.mark == HOLD and scheduler.is_held_in_vain(entry.node):
+        return evictions.drain_instead(entry, situation)
+    has_hold = situation.capabilities.has_hold
+    is_overwritten = not node.may_drain if has_hold else _is_out(node)
+    if entry.mark not in (DRAIN, DOWN) or not is_overwritten:
+        return False
+    if has_hold:
+        suffix = EVICT_SUFFIX if entry.action == "EVICT_NOW" else ""
+        entry.mark, entry.hold = HOLD, f"{HOLD_PREFIX}{entry.advisory}{suffix}"
+    is_changed = has_hold or entry.phase != ACCEPTED
+    entry.phase, entry.ends = ACCEPTED, 0.0
+    return is_changed
 
 
 def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:
@@ -637,13 +607,12 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
             entry.phase, entry.set_at, entry.ends = SET, now, now + seconds
         case ExtendHold(seconds=seconds) if not error:
             entry.ends = now + seconds
+        case RenewLease(note=note) if not error:
+            entry.reported = note
         case Requeue(job=job):
-            _record_requeue(entry, job, error, now)
+            evictions.record_requeue(entry, job, error, now)
         case EndStep(job=job):
-            note = error or f"job {job} continues with its spare nodes"
-            entry.jobs[job] = JobProgress(
-                LEFT if error else MOVED, note=note[:JOB_NOTE_CHARACTERS_MAX]
-            )
+            evictions.record_end_step(entry, job, error, now)
         case RemoveHold(hold=hold) if not error and hold == entry.hold:
             entry.phase = REMOVED
         case Resume() if not error:
@@ -664,19 +633,7 @@ def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> No
     """Note in *ledger* what became of replicas: it goes into the answer."""
     entry = ledger.get(step.advisory)
     if entry is not None:
-        entry.replicas = note[:JOB_NOTE_CHARACTERS_MAX]
-
-
-def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
-    progress = entry.jobs[job]
-    if error:
-        progress.state, progress.note = (
-            LEFT,
-            f"job {job} was left: {error}"[:JOB_NOTE_CHARACTERS_MAX],
-        )
-    else:
-        progress.state, progress.note = START, f"job {job} was requeued"
-        progress.requeued = now
+        entry.replicas = note[: evictions.JOB_NOTE_CHARACTERS_MAX]
 
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
@@ -695,11 +652,13 @@ def next_poll_seconds(
     for entry in ledger:
         for progress in entry.jobs.values():
             since = progress.requeued or entry.accepted
-            if progress.state not in (REQUEUE, START) or now - since > QUICK_SECONDS_MAX:
+            if progress.state not in evictions.IN_MOTION or now - since > QUICK_SECONDS_MAX:
                 continue
             wait = 0.0
             if progress.started:
-                wait = earliest_start(capabilities, progress) + SECOND_MARGIN_SECONDS - now
+                wait = (
+                    evictions.earliest_start(capabilities, progress) + SECOND_MARGIN_SECONDS - now
+                )
             pauses.append(max(wait, QUICK_SECONDS))
     return min(pauses)
 

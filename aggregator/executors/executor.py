@@ -21,8 +21,10 @@ from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
 from .metrics import FAILED, OK, UPKEEP, ExecutorFigures
 from .model import (
+    DONE,
     SCHEDULER_STEPS,
     Accept,
+    AdoptStore,
     Advice,
     Answer,
     Capabilities,
@@ -32,10 +34,12 @@ from .model import (
     KillReplicas,
     RenewLease,
     Requeue,
+    Restore,
     Scheduler,
     SchedulerError,
     SchedulerState,
     SetWeight,
+    Situation,
     StartNow,
     Step,
     together,
@@ -160,8 +164,8 @@ class Executor:
 
     # ---- read
 
-    def _situation(self) -> core.Situation:
-        return core.Situation(
+    def _situation(self) -> Situation:
+        return Situation(
             self._client.advice(), self._state, self._wall(), self._client.is_live(),
             self._capabilities or Capabilities(), self._policy,
         )  # fmt: skip
@@ -176,10 +180,23 @@ class Executor:
         else:
             wanted = core.nodes_of_interest(self._client.advice().values(), self._ledger)
             nodes |= self._scheduler.read_nodes(wanted) if wanted else {}
-        state = SchedulerState(nodes, self._scheduler.read_jobs(), self._scheduler.read_holds())
+        jobs = {
+            name: job if job.is_running else replace(job, previous_nodes=self._previous_nodes(name))
+            for name, job in self._scheduler.read_jobs().items()
+        }
+        state = SchedulerState(nodes, jobs, self._scheduler.read_holds())
+        for job in state.jobs.values():
+            if job.problem:
+                self._complain(f"job {job.name} is not seen on any node", job.problem)
         if core.is_mark_missing(self._ledger, state):
             state = replace(state, started=self._scheduler.started())
         self._state = state
+
+    def _previous_nodes(self, job: str) -> frozenset[str]:
+        before = self._state.jobs.get(job)
+        if before is None:
+            return frozenset()
+        return before.nodes if before.is_running else before.previous_nodes
 
     # ---- act
 
@@ -248,7 +265,7 @@ class Executor:
     def _is_due(self, step: Step) -> bool:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
-    def _carry_out(self, situation: core.Situation, steps: list[Step]) -> None:
+    def _carry_out(self, situation: Situation, steps: list[Step]) -> None:
         """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator follow."""
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
@@ -320,10 +337,13 @@ class Executor:
         self._exporter.export(OtlpRecord("gangline.act", text, int(self._wall() * 1e9), severity, attributes))  # fmt: skip
         self.figures.dropped_log_records = self._exporter.dropped_count
 
-    def _tell(self, situation: core.Situation, steps: list[Step]) -> None:
+    def _tell(self, situation: Situation, steps: list[Step]) -> None:
         """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
         if not steps:
             return
+        if any(isinstance(step, Answer) for step in steps):
+            # A replica that was suspended and has lost the ledger knows only an earlier state: it answers nothing.
+            self._save()
         answers = together(
             [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]
         )
@@ -343,6 +363,12 @@ class Executor:
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
+                case AdoptStore(store=store):
+                    self._adopt_store(store)
+                case Restore(advisory=name):
+                    log.info("%s: the mark is set again: %s", name, step.why)
+                    core.record_accept(self._ledger, situation, situation.advice[name])
+                    self._ledger.entries[name].answered = DONE
                 case GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
                 case Forget():
@@ -352,13 +378,26 @@ class Executor:
             self._note(step, "", self._wall())
         self._is_unsaved = True
 
+    def _adopt_store(self, store: str) -> None:
+        """Begin the ledger for *store*, and report everything to it again."""
+        log.warning(
+            "the aggregator has another store (%s, before %s): it was reset or restored. What was set for the store before was "
+            "removed, and the ledger begins again", store, self._ledger.store,
+        )  # fmt: skip
+        self._ledger.tokens, self._ledger.store = {}, store
+        earlier = reports.earlier_reports(self._ledger.reported)
+        self._reported = reports.Reported(unavailable=earlier)
+        self._recoveries.forget()
+
     def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
         """Make the call of one step, in a thread of its own."""
         lease = self._config.lease_seconds
         try:
             match step:
-                case Accept() | RenewLease() if advice is not None:
+                case Accept() if advice is not None:
                     return self._client.answer(advice, "ACCEPTED", lease_seconds=lease)
+                case RenewLease(note=note) if advice is not None:
+                    return self._client.answer(advice, "ACCEPTED", note, lease)
                 case Answer(state=state, why=note) if advice is not None:
                     plans = self._recoveries.plan_texts(step.advisory)
                     return self._client.answer(advice, state, "; ".join([note, *plans]))
@@ -370,7 +409,7 @@ class Executor:
             return error
         return None
 
-    def _accepted(self, situation: core.Situation, advice: Advice, after: Advice) -> None:
+    def _accepted(self, situation: Situation, advice: Advice, after: Advice) -> None:
         if after.state != "ACCEPTED":
             self._paused[advice.name] = self._monotonic() + PAUSE_SECONDS
             log.info("%s was not granted: it is %s now", advice.name, after.state)
@@ -383,7 +422,7 @@ class Executor:
         )
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
-    def _announce(self, situation: core.Situation) -> None:
+    def _announce(self, situation: Situation) -> None:
         """Say, once for each state of an advisory, why it is skipped; in shadow, also what would be done."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():

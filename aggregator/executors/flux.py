@@ -27,7 +27,7 @@ from .model import (
     Step,
     apply_each,
 )
-from .slurm import Run, host_names, run_command
+from .slurm import Run, host_names, host_names_or_problem, run_command
 
 #: Fields that flux-resource(1) and flux-jobs(1) document; the reason comes last, for it may hold anything.
 NODE_FORMAT = "{statex}|{status}|{nodelist}|{reason}"
@@ -53,7 +53,7 @@ class Flux(Scheduler):
     def capabilities(self) -> Capabilities:
         """Return what this version can do."""
         found = re.search(r"^commands:\s+(\S{1,40})", self._run(["flux", "version"]), re.MULTILINE)
-        return Capabilities(found.group(1) if found else "")
+        return Capabilities(found.group(1) if found else "", has_hold=False)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name; all if *names* is None."""
@@ -77,15 +77,12 @@ class Flux(Scheduler):
                 continue
             name, state = fields[0], JOB_STATES[fields[1]]
             is_running = state == "RUNNING"
-            nodes = (
-                frozenset(filter(NODE_NAME.fullmatch, host_names(fields[2])))
-                if is_running
-                else frozenset()
-            )
+            listed, problem = host_names_or_problem(fields[2]) if is_running else ([], "")
+            nodes = frozenset(filter(NODE_NAME.fullmatch, listed))
             submitted, started, ended = map(_seconds, fields[3:])
             jobs[name] = ScheduledJob(
                 name, state, nodes, submitted=submitted, started=started if is_running else 0.0,
-                ended=ended if state not in ("PENDING", "RUNNING") else 0.0,
+                ended=ended if state not in ("PENDING", "RUNNING") else 0.0, problem=problem,
             )  # fmt: skip
         return jobs
 

@@ -76,7 +76,7 @@ class HTCondor(Scheduler):
     def capabilities(self) -> Capabilities:
         """Return what this version can do."""
         found = re.search(r"CondorVersion: ([0-9.]+)", self._run(["condor_version"]))
-        return Capabilities(found.group(1) if found else "")
+        return Capabilities(found.group(1) if found else "", has_hold=False)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return machines by name; all if *names* is None."""

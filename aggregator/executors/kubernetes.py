@@ -170,6 +170,7 @@ class Kubernetes(Scheduler):
         match step:
             case PlaceHold(node=node):
                 self._place(step)
+                self._read_pods_on(node)
                 self._post_event(node, step.hold, step.why)
             case ExtendHold(hold=hold, seconds=seconds):
                 nodes = self._nodes_of(hold)
@@ -207,6 +208,13 @@ class Kubernetes(Scheduler):
                 self._devices.place(step.hold, step.node, devices, ends, evicts)
                 return
         self._edit(step.node, lambda holds: _with(holds, step.hold, ends))
+
+    def _read_pods_on(self, node: str) -> None:
+        """Take the pods of *node* from the API server itself: the watch may not show yet what started just before the taint."""
+        self._pods.start(LIST_SECONDS_MAX)
+        selector = f"&fieldSelector=spec.nodeName%3D{urllib.parse.quote(node)}"
+        pods, version = self._api.list_all("/api/v1/pods", selector)
+        self._pods.store_list(pods, version)
 
     def _nodes_of(self, hold: str) -> list[str]:
         """Return the nodes that are tainted for *hold*."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from .kubernetes import EVENT_NAMESPACE, Kubernetes
-from .kubernetes_api import ApiServer
+from .kubernetes_api import ApiError, ApiServer
 from .kubernetes_devices import GROUP as DRA
+from .kubernetes_jobs import is_gpu_resource
 from .kubernetes_kueue import GROUP as KUEUE
+from .kubernetes_marks import KubernetesNode
 from .model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
 
@@ -48,6 +52,12 @@ EVENT_RIGHTS = tuple(
     for verb in ("create", "get", "patch")
 )
 SHOWN_MAX = 5
+#: As executor-rights.yaml names it.
+SERVICE_ACCOUNT = "gangline-executor"
+#: Names of extended resources that may be GPUs or other accelerators.
+LIKE_A_GPU = re.compile(
+    r"gpu|mig-|gaudi|cuda|dcu|gcu|mlu|xpu|npu|tpu|neuron|ascend|accelerator", re.IGNORECASE
+)
 
 
 def findings(
@@ -59,12 +69,23 @@ def findings(
         yield from _rights(api, config)
         nodes, jobs = scheduler.read_nodes(), scheduler.read_jobs()
         yield from cluster_findings(nodes, jobs)
+        yield from resource_findings(scheduler.current_nodes().values(), config.gpu_resources)
         if attempt and nodes:
             node = next(iter(nodes))
             scheduler.try_taint(node)
             yield DoctorFinding(DoctorLevel.OK, f"the API server would take a taint of node {node}")
     except SchedulerError as error:
         yield DoctorFinding(DoctorLevel.MISSING, str(error))
+
+
+def _service_account(config: KubernetesConfig) -> dict[str, Any]:
+    """Return the subject of the executor's service account behind `kubectl proxy`, whose own login is a person's; {} for the caller."""
+    if not config.kubernetes_server or config.ledger:
+        return {}
+    namespace = config.namespace
+    user = f"system:serviceaccount:{namespace}:{SERVICE_ACCOUNT}"
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]  # fmt: skip
+    return {"user": user, "groups": groups}
 
 
 def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
@@ -74,7 +95,8 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
     wanted += [(one, "") for one in (*(KUEUE_RIGHTS if config.kueue else ()), *(DEVICE_RIGHTS if config.device_taints else ()))]  # fmt: skip
     if not config.ledger:
         wanted += [(one, config.namespace) for one in STATE_RIGHTS]
-    missing = 0
+    missing, account = 0, _service_account(config)
+    user = account["user"] if account else ""
     for (verb, group, resource, subresource, purpose), namespace in wanted:
         attributes = {
             "verb": verb,
@@ -85,20 +107,42 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
         # The manifests name the one ConfigMap and the one Lease.
         is_named = namespace and verb != "create" and resource != "events"
         name = config.state_name if is_named else ""
+        kind = "SubjectAccessReview" if account else "SelfSubjectAccessReview"
         body = {
-            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}},
+            "apiVersion": "authorization.k8s.io/v1", "kind": kind,
+            "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}, **account},
         }  # fmt: skip
-        answer = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        try:
+            answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
+        except ApiError as error:
+            if error.status != 403 or not account:
+                raise
+            yield DoctorFinding(DoctorLevel.NOTE, f"rights of {user} are unknown, because the login of `kubectl proxy` may not ask for them; run doctor in the executor's pod")  # fmt: skip
+            return
         status = answer.get("status") if isinstance(answer, dict) else None
         if not (status or {}).get("allowed"):
             missing += 1
             what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             yield DoctorFinding(
-                DoctorLevel.MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
+                DoctorLevel.MISSING, f"{user and user + ' '}may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/{MANIFESTS.get(group, 'executor-rights.yaml')}",
             )  # fmt: skip
     if not missing:
-        yield DoctorFinding(DoctorLevel.OK, "has all rights that it needs")
+        yield DoctorFinding(DoctorLevel.OK, f"{user and user + ' '}has all rights that it needs")
+
+
+def resource_findings(
+    nodes: Iterable[KubernetesNode], gpu_resources: tuple[str, ...]
+) -> Iterator[DoctorFinding]:
+    """Yield the resources that look like GPUs and that no pattern matches. Pure."""
+    offered = {name for node in nodes for name, count in node.gpus.items() if count}
+    unknown = sorted(
+        name for name in offered if LIKE_A_GPU.search(name) and not is_gpu_resource(name, gpu_resources)
+    )  # fmt: skip
+    if unknown:
+        yield DoctorFinding(
+            DoctorLevel.NOTE, f"nodes offer {', '.join(unknown[:SHOWN_MAX])}, which gpu_resources does not match: pods with it are ignored, "
+            "so a drain does not wait for them; add it to gpu_resources if it is a GPU",
+        )  # fmt: skip
 
 
 def cluster_findings(

@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 HEALTH_SECONDS = 5.0
 #: A better bucket is published once it has stood for this long; a worse one at once.
 BETTER_SECONDS = 60.0
-#: What is published ends this long after its last write; it is written again when half of that is left.
+#: The health of a node ends this long after its last write, and is written again when half of that is left. On a node with
+#: holds it ends with the last hold: a node that takes pods again is not called unhealthy.
 VALID_SECONDS = 7200.0
+#: An end that moved by less is not written again.
+END_SECONDS = 60.0
 #: Nodes that are written in one turn: a change of a whole fleet takes many turns, and the API server stays free.
 WRITES_PER_TURN = 100
 MESSAGE_CHARACTERS_MAX = 200
@@ -76,19 +79,31 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
     return TRUE if health.is_allowed else FALSE, words, message[:MESSAGE_CHARACTERS_MAX]
 
 
-def label_patch(node: KubernetesNode, bucket: int | None, until: float) -> dict[str, Any] | None:
-    """Return the merge patch that sets *bucket* on *node* until then; None: no patch is needed. Without *bucket* it is removed."""
+def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[str, Any] | None:
+    """Return the merge patch that sets *bucket* on *node*; None: no patch is needed. Without *bucket* it is removed."""
     if bucket is None:
         if node.bucket_label is None and node.bucket_until is None:
             return None
         value = end = None
     else:
-        if node.bucket == bucket and node.bucket_ends > until - VALID_SECONDS / 2:
+        until, remaining = health_ends(node, now), node.bucket_ends - now
+        is_current = (
+            abs(node.bucket_ends - until) < END_SECONDS
+            if node.holds
+            else VALID_SECONDS / 2 < remaining <= VALID_SECONDS + END_SECONDS
+        )
+        if node.bucket == bucket and is_current:
             return None
         value, end = str(bucket), str(int(until))
     return {
         "metadata": {"labels": {BUCKET_LABEL: value}, "annotations": {BUCKET_UNTIL_ANNOTATION: end}}
     }
+
+
+def health_ends(node: KubernetesNode, now: float) -> float:
+    """Return when health that is written now ends: with the last hold of *node*, if it has holds."""
+    ends = max(node.holds.values(), default=0.0)
+    return min(now + VALID_SECONDS, ends) if ends > now else now + VALID_SECONDS
 
 
 def condition_patch(
@@ -145,15 +160,19 @@ class NodeHealthPublisher:
     def turn(self) -> int:
         """Publish what changed, nodes that became worse first; return how many nodes were written. Never raises for others' failures."""
         try:
-            health, nodes = self._read_health(), self._nodes()
-            count = self._publish(health, nodes) if health else 0
+            health = self._read_health()
+            self._problem = ""
         except (SchedulerError, ClientError) as error:
             if str(error) != self._problem:
                 log.warning("the health of nodes is not published: %s", error)
             self._problem = str(error)
+            health = None
+        try:
+            # Expired health is removed also if no new health is known.
+            return self._publish(health or {}, self._nodes())
+        except SchedulerError as error:
+            self._problem = str(error)
             return 0
-        self._problem = ""
-        return count
 
     def _publish(
         self, health: Mapping[str, NodeHealth], nodes: Mapping[str, KubernetesNode]
@@ -169,7 +188,7 @@ class NodeHealthPublisher:
             else:
                 bucket = self._hysteresis.bucket(name, node.bucket, found.bucket, now)
                 patches = (
-                    label_patch(node, bucket, now + VALID_SECONDS),
+                    label_patch(node, bucket, now),
                     condition_patch(node, condition_of(found), now),
                 )
             if any(patches):
@@ -182,10 +201,10 @@ class NodeHealthPublisher:
     def _expired_patches(
         self, node: KubernetesNode, now: float
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Return the patches that take away what is past its end on a node that the aggregator does not know any more."""
-        label = label_patch(node, None, 0.0) if node.bucket_ends <= now else None
-        is_past = node.health is not None and node.health.heartbeat + VALID_SECONDS <= now
-        return label, condition_patch(node, None, now) if is_past else None
+        """Return the patches that remove the expired health of a node without new health."""
+        if node.bucket_ends > now:
+            return None, None
+        return label_patch(node, None, now), condition_patch(node, None, now)
 
     def _write(self, name: str, label: Any, condition: Any) -> None:
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"

@@ -7,6 +7,8 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from .model import ScheduledJob
@@ -32,6 +34,8 @@ SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
+#: Resources that measure a share of a GPU, such as nvidia.com/gpumem, volcano.sh/vgpu-cores, tencent.com/vcuda-core.
+SHARE = re.compile(r"mem|core|percent", re.ASCII)
 GANG_CHARACTERS_MAX = 256
 ENDED_PHASES = ("Succeeded", "Failed")
 #: A pod that failed for these reasons lost its node.
@@ -79,7 +83,7 @@ def parse_pod(
     *gang_labels*: labels of the site that name a gang, looked at first.
     """
     metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
-    gpus = sum(gpus_of(container, gpu_resources) for container in spec.get("containers") or [])
+    gpus = gpus_of_pod(spec, gpu_resources)
     if not gpus and not spec.get("resourceClaims"):
         return None
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -133,12 +137,35 @@ def _gang(
     return f"{namespace}/pod/{name}"
 
 
+def gpus_of_pod(spec: Any, gpu_resources: Collection[str]) -> int:
+    """Return how many GPUs a pod needs: its containers together, or the largest of its init containers."""
+    gpus = sum(gpus_of(container, gpu_resources) for container in spec.get("containers") or [])
+    first = (gpus_of(container, gpu_resources) for container in spec.get("initContainers") or [])
+    return max(gpus, *first, 0)
+
+
 def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
     """Return how many GPUs a container asks for."""
     resources = container.get("resources") or {}
     wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    counts = (str(wanted.get(name, "0")) for name in gpu_resources)
-    return sum(int(count) for count in counts if count.isdecimal() and len(count) < 6)
+    return count_gpus(wanted, gpu_resources)
+
+
+def count_gpus(quantities: Mapping[str, Any], gpu_resources: Collection[str]) -> int:
+    """Return the GPUs among extended resources. A share that is measured in memory or cores counts as one GPU."""
+    counts = [
+        (name, int(count))
+        for name, count in ((name, str(one)) for name, one in quantities.items())
+        if count.isdecimal() and 0 < len(count) < 8 and is_gpu_resource(name, tuple(gpu_resources))
+    ]
+    whole = sum(count for name, count in counts if not SHARE.search(name))
+    return whole or int(any(count for _, count in counts))
+
+
+@cache
+def is_gpu_resource(name: str, gpu_resources: tuple[str, ...]) -> bool:
+    """Return whether the extended resource *name* is a kind of GPU."""
+    return any(fnmatchcase(name, pattern) for pattern in gpu_resources)
 
 
 def _checkpoint_seconds(text: Any) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .kubernetes_api import JSON_PATCH, MERGE_PATCH, ApiError, ApiServer
-from .kubernetes_jobs import GangPod, gpus_of
+from .kubernetes_jobs import GangPod, count_gpus, gpus_of_pod
 from .kubernetes_marks import BUCKET_LABEL, KubernetesNode, node_of
 from .kubernetes_watch import WatchedObjects
 from .model import SchedulerError
@@ -79,7 +79,7 @@ def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorklo
     pod_sets = []
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
         template = one["template"]["spec"]
-        gpus = sum(gpus_of(container, gpu_resources) for container in template.get("containers") or [])  # fmt: skip
+        gpus = gpus_of_pod(template, gpu_resources)
         selector = {str(key): str(value) for key, value in (template.get("nodeSelector") or {}).items()}  # fmt: skip
         pod_sets.append(PodSet(str(one.get("name", "main")), min(int(one["count"]), PODS_MAX), gpus, selector))  # fmt: skip
     checks = tuple(
@@ -153,10 +153,7 @@ def check_workload(
 def _free_gpus(
     nodes: Mapping[str, KubernetesNode], pods: Iterable[GangPod], gpu_resources: Collection[str]
 ) -> dict[str, int]:
-    free = {
-        name: sum(node.gpus.get(resource, 0) for resource in gpu_resources)
-        for name, node in nodes.items()
-    }
+    free = {name: count_gpus(node.gpus, gpu_resources) for name, node in nodes.items()}
     for pod in pods:
         if pod.is_live and pod.node in free:
             free[pod.node] -= pod.gpus

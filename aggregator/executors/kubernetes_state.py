@@ -7,6 +7,7 @@ nothing is done without the ledger.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 import uuid
@@ -25,9 +26,17 @@ log = logging.getLogger(__name__)
 LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
 #: An object of Kubernetes has at most 1 MiB.
 LEDGER_BYTES_MAX = 900_000
+#: Length of a holder's name: the API server accepts more, tools show this much.
+IDENTITY_CHARACTERS_MAX = 63
 #: A Lease that was not renewed for this long is free; it is renewed after a third of it, and given up a fifth before.
 LEASE_SECONDS = 15
 RENEW_SECONDS, GIVE_UP_SECONDS, RETRY_SECONDS = LEASE_SECONDS / 3, LEASE_SECONDS * 0.8, 2.0
+
+
+def lease_identity() -> str:
+    """Return a name of this process that no other has: two with the host's network have one host name."""
+    unique = uuid.uuid4().hex
+    return f"{socket.gethostname()[: IDENTITY_CHARACTERS_MAX - len(unique) - 1]}_{unique}"
 
 
 class ConfigMapLedger(ExecutorLedger):
@@ -112,7 +121,7 @@ class ExecutorLease:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """*api*: of this lease alone, so that no other call delays a renewal."""
-        self._api, self._holder, self._monotonic = api, holder[:63], monotonic
+        self._api, self._holder, self._monotonic = api, holder[:IDENTITY_CHARACTERS_MAX], monotonic
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path, self._name = f"{self._collection}/{name}", name
         self.place = f"lease {namespace}/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from .kubernetes_api import ApiError, ApiServer, ApiWatch
@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 #: A lost connection is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
+#: Answers to a login without the right.
+REFUSED = (401, 403)
 #: `close` waits for the thread this long: it may be in a call.
 CLOSE_SECONDS = 15.0
 #: More objects of a kind are not taken: the list is an error.
@@ -31,9 +33,13 @@ class WatchedObjects(Generic[T]):
         """*path*: of the list; *name_of*: the key of an object. Both callables may raise KeyError, TypeError, ValueError."""
         self._api, self._path, self._parse, self._name_of = api, path, parse, name_of
         self._objects: dict[str, tuple[int, T | None]] = {}
-        self._lock = threading.Lock()
+        #: The newest version that the list or an event had.
+        self._version = 0
+        self._lock = threading.RLock()
         self._problem = "nothing was read yet"
         self._listed, self._stopped = threading.Event(), threading.Event()
+        #: Set with the first list, or once the login is refused: waiting longer does not help.
+        self._is_decided = threading.Event()
         self._thread: threading.Thread | None = None
         self._watch: ApiWatch | None = None
         #: Called after each change, in the thread of the watch.
@@ -47,7 +53,8 @@ class WatchedObjects(Generic[T]):
                     target=self._run, name=f"watch {self._path}", daemon=True
                 )
                 self._thread.start()
-        if not self._listed.wait(seconds_max):
+        self._is_decided.wait(seconds_max)
+        if not self._listed.is_set():
             raise SchedulerError(f"{self._path}: {self._problem}")
 
     def close(self) -> None:
@@ -71,6 +78,13 @@ class WatchedObjects(Generic[T]):
         """Take an object as an answer had it, unless a later one is known."""
         self._take("MODIFIED", thing)
 
+    def store_list(self, things: Iterable[Any], version: str) -> None:
+        """Take a part of the list as it was at *version*, unless the watch is past that: it knows what was deleted since."""
+        with self._lock:
+            if _number(version) > self._version:
+                for thing in things:
+                    self._take("MODIFIED", thing)
+
     def _run(self) -> None:
         rest = RETRY_SECONDS
         while not self._stopped.is_set():
@@ -87,8 +101,12 @@ class WatchedObjects(Generic[T]):
                         if self._stopped.is_set():
                             return
                         version = self._take(kind, thing) or version
+                        with self._lock:
+                            self._version = _number(version)
             except ApiError as error:
                 self._lose(str(error), error.status == 410)
+                if error.status in REFUSED:
+                    self._is_decided.set()
             except Exception as error:  # a thread must not end unseen
                 log.exception("watching %s failed", self._path)
                 self._lose(repr(error), False)
@@ -114,7 +132,9 @@ class WatchedObjects(Generic[T]):
                 objects[name] = number, one
         with self._lock:
             self._objects, self._problem = objects, ""
+            self._version = _number(version)
         self._listed.set()
+        self._is_decided.set()
         self.wake()
         return version
 
@@ -145,3 +165,7 @@ class WatchedObjects(Generic[T]):
                 return "", int(thing["metadata"]["resourceVersion"]), None
             except (KeyError, TypeError, ValueError):
                 return "", 0, None
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdecimal() else 0

@@ -1,7 +1,8 @@
 """Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
 `segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and continues
-if there is none. Only files with Gangline's first line are removed.
+if the file is missing or empty. Therefore a file gets its name after its content is complete. Only files with Gangline's
+first line, or the beginning of it, are removed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +21,10 @@ NAME = re.compile(r"segment_health_check\.[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 #: Of a folder more entries than this are not looked through for files of ours.
 ENTRIES_MAX = 100_000
 FILE_BYTES_MAX = 4096
+#: The first bytes of every file from an executor.
+_BEGINS = f"{REASON_PREFIX}act=out;".encode()
+#: An older empty file has no active writer: the writer was killed, or the disk was full.
+ABANDONED_SECONDS = 10.0
 #: Only faults that are certain ask for these: nothing that is merely suspected keeps a segment out.
 SEGMENT_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 
@@ -53,19 +59,34 @@ def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
     problems: list[str] = []
     for name, content in wanted.items():
         path = folder / name
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        except FileExistsError:
-            if not _is_managed(path):
-                problems.append(f"{path} was not written by Gangline and stays unchanged")
+        if _is_managed(path):
             continue
-        with open(handle, "wb", buffering=0) as file:  # empty until this one write: healthy
-            file.write(content.encode())
+        try:
+            _write_whole(path, content.encode(), replaces=_is_abandoned(path))
+        except FileExistsError:
+            problems.append(f"{path} was not written by Gangline and stays unchanged")
     if tidy:
         for name in managed_files(folder):
             if name not in wanted:
                 remove(folder, [name])
     return problems
+
+
+def _write_whole(path: Path, content: bytes, *, replaces: bool) -> None:
+    """Create a complete file under its name in one step. Raises OSError, and FileExistsError unless *replaces*."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        if replaces:
+            unfinished.replace(path)
+        else:
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def managed_files(folder: Path) -> list[str]:
@@ -91,4 +112,18 @@ def _is_managed(path: Path) -> bool:
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             return False
-        return file.read(FILE_BYTES_MAX).startswith(f"{REASON_PREFIX}act=out;".encode())
+        begins = file.read(FILE_BYTES_MAX)[: len(_BEGINS)]
+    return len(begins) >= len(REASON_PREFIX) and _BEGINS.startswith(begins)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether *path* is an empty file without an active writer."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISREG(found.st_mode)
+        and not found.st_size
+        and time.time() - found.st_mtime > ABANDONED_SECONDS
+    )

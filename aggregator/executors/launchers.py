@@ -14,10 +14,9 @@ from pathlib import Path
 
 from . import attribution, launcher_segments
 from .attribution_server import AttributionServer
-from .core import Situation
 from .cycle_info import CycleInfo, CycleInfoError, allocations, read_cycle_info, with_cycles
 from .ledger import ExecutorLedger
-from .model import SchedulerState
+from .model import SchedulerState, Situation
 from .settings import ExecutorConfig
 
 log = logging.getLogger(__name__)
@@ -151,8 +150,8 @@ class Launchers:
                 except CycleInfoError as error:
                     self._complain(f"{folder}/cycle_info.{job}: {error}")
                     continue
-                except (OSError, ValueError) as error:
-                    self._complain(f"{folder}/cycle_info.{job}: {error}")
+                except Exception as error:  # noqa: BLE001 - a user's file must not keep those of others from being read
+                    self._complain(f"{folder}/cycle_info.{job}: {type(error).__name__}: {error}")
                     continue
                 if info is not None and (job not in found or info.started > found[job].started):
                     found[job] = info

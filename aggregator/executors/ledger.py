@@ -52,6 +52,11 @@ class JobProgress:
     requeued: float = 0.0
     waiting: float = 0.0
     started: float = 0.0
+    #: How often the scheduler refused to move it, and how often it started on the node again.
+    attempts: int = 0
+    returns: int = 0
+    #: When it is tried again.
+    retry: float = 0.0
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class Entry:
     evict_at: float = 0.0
     #: What became of the replicas of torchft on the node; "": they were not to be ended, or not yet.
     replicas: str = ""
+    #: The last report to the aggregator about jobs that are still on the node.
+    reported: str = ""
     jobs: dict[str, JobProgress] = field(default_factory=dict)
 
     @property
@@ -111,6 +118,8 @@ class ExecutorLedger:
         self.entries: dict[str, Entry] = {}
         #: The highest fencing token seen of any advisory: an older one is never acted on.
         self.tokens: dict[str, int] = {}
+        #: Identity of the aggregator's store that issued the entries and tokens; "": unknown.
+        self.store = ""
         #: Nodes that were reported to the aggregator as out: the next process reports which of them are back.
         self.reported: frozenset[str] = frozenset()
         #: Nodes whose weight is not what it was.
@@ -153,6 +162,7 @@ class ExecutorLedger:
             "format": FORMAT,
             "entries": [asdict(entry) for entry in self.entries.values()],
             "tokens": self.tokens,
+            "store": self.store,
             "reported": sorted(self.reported)[:REPORTED_MAX],
             "weights": {
                 name: [one.before, one.given, one.earlier] for name, one in self.weights.items()
@@ -192,6 +202,7 @@ class ExecutorLedger:
                 )
             self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
             self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
+            self.store = str(document.get("store", ""))
             self.reported = frozenset(map(str, document.get("reported", ())))
             self.weights = {
                 str(name): WeightChange(*map(int, change))

@@ -27,6 +27,8 @@ HOLDING_ACTIONS = (
 )
 RETURN = "RETURN_TO_SERVICE"
 REBOOT, RESET_GPU = "REBOOT", "RESET_GPU"
+#: Actions that move running work. They are also carried out on nodes that take no new work.
+MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: What an executor may be allowed to carry out.
 ACTIONS = (*HOLDING_ACTIONS, REBOOT, RESET_GPU, RETURN)
 
@@ -63,6 +65,10 @@ class Node:
     down: str = ""
     #: Set by an executor: `reason` begins with REASON_PREFIX and the node is drained or down.
     is_managed: bool = False
+    #: False: the node has a foreign drain, whose reason a drain would overwrite.
+    may_drain: bool = True
+    #: In service, and no job can start there now.
+    is_busy: bool = False
     #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
     weight: int | None = None
 
@@ -85,11 +91,17 @@ class ScheduledJob:
     restarts_itself: bool = False
     #: It waits only because it was requeued: it may start now.
     waits_for_begin_time: bool = False
+    #: When the scheduler lets it start, while it waits for that time; 0: unknown.
+    begins: float = 0.0
+    #: Nodes of its run before, as this process saw them, while it waits.
+    previous_nodes: frozenset[str] = frozenset()
     #: The scheduler's numbers of its parts.
     parts: tuple[str, ...] = ()
     #: The array that it is a task of, and which; "" for none.
     array: str = ""
     array_task: str = ""
+    #: Why its nodes are unknown; "" if its nodes are known.
+    problem: str = ""
     #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.
     cycle: int = 0
 
@@ -108,6 +120,8 @@ class NodeHold:
     ends: float = 0.0
     #: Devices of the nodes that it is about; () for the nodes themselves.
     devices: tuple[str, ...] = ()
+    #: Its jobs start on its nodes although another hold is in force there.
+    overrides_holds: bool = False
 
     @property
     def is_managed(self) -> bool:
@@ -124,6 +138,10 @@ class SchedulerState:
     holds: Mapping[str, NodeHold] = field(default_factory=dict)
     #: When the scheduler's controller started; 0: not read.
     started: float = 0.0
+
+    def is_held_in_vain(self, node: str) -> bool:
+        """Return whether a foreign hold lets jobs start on *node* although an executor holds the node."""
+        return any(hold.overrides_holds and node in hold.nodes for hold in self.holds.values())
 
     def running_on(self, node: str) -> list[ScheduledJob]:
         """Return the jobs that hold *node*, by name."""
@@ -142,8 +160,9 @@ class Capabilities:
     drain_ends: bool = False
     #: A requeued job that starts again on a node within the same second of the controller's clock fails there.
     restart_next_second: bool = False
-    #: A drain is something else than a hold. Without one, every mark is a hold.
+    #: Kinds of marks. A hold may be in force beside a foreign drain.
     has_drain: bool = True
+    has_hold: bool = True
 
 
 # ---------------------------------------------------------------- what the aggregator says
@@ -172,12 +191,41 @@ class Advice:
     devices: tuple[str, ...] = ()
     #: How sure it is: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
     basis: str = ""
+    #: Identity of the aggregator's store. Names and tokens are unique within it; "": unknown.
+    store: str = ""
 
     @property
     def hold_name(self) -> str:
         """The name of what is set in the scheduler for it."""
         suffix = EVICT_SUFFIX if self.action == "EVICT_NOW" else ""
         return f"{HOLD_PREFIX}{self.name}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorPolicy:
+    """Actions and limits that the operator allows."""
+
+    actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
+    mark: str = "auto"
+    #: At most this many marks at one time, whatever the aggregator grants.
+    marks_max: int = 100
+    lease_seconds: float = 600.0
+    #: How our answers name us; the aggregator may put a login before it.
+    actor: str = ""
+    #: EVICT_NOW also ends the replicas of torchft on the node.
+    kill_replicas: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Inputs of a decision. `is_live`: *advice* is complete and current; otherwise nothing new begins."""
+
+    advice: Mapping[str, Advice]
+    scheduler: SchedulerState
+    now: float
+    is_live: bool
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    policy: ExecutorPolicy = field(default_factory=ExecutorPolicy)
 
 
 # ---------------------------------------------------------------- what is done, each step with its reason
@@ -197,8 +245,22 @@ class Accept(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Restore(Step):
+    """Keep the advisory in the ledger again: its mark ended during an outage, and its fault is active."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptStore(Step):
+    """Begin the ledger for another store of the aggregator, once all earlier marks are removed."""
+
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
 class RenewLease(Step):
-    """Keep the lease."""
+    """Keep the lease. `note`: which jobs are still on the node, and why."""
+
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +329,11 @@ class Resume(Step):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop *job* and put it back into the queue. `restarts`: how often it had been before."""
+    """Stop *job* and put it back into the queue. `restarts`: how often it had been before; `node`: the node that it must leave."""
 
     job: str
     restarts: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +353,8 @@ class EndStep(Step):
 
     job: str
     node: str
+    #: How often the job had been requeued before.
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Ray(Scheduler):
 
     def capabilities(self) -> Capabilities:
         """Return what this version can do."""
-        return Capabilities(str(self._state().get("version", ""))[:40])
+        return Capabilities(str(self._state().get("version", ""))[:40], has_hold=False)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
         """Return nodes by name, those that have ended under our drain, too."""

@@ -109,6 +109,7 @@ def free_nodes(state: SchedulerState) -> list[str]:
         for node in state.nodes.values()
         if node.state.startswith("IDLE")
         and node.is_responding
+        and not node.is_busy
         and not node.out
         and not node.down
         and node.name not in held

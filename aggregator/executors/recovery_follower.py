@@ -127,6 +127,11 @@ class RecoveryFollower:
         """Return the plans that were made for the jobs of an advisory."""
         return [text for (name, _), text in self._texts.items() if name == advisory]
 
+    def forget(self) -> None:
+        """Forget plans and recoveries: their advisories are of another store."""
+        for pending in (self._followed, self._pending, self._texts):
+            pending.clear()
+
     def is_urgent(self, now: float) -> bool:
         """Return whether a job is about to run again."""
         return any(now - one.decided < RECOVERY_POLLED_SECONDS for one in self._followed.values())

@@ -11,15 +11,30 @@ from typing import Any
 from ...contract.otlp_logs import check_url
 from ...contract.settings import setting
 from .attribution_server import parse_listen
-from .core import MARKS, ExecutorPolicy
-from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RESET_GPU, RETURN
+from .core import MARKS
+from .model import (
+    ACTIONS,
+    HOLDING_ACTIONS,
+    MOVING_ACTIONS,
+    NODE_NAME,
+    REBOOT,
+    RESET_GPU,
+    RETURN,
+    ExecutorPolicy,
+)
 from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
 #: A name of an object or namespace of Kubernetes.
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "habana.ai/gaudi")
+#: Patterns of extended resources: whole GPUs, shared ones (`gpu.shared`), MIG instances, vGPU profiles and passed-through chips
+#: (names in capitals), partitions of AMD, and shares by other plugins.
+GPU_RESOURCES = (
+    "nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "nvidia.com/pgpu*", "nvidia.com/[A-Z]*", "amd.com/gpu*",
+    "amd.com/?px*", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi*", "k8s.amazonaws.com/vgpu", "aliyun.com/gpu-*",
+    "volcano.sh/gpu-*", "volcano.sh/vgpu-*", "tencent.com/vcuda-*",
+)  # fmt: skip
 #: Keys of taints that stand on nodes in service.
 USUAL_TAINTS = (
     "nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "node-role.kubernetes.io/*", "cloud.google.com/*", "eks.amazonaws.com/*",
@@ -95,8 +110,6 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
-#: What moves jobs.
-MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 #: Of `cycle_info_dirs`.
 FOLDERS_MAX = 16
 
@@ -327,8 +340,8 @@ class KubernetesConfig(UnweightedConfig):
     gpu_resources: tuple[str, ...] = setting(
         GPU_RESOURCES,
         description=(
-            "extended resources that are GPUs; pods that request neither these nor a resource "
-            "claim are ignored"
+            "extended resources that are GPUs (* matches any characters); pods that request "
+            "neither these nor a resource claim are ignored"
         ),
     )
     gang_labels: tuple[str, ...] = setting(

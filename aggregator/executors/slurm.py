@@ -6,6 +6,7 @@ job at a time. Parsing is separate from running commands.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,8 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from .. import pending_job
 from ..host_sets import HostSetError, expand_hosts, fold_hosts
+from ..mirror_format import MirrorError
+from ..slurm_text import BUSY, DOWN, DRAINED, OUT, parse_reason, state_names
+from ..slurm_text import gpus_of as _gpus
 from .model import (
+    HOLD_PREFIX,
     NODE_NAME,
     REASON_PREFIX,
     Capabilities,
@@ -51,15 +57,12 @@ DRAIN_ENDS_VERSION = (23, 11)
 #: Slurm writes 8 characters of a time that it does not know.
 NO_TIMES = ("", "N/A", "NONE", "Unknown", "(null)")
 
-#: Flags by which a person keeps work off a node, and by which the controller does.
-OUT_FLAGS = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT"})
-DOWN_FLAGS = frozenset(
-    {"DOWN", "INVAL", "ERROR", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "FUTURE"}
-)
 #: Reasons that the controller itself writes on a node that it takes DOWN.
 CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
-#: After the state, `scontrol` marks nodes with these.
-STATE_MARKS = "*~#!%$@^-"
+CONTROLLER = "slurm"
+
+NODE_HEAD = re.compile(r"NodeName=(\S+) .*? ?State=(\S+)")
+WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
 #: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
 IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%b|%N"
@@ -69,13 +72,14 @@ JOB_LINE = re.compile(
     r"([0-9]{1,10})\|([0-9]{1,10})([+_][^|]*)?\|([A-Z_]{1,30})\|([0-9]{1,7})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)",
     re.ASCII,
 )
-GPUS = re.compile(r"(?:^|[,:])gpu(?::[^,:=]*)?[:=]([0-9]{1,5})", re.ASCII)
 COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", re.ASCII)
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: The comments of at most this many jobs are kept.
 COMMENTS_MAX = 100_000
 
-WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
+#: Jobs in a reservation with such a flag start on its nodes although another reservation has them (seen on 22.05.8).
+OVERRIDING_FLAGS = frozenset({"MAINT", "OVERLAP"})
+
 
 Run = Callable[[Sequence[str]], str]
 
@@ -93,7 +97,11 @@ def run_command(
             timeout=seconds_max,
             check=False,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            # A format of times of its own would hide who drained a node, and when a job started.
+            env={
+                **(os.environ if environment is None else environment),
+                "SLURM_TIME_FORMAT": "standard",
+            },
         )
     except subprocess.TimeoutExpired as error:
         raise SchedulerError(f"{command[0]}: no answer within {seconds_max:g} s") from error
@@ -239,7 +247,9 @@ class Slurm(Scheduler):
                 self._run(["scontrol", "update", f"reservationname={hold}", _end_word(seconds)])
             case RemoveHold(hold=hold):
                 self._remove(hold)
-            case Requeue(job=job):
+            case Requeue(job=job, node=node):
+                if node and (reason := self._obstacle(job, node)):
+                    raise SchedulerError(f"it can run nowhere else: {reason}")
                 self._run(["scontrol", "requeue", job])
             case StartNow(job=job, begin=begin):
                 # `uts`: seconds since 1970, which no time zone moves.
@@ -264,6 +274,20 @@ class Slurm(Scheduler):
                 self._run(site_command(self._reset_command, node))
             case _:
                 raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+
+    def _obstacle(self, job: str, node: str) -> str:
+        """Return why *job* could not run without *node*; "" if no obstacle is known."""
+        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"])  # fmt: skip
+        try:
+            shown, nodes, reservations = together(
+                [partial(self._run, ["scontrol", *command]) for command in commands]
+            )
+            found, reserved = pending_job.parse_nodes(nodes), pending_job.parse_reservations(reservations)  # fmt: skip
+            parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
+        except (SchedulerError, MirrorError):
+            return ""
+        reasons = (pending_job.obstacle(part, found, reserved, node) for part in parts)
+        return next(filter(None, reasons), "")
 
     def _start(self, part: str, start: str) -> None:
         try:
@@ -337,17 +361,14 @@ def parse_nodes(text: str) -> dict[str, Node]:
     """Return the nodes of `scontrol -o show node`."""
     nodes: dict[str, Node] = {}
     for line in text.splitlines():
-        head = re.match(r"NodeName=(\S+) .*? ?State=(\S+)", line)
+        head = NODE_HEAD.match(line)
         if head is None:
             continue
         name, state = head.groups()
-        # The last field but those of newer versions; it ends with who wrote it and when.
-        found = re.search(
-            r" Reason=(.*?)(?: \[([^\[\]@]*)@[^\[\]]*\])?(?: (?:Comment|Extra)=.*)?$", line
-        )
-        reason, author = (found.group(1), found.group(2) or "") if found else ("", "")
-        # In front of the reason, in which anybody may write anything.
-        weight = WEIGHT.search(line.partition(" Reason=")[0])
+        before, _, behind = line.partition(" Reason=")
+        reason, author = parse_reason(behind)
+        # The text of the reason may contain anything, also `Weight=`.
+        weight = WEIGHT.search(before)
         nodes[name] = replace(
             node_of(name, state, reason, author), weight=int(weight[1]) if weight else None
         )
@@ -355,28 +376,26 @@ def parse_nodes(text: str) -> dict[str, Node]:
 
 
 def node_of(name: str, state: str, reason: str, author: str) -> Node:
-    """Return a node that Slurm reports with *state*, such as `IDLE+DRAIN` or `DOWN*`."""
-    flags = {flag.rstrip(STATE_MARKS) for flag in state.split("+")}
-    is_out = bool(flags & OUT_FLAGS)
-    is_down = bool(flags & DOWN_FLAGS)
-    # What the check of a host drained (`by=check`) it takes back itself; it keeps nobody from evicting jobs there.
-    by_check = is_out and reason.startswith(REASON_PREFIX) and ";by=check" in reason
+    """Return a node that Slurm reports with *state*, for *reason* by *author*."""
+    names = state_names(state)
+    is_drained = bool(names & DRAINED)
+    # The check of the host ends its own drain (`by=check`). Jobs there are still evicted.
+    by_check = reason.startswith(REASON_PREFIX) and ";by=check" in reason
     is_managed = (
-        reason.startswith(REASON_PREFIX) and ";adv=a" in reason and (is_out or "DOWN" in flags)
+        reason.startswith(REASON_PREFIX) and ";adv=a" in reason and (is_drained or "DOWN" in names)
     )
-    by_controller = author == "slurm" or reason.startswith(CONTROLLER_REASONS) or not reason
-    shown = "+".join(sorted(flags & (OUT_FLAGS | DOWN_FLAGS)))
+    by_controller = author == CONTROLLER or reason.startswith(CONTROLLER_REASONS)
+    shown = "+".join(sorted(names & (OUT | DOWN)))
     message = f"{shown}: {reason}" + (f" ({author})" if author else "") if reason else shown
-    out = (
-        ""
-        if by_check
-        else message
-        if is_out or (is_down and not by_controller and "DOWN" in flags)
-        else ""
+    is_persons = not by_controller and (
+        (is_drained and not by_check) or ("DOWN" in names and bool(reason))
     )
-    down = message if is_down and not out else ""
-    is_responding = "*" not in state and "NOT_RESPONDING" not in flags
-    return Node(name, state, reason, is_responding, out, down, is_managed)
+    is_out = is_persons or bool(names & (OUT - DRAINED))
+    is_down = bool(names & DOWN) or (is_drained and by_controller)
+    return Node(
+        name, state, reason, "NOT_RESPONDING" not in names, message if is_out else "", message if is_down and not is_out else "",
+        is_managed, is_managed or not (is_drained or is_persons), is_busy=bool(names & BUSY),
+    )  # fmt: skip
 
 
 def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob]:
@@ -387,7 +406,7 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
         if len(fields) == 4 and fields[0].isdecimal() and fields[1].isdecimal():
             counted[fields[0]] = int(fields[1]), fields[2] == "1", _seconds(fields[3])
     jobs: dict[str, ScheduledJob] = {}
-    expanded: dict[str, list[str]] = {}
+    expanded: dict[str, tuple[list[str], str]] = {}
     for line in identity.splitlines():
         match = JOB_LINE.fullmatch(line)
         if match is None or match.group(1) not in counted:
@@ -399,14 +418,15 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
         name = shown if suffix and suffix.startswith("+") else number
         restarts, may_requeue, eligible = counted[number]
         if listed not in expanded:
-            expanded[listed] = host_names(listed)
+            expanded[listed] = host_names_or_problem(listed)
+        nodes, problem = expanded[listed]
         part = ScheduledJob(
-            name, state, frozenset(expanded[listed]), restarts, may_requeue,
+            name, state, frozenset(nodes), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
             # By the time, not by the reason, which comes a moment later.
-            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,),
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,), begins=eligible,
             array=shown if suffix and suffix.startswith("_") else "",
-            array_task=suffix[1:] if suffix and suffix.startswith("_") else "",
+            array_task=suffix[1:] if suffix and suffix.startswith("_") else "", problem=problem,
         )  # fmt: skip
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs
@@ -430,12 +450,14 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         restarts=max(first.restarts, second.restarts),
         may_requeue=first.may_requeue and second.may_requeue,
         gpus=first.gpus + second.gpus,
+        problem=first.problem or second.problem,
         started=max(first.started, second.started),
         ended=max(first.ended, second.ended),
         # While one part completes, Slurm will still put the delay on it.
         waits_for_begin_time=first.state == second.state == "PENDING"
         and (first.waits_for_begin_time or second.waits_for_begin_time),
         parts=(*first.parts, *second.parts),
+        begins=max(first.begins, second.begins),
     )
 
 
@@ -446,11 +468,6 @@ def apply_comment(job: ScheduledJob, comment: str) -> ScheduledJob:
     if not 0 < seconds <= CHECKPOINT_SECONDS_MAX:
         seconds = 0
     return replace(job, checkpoint_seconds=float(seconds), restarts_itself="spares" in options)
-
-
-def _gpus(text: str) -> int:
-    """Return the GPUs of `gpu:h100:8`, `gres:gpu:4`; 0 where none are named."""
-    return sum(int(count) for count in GPUS.findall(text))
 
 
 def _seconds(text: str) -> float:
@@ -472,19 +489,30 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
         end = re.search(r" EndTime=(\S+)", line)
         if head is None or nodes is None or " State=ACTIVE" not in line:
             continue
-        names = frozenset(host_names(nodes.group(1)))
-        holds[head.group(1)] = NodeHold(
-            head.group(1), names, _seconds(end.group(1)) if end else 0.0
-        )
+        name, names = head.group(1), frozenset(host_names_or_problem(nodes.group(1))[0])
+        flags = re.search(r" Flags=(\S+)", line)
+        overrides = flags is not None and not OVERRIDING_FLAGS.isdisjoint(flags[1].split(","))
+        holds[name] = NodeHold(
+            name, names, _seconds(end.group(1)) if end else 0.0,
+            overrides_holds=overrides and not name.startswith(HOLD_PREFIX),
+        )  # fmt: skip
     return holds
 
 
 def host_names(listed: str) -> list[str]:
     """Return the names of a host list of Slurm or Flux, none where it says so. Raises SchedulerError."""
     listed = listed.strip()
-    if not listed or listed in NO_TIMES or listed.startswith("(None"):
+    if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []
     try:
         return expand_hosts(listed)
     except HostSetError as error:
         raise SchedulerError(f"host list {listed[:80]!r}: {error}") from error
+
+
+def host_names_or_problem(listed: str) -> tuple[list[str], str]:
+    """Return (names, why they are not known): one list that cannot be read must not hide all others."""
+    try:
+        return host_names(listed), ""
+    except SchedulerError as error:
+        return [], str(error)

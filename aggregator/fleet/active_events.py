@@ -217,7 +217,11 @@ class EventRecord:
             interpretation.hit_cgroup_limit,
             interpretation.severity_rank(self.name),
         )
-        self.process_name = event.process_name or interpretation.process_name
+        name, job = (
+            event.process_name or interpretation.process_name,
+            event.attributes.get("job", ""),
+        )
+        self.process_name = f"{name} of {job}"[:MESSAGE_CHARACTERS_MAX] if name and job else name
         self.message = event.message[:MESSAGE_CHARACTERS_MAX]
 
     def _prune(self) -> None:

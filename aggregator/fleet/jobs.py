@@ -214,11 +214,15 @@ class Jobs:
     def _forget(self, host: int, before_ns: int) -> None:
         self._drop(host, lambda one: one.last_ns < before_ns)
 
-    def of_several_hosts(self, host: int, gpu: str = "") -> list[Job]:
-        """Return the jobs on *host* that run on other hosts too; *gpu*: of these, those that hold it."""
+    def holding(self, host: int, gpu: str = "") -> list[Job]:
+        """Return the jobs on *host*; with *gpu*, only those that hold that GPU."""
         _, processes = self._hosts.get(host, ("", {}))
         there = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
-        return [job for job in {id(job): job for job in there}.values() if len(job.gpus) > 1]
+        return list({id(job): job for job in there}.values())
+
+    def of_several_hosts(self, host: int, gpu: str = "") -> list[Job]:
+        """Return those of `holding` that run on other hosts too."""
+        return [job for job in self.holding(host, gpu) if len(job.gpus) > 1]
 
     def gpu_assignments(self, host: int) -> Iterator[tuple[Job, str]]:
         """Yield each GPU that a job holds on *host*, and each of MIG's as the GPU that it is of; some more than once."""

@@ -26,7 +26,7 @@ from ..counter_deltas import (
 from ..rule_catalogue import SIGNALS_READ
 from .devices import Devices
 
-#: What fingerprints and forecasts of runs are made from beside what rules read (`aggregator/runs/`).
+#: Signals that runs of jobs need and no rule reads (`aggregator/runs/`, `service/job.py`).
 RUN_SIGNALS = frozenset(
     {
         "gpu_fast.checkpoint_interval_seconds",
@@ -41,13 +41,21 @@ RUN_SIGNALS = frozenset(
         "gpu_fast.nvlink_transmitted_bytes_per_second",
         "gpu_fast.phase_confidence_ratio",
         "gpu_fast.power_mean_watts",
+        "gpu_fast.step_backward_ratio",
         "gpu_fast.step_confidence_ratio",
+        "gpu_fast.step_data_loading_ratio",
+        "gpu_fast.step_forward_ratio",
+        "gpu_fast.step_optimizer_ratio",
+        "gpu_fast.step_parts_confidence_ratio",
         "gpu_fast.step_seconds",
         "gpu_fast.wait_ratio",
         "gpu_fast.wait_watts",
         "host.cpu_system_ratio",
         "host.cpu_user_ratio",
+        "step.since_seconds",
+        "step.spread_seconds",
         "step.step_seconds",
+        "step.steps_count",
     }
 )
 

@@ -19,7 +19,8 @@ RESET, REBOOT = ClearCondition(Clears.RESET), ClearCondition(Clears.REBOOT)
 TEN_MINUTES, HOUR, DAY = (ClearCondition(Clears.TIME, seconds) for seconds in (600.0, 3600.0, 86_400.0))
 #: What is one fault of, by the reason of its event.
 FAULT_CLASSES = {
-    Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
+    Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.DRIVER_HUNG: HazardClass.DRIVER,
+    Reason.GPU_UNUSABLE: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
     Reason.FABRIC: HazardClass.LINK, Reason.RAIL_DOWN: HazardClass.LINK, Reason.ECC_TREND: HazardClass.MEMORY,
     Reason.HBM_REMAP: HazardClass.MEMORY, Reason.HOST_CPU: HazardClass.HOST, Reason.STORAGE: HazardClass.HOST,
     Reason.BLIND: HazardClass.OTHER,
@@ -65,7 +66,19 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.lost": (RESET, {
         0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus (reported by its driver)"),
     }),
-    "gpu.driver_message": (TEN_MINUTES, {0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver logged an error")}),
+    "gpu.needs_reset": (RESET, {
+        0: _kind("gpu.needs_reset", U, Reason.GPU_UNUSABLE, 1000.0, "its driver reports that a GPU must be reset"),
+    }),
+    "gpu.needs_reboot": (REBOOT, {
+        0: _kind("gpu.needs_reboot", U, Reason.GPU_UNUSABLE, 1000.0, "its driver reports that the host must reboot"),
+    }),
+    "gpu.driver_message": (TEN_MINUTES, {
+        0: _kind("gpu.driver_message", H, Reason.NONE, 1.0, "its driver logged an error"),
+        1: _kind("gpu.driver_message.no_response", S, Reason.DRIVER_HUNG, 30.0,
+                 "its driver reports that firmware or an engine does not respond"),
+        2: _kind("gpu.driver_message.not_started", S, Reason.GPU_UNUSABLE, 100.0,
+                 "its driver reports that it cannot initialize the GPU"),
+    }),
     "gpu.ras_error": (DAY, {
         0: _kind("gpu.ras_error.corrected", W, MEMORY, 1.5, "it corrected errors (RAS)", CORRECTED_MIN),
         1: _kind("gpu.ras_error.uncorrected", S, MEMORY, 100.0, "it had uncorrectable errors (RAS)"),
@@ -76,6 +89,8 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.hang": (HOUR, {
         0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "one of its queues hung, and its driver resets it"),
         1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "one of its queues hung, and recovered by itself"),
+        2: _kind("gpu.hang.dead", S, Reason.DRIVER_HUNG, 30.0,
+                 "a queue, the firmware that schedules queues, or the SMU does not respond"),
     }),
     "gpu.reset": (RESET, {
         0: _kind("gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"),
@@ -86,7 +101,7 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
         0: _kind("pcie.aer.corrected", H, Reason.PCIE, 1.0, "PCIe corrected an error (AER)"),
         1: _kind("pcie.aer.nonfatal", S, Reason.PCIE, 30.0, "PCIe lost a transaction (AER, non-fatal)"),
         2: _kind("pcie.aer.fatal", S, Reason.PCIE, 30.0,
-                 "PCIe link failed (AER, fatal), or its slot lost link or card"),
+                 "PCIe link or device failed (AER, fatal or not recovered), or its slot lost link or card"),
     }),
     "host.hardware_error": (DAY, {
         0: _kind("host.hardware_error.recoverable", W, MEMORY, 3.0, "firmware reports a recoverable error"),
@@ -115,17 +130,25 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "host.out_of_memory": (TEN_MINUTES, {
         0: _kind("host.out_of_memory", W, HOST, 1.2, "the kernel killed a program because memory ran out"),
     }),
-    "host.hung_task": (TEN_MINUTES, {0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel")}),
+    "host.hung_task": (TEN_MINUTES, {
+        0: _kind("host.hung_task", W, HOST, 3.0, "a task hangs in the kernel"),
+        1: _kind("host.hung_task.lasting", S, HOST, 20.0, "a task has hung in the kernel for ten minutes or longer"),
+    }),
     "host.lockup": (HOUR, {
         0: _kind("host.lockup.soft", W, HOST, 3.0, "a core is stuck (soft lockup)"),
         1: _kind("host.lockup.hard", S, HOST, 20.0, "a core is stuck (hard lockup)"),
         2: _kind("host.lockup.rcu", W, HOST, 3.0, "a core is stuck (RCU stall)"),
+        3: _kind("host.lockup.lasting", S, HOST, 20.0, "a core has been stuck for two minutes or longer"),
     }),
     "filesystem.error": (HOUR, {
         0: _kind("filesystem.error", W, STORAGE, 3.0, "the file system reported an error"),
         1: _kind("filesystem.error.read_only", W, STORAGE, 5.0, "the file system was made read-only"),
+        2: _kind("filesystem.error.unreachable", W, STORAGE, 3.0, "a server of the file system does not respond"),
     }),
-    "disk.error": (HOUR, {0: _kind("disk.error", W, STORAGE, 3.0, "the disk reported an error")}),
+    "disk.error": (HOUR, {
+        0: _kind("disk.error", W, STORAGE, 3.0, "the disk reported an error"),
+        1: _kind("disk.error.removed", S, STORAGE, 20.0, "the kernel removed or disabled the disk, because it does not respond"),
+    }),
     "host.kernel_fault": (REBOOT, {
         0: _kind("host.kernel_fault", W, HOST, 5.0, "the kernel hit an internal error (BUG or Oops)"),
     }),

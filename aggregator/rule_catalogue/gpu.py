@@ -26,6 +26,12 @@ RECOVERY = Rule(
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
     reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )
+#: UNKNOWN, and UNHEALTHY for codes by which the GPU itself cannot be used. A GPU that is reset answers like this for seconds.
+NO_ANSWER = Rule(
+    "gpu.no_answer", HealthState.UNKNOWN, Reason.GPU_UNUSABLE, "the GPU answers NVML's calls again for 10 s",
+    enter_seconds=10.0, leave_seconds=10.0, hazard_factor=10.0,
+    reads=("gpu.error_code_state",), fault_class=HazardClass.DRIVER,
+)
 UNSEEN = Rule(
     "gpu.unseen", HealthState.WATCH, Reason.BLIND, "readings of the GPU arrive again",
     leave_seconds=10.0, hazard_factor=3.0,
@@ -35,7 +41,7 @@ UNSEEN = Rule(
 SETTLING_SECONDS = 120.0
 #: Somebody may have taken them out: no fault of the host.
 MISSING = Rule(
-    "gpu.missing", HealthState.UNHEALTHY, Reason.XID_FATAL,
+    "gpu.missing", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE,
     "the host has as many GPUs as before, or `[[expected]] gpus` declares fewer for it",
     enter_seconds=SETTLING_SECONDS, leave_seconds=10.0, hazard_factor=20_000.0, finding=FindingWhen.COSTLY,
 )

@@ -23,8 +23,8 @@ ERRORS_PER_SECOND, PEERS_RATIO = 1.0, 10.0
 #: Bit errors left after correction, per bit: the limit that Ethernet and InfiniBand call bad
 #: is 1e-12 (IEEE 802.3); a healthy NVLink 5 reports 1.5e-254.
 BIT_ERROR_RATIO = 1e-12
-#: Registration with the fabric is over within seconds.
-REGISTRATION_SECONDS = 300.0
+#: Registration with the fabric is over within seconds; a fabric manager that is started with the host takes a minute (assumed).
+REGISTRATION_SECONDS = 120.0
 QUIET = "no further one within 10 minutes"
 
 
@@ -46,6 +46,11 @@ DOWN = (
      "nvlinks"),
     (ThresholdRule(_down("c2c.down"), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
      "c2c_links"),
+)
+#: Compared with the host's other GPUs, since nobody has seen the link up in this boot.
+NEVER_UP = Rule(
+    "nvlink.never_up", HealthState.SUSPECT, REASON, "the link is up for 60 s", enter_seconds=DOWN_SECONDS, hazard_factor=30.0,
+    reads=("nvlink.link_state", "gpu.mig_mode_state"),
 )
 COUNTERS = (
     RateRule(
@@ -90,9 +95,10 @@ def _fabric(
     return make(f"gpu_fabric.{name}", REASON, clears, factor, enter_seconds=enter)
 FABRICS = (
     ThresholdRule(
-        _fabric("unregistered", "its registration is complete", 3.0, enter=REGISTRATION_SECONDS),
+        Rule("gpu_fabric.unregistered", HealthState.UNHEALTHY, REASON, "its registration is complete",
+             enter_seconds=REGISTRATION_SECONDS, hazard_factor=1000.0),
         FABRIC, "registration_state", equals(1, 2),
-        "has not joined its NVLink fabric (registration state {value:.0f})", "3",
+        "has not joined its NVLink fabric (registration state {value:.0f}): CUDA fails with error 802", "3",
     ),
     ThresholdRule(
         _fabric("registration_failed", "its registration succeeds", 20.0, grave=True),

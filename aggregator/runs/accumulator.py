@@ -5,7 +5,7 @@ Each second costs a few passes over the arrays of all GPUs, for any number of jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 
@@ -109,6 +109,12 @@ class RunSummary:
     def observed_seconds(self) -> float:
         """Seconds in which each GPU was read, on average."""
         return self.observed_gpu_seconds / max(1, self.fingerprint.gpus)
+
+
+def run_key(job: tuple[str, str, int], host_names: Sequence[str]) -> str:
+    """Return the key of the run of a job, as `Job.key` names it."""
+    source, name, host = job
+    return f"{source}/{host_names[host]}/{name}" if host >= 0 else f"{source}/{name}"
 
 
 class RunAccumulator:
@@ -226,9 +232,8 @@ class RunAccumulator:
         hosts = set().union(*(job.gpus for job in fleet.jobs.all()))
         for host in hosts:
             for job, gpu in fleet.jobs.gpu_assignments(host):
-                source, name, of_host = job.key
-                place = fleet.names[of_host] if of_host >= 0 else ""
-                key = f"{source}/{place}/{name}" if place else f"{source}/{name}"
+                source, name, _ = job.key
+                key = run_key(job.key, fleet.names)
                 number = self._number_of(key, name, source, now_ns, seen)
                 row = devices.find(host, gpu)
                 if number < 0 or row < 0:
@@ -321,7 +326,7 @@ class RunAccumulator:
         rows = new["gpu_1s"][0]
         self._sums[_SEEN, rows] += 1.0
         self._counts[_SEEN, rows] += 1.0
-        steps = self._reported_steps(fleet)
+        steps = self.reported_steps(fleet)
         self._add(_AT["step_seconds"], rows, steps[rows])
         self._add(_CONFIDENCE, rows, np.where(np.isfinite(steps[rows]), 1.0, np.nan))
         for name, (table, column) in _READINGS.items():
@@ -346,7 +351,7 @@ class RunAccumulator:
             self._add(_AT[name], gpus, fast.gauge_at(sent, at) + fast.gauge_at(received, at))
         self._sample_hosts(fleet, rows)
 
-    def _reported_steps(self, fleet: Fleet) -> Floats:
+    def reported_steps(self, fleet: Fleet) -> Floats:
         """Return the step time that the ranks of each GPU's run report on its host, by GPU's row; NaN where none do."""
         found = np.full(self._row_run.size, np.nan)
         hosts, jobs, seconds = fleet.gangs.steps.current

@@ -103,6 +103,11 @@ class RunForecasts:
         """Return the last forecast of each job, a row for each horizon; times in ns."""
         return [row for followed in self._followed.values() for row in followed.rows]
 
+    def rows_of(self, key: str) -> list[dict[str, Any]]:
+        """Return the last forecast of the run of that key; empty if it has none."""
+        followed = self._followed.get(key)
+        return list(followed.rows) if followed else []
+
     def _summaries(
         self, fleet: Fleet, accumulator: RunAccumulator, numbers: list[int]
     ) -> list[JobSecond | None]:

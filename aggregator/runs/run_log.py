@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import nan
 from typing import Any
 
 import duckdb
 
 from ...fingerprints.fingerprint import NUMBERS, decode
+from ...fingerprints.history import pace_of
 from ...fingerprints.sensitivity import KnownWorkloads
 from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
+from ..scoring.job_faults import JobFault
 from ..store.rows import table, time_us
 from ..store.store import Store
-from .accumulator import RunAccumulator, RunSummary, resumed
+from .accumulator import RunAccumulator, RunSummary, resumed, run_key
 from .forecasts import RunForecasts, row_columns
+from .job_rows import put_paces, put_verdicts, read_references, read_verdicts
+from .job_windows import JobRecord, JobWindows
 from .run_history import RunAssessment, RunHistory
+from .verdicts import JobState, JobVerdicts
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +127,8 @@ class RunLog:
         self.accumulator = RunAccumulator(gangs)
         self.history = RunHistory()
         self.forecasts = RunForecasts()
+        #: The last minutes of each job, and what slows it: what `gangline job` shows.
+        self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
         self._due_ns: dict[str, int] = {}
         self._ended: deque[RunSummary] = deque(maxlen=WAITING_MAX)
@@ -144,6 +152,9 @@ class RunLog:
                 row = dict(zip(names, values, strict=True))
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
+            self.verdicts.restore(read_verdicts(cursor))
+            for run_id, references in read_references(cursor).items():
+                self.windows.restore(run_id.rpartition("@")[0], references)
         self._resumable_until_ns = now_ns + REPORT_AGE_NS_MAX
         self._find_drifting_hosts(now_ns)
 
@@ -166,18 +177,17 @@ class RunLog:
             self._workloads = self.history.workloads()
         return self._workloads
 
-    def step(self, now_ns: int) -> None:
-        """Follow the jobs, compare some runs, and begin to write what is due. Never raises."""
+    def step(self, now_ns: int, faults: Sequence[JobFault] = ()) -> None:
+        """Follow the jobs and their *faults*, compare some runs, and begin to write what is due. Never raises."""
         try:
-            self._step(now_ns)
+            self._step(now_ns, faults)
         except Exception as error:
             if (failed := f"{type(error).__name__}: {error}") != self._error:
                 log.exception("fingerprints of runs failed; judging continues")
                 self._error = failed
 
-    def _step(self, now_ns: int) -> None:
-        self.accumulator.advance(self._fleet, now_ns)
-        self.forecasts.step(self._fleet, self.accumulator, now_ns)
+    def _step(self, now_ns: int, faults: Sequence[JobFault]) -> None:
+        self.observe(now_ns, faults)
         self._ended.extend(self.accumulator.take_ended())
         self._end_unseen(now_ns)
         for _ in range(min(ASSESSED_PER_TURN, len(self._ended))):
@@ -191,6 +201,32 @@ class RunLog:
         ):
             self._find_drifting_hosts(now_ns)
         self._write_due(now_ns)
+
+    def observe(self, now_ns: int, faults: Sequence[JobFault]) -> None:
+        """Take in the readings of the last second and the *faults* of now. No I/O."""
+        self.accumulator.advance(self._fleet, now_ns)
+        ended = self.windows.step(self._fleet, self.accumulator, now_ns)
+        self._judge_jobs(ended, faults, now_ns)
+        self.forecasts.step(self._fleet, self.accumulator, now_ns)
+
+    def _judge_jobs(
+        self, ended: Sequence[JobRecord], faults: Sequence[JobFault], now_ns: int
+    ) -> None:
+        records = self.windows.records
+        by_run: dict[str, list[JobFault]] = defaultdict(list)
+        for fault in faults:
+            if (record := records.get(run_key(fault.job, self._fleet.names))) is not None:
+                by_run[record.run.run_id].append(fault)
+        states = (
+            JobState(
+                one.run.run_id, one.run.job, one.run.gpus_max, one.pace.current,
+                one.pace.reference.name if one.pace.reference else "", one.is_standing,
+            )
+            for one in records.values()
+        )  # fmt: skip
+        self.verdicts.step(states, by_run, now_ns)
+        for record in ended:
+            self.verdicts.end_run(record.run.run_id, now_ns)
 
     def _find_drifting_hosts(self, now_ns: int) -> None:
         self._drift_version, self._drift_ns = self.history.version, now_ns
@@ -209,6 +245,10 @@ class RunLog:
                 continue
             self._due_ns[key] = now_ns + round(REPEAT_SECONDS) * _SECOND_NS
             self.latest[key] = assessment = self.history.assess(summary)
+            if (record := self.windows.records.get(key)) is not None:
+                pace = assessment.pace
+                own = pace_of(summary.fingerprint)
+                record.pace.set_earlier(own / pace.ratio if pace and pace.ratio > 0.0 else nan)
             self.forecasts.set_prior(key, assessment.earlier_checkpoint_interval_seconds)
             self._keep(assessment)
             assessed += 1
@@ -247,13 +287,17 @@ class RunLog:
         taken, self._unwritten = self._unwritten, OrderedDict()
         rows = [one.row() for one in taken.values()]
         forecasts = self.forecasts.rows() if with_forecasts else []
-        version = self.forecasts.version
+        records = list(self.windows.records.values())
+        changes = self.verdicts.take_changes() if with_forecasts else None
+        version, now_ns = self.forecasts.version, self._write_ns
 
         def put(connection: duckdb.DuckDBPyConnection) -> None:
             if rows:
                 put_runs(connection, rows)
-            if with_forecasts:
+            if changes is not None:
                 put_forecasts(connection, forecasts)
+                put_paces(connection, records, now_ns)
+                put_verdicts(connection, changes, now_ns)
 
         loop = asyncio.get_running_loop()
         try:
@@ -262,10 +306,14 @@ class RunLog:
                 self._forecasts_version = version
         except asyncio.CancelledError:  # it may be written all the same; again, it is the same row
             self._unwritten = OrderedDict({**taken, **self._unwritten})
+            if changes is not None:
+                self.verdicts.put_back(changes)
             raise
         except Exception as error:  # noqa: BLE001 - the store reports its failures itself
             log.debug("%d runs were not written: %s", len(rows), error)
             self._unwritten = OrderedDict({**taken, **self._unwritten})
+            if changes is not None:
+                self.verdicts.put_back(changes)
 
     async def settle(self) -> None:
         """Wait for what is being written. Never raises."""
@@ -281,6 +329,7 @@ class RunLog:
             self._keep(self.history.assess(summary))
         self._ended.clear()
         if self._unwritten or self._forecasts_version != self.forecasts.version:
+            self._write_ns = now_ns
             await self._write(with_forecasts=True)
 
 

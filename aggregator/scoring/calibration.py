@@ -165,7 +165,7 @@ class ReportedOutcomes:
             return NO_OUTCOMES
         self._age(max(now_ns, self._at_ns))
         sums = np.array([*self._sums.values()])  # reporters x (interruptions, expected) x knots
-        share = max(REPORTER_SHARE_MIN, 2.0 / len(sums))
+        share = reporter_share_max(len(sums))
         caps = np.array(
             [
                 [share_cap(knot, share, INTERRUPTIONS_MIN) for knot in one]
@@ -176,6 +176,11 @@ class ReportedOutcomes:
         scale = np.min(np.minimum(1.0, caps / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
         interruptions, expected = (tuple(each.tolist()) for each in (sums * scale).sum(axis=0))
         return Calibration(interruptions, expected, factors(interruptions, expected))
+
+
+def reporter_share_max(count: int) -> float:
+    """Return the largest share of one of *count* reporters: twice the mean, and half if there are several."""
+    return 1.0 if count < 2 else max(REPORTER_SHARE_MIN, min(0.5, 2.0 / count))
 
 
 def share_cap(sums: Floats, share: float, extra: float) -> float:

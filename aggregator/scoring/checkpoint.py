@@ -45,7 +45,9 @@ PERIOD_NS = 60 * SECOND_NS
 #: Symptoms that are stored of one host; those that weigh the least are left out.
 SYMPTOMS_PER_HOST_MAX = 256
 _TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
-_SYMPTOM_FIELDS = tuple(one.name for one in fields(Symptom) if one.name != "rule")
+_SYMPTOM_FIELDS = tuple(
+    one.name for one in fields(Symptom) if one.name not in ("rule", "shared_cause")
+)
 
 
 class MemoryLog:

@@ -23,6 +23,7 @@ from . import missing_readings, rules
 from . import symptom as hysteresis
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
+from .job_faults import JobFault, find_job_faults
 from .job_impact import GangWaits, component_speeds, find_waits
 from .missing_readings import (
     SettlingHost,
@@ -49,6 +50,7 @@ from .score import (
     score_host,
     trained,
 )
+from .shared_faults import attribute_shared
 from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .view import FleetView
 
@@ -137,6 +139,7 @@ class Judgement(Snapshot):
     gpus: Gpus = field(default_factory=no_gpus)
     faults: FaultHistory = field(default_factory=FaultHistory)
     gang_waits: GangWaits = field(default_factory=GangWaits)
+    job_faults: Sequence[JobFault] = ()
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
     failed: str = ""  # parts of judging, as text
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
@@ -194,13 +197,15 @@ def evaluate(
         fleet.index, open_faults(fleet), now_ns // 1000
     )
     host_inputs = _host_inputs(view, names, faults, trained(model), feedback, frozen, weighed)
-    observed = dict(_observed(view, weighed, transient))
+    observed = attribute_shared(
+        names, dict(_observed(view, weighed, transient)), feedback.shared_causes
+    )
     live = Hosts(
         host_inputs, {host: score_host(host_inputs[host], each) for host, each in observed.items()}
     )
     hosts = live.with_scores(scores_as_before(settling, live, awaited))
     hosts = in_maintenance(fleet, hosts, now_ns)
-    gang_waits, waits_failed = _find_waits(view, observed, degraded_before)
+    (gang_waits, job_faults), waits_failed = _find_waits(view, observed, degraded_before)
     failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
     degraded = (
         restart_message(settling, live, awaited, fleet, now_ns),
@@ -216,6 +221,7 @@ def evaluate(
         dictionary_version=fleet.epoch,
         names=names,
         columns=pack_hosts(hosts, view.ended),
+        simulation_ended=view.simulation_ended,
         collector_statuses=tuple(fleet.collector_statuses.of(host) for host in range(len(fleet))),
         tracked_symptoms=tracked,
         settling=settling,
@@ -223,6 +229,7 @@ def evaluate(
         gpus=score_gpus(view, live, observed),
         faults=faults,
         gang_waits=gang_waits,
+        job_faults=job_faults,
         jobs=fleet.jobs.largest(),
         failed=failed,
         rule_symptoms=rule_symptoms,
@@ -278,15 +285,15 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
 
 def _find_waits(
     view: FleetView, observed: Mapping[int, list[ObservedSymptom]], degraded_before: str
-) -> tuple[GangWaits, str]:
-    """Return who waits for whom, and words if that failed: what only explains must not stop what it explains."""
+) -> tuple[tuple[GangWaits, Sequence[JobFault]], str]:
+    """Return who waits for whom, the faults of jobs, and a message if that failed: scores apply without them."""
     try:
-        return find_waits(view, observed), ""
+        return (find_waits(view, observed), find_job_faults(view, observed)), ""
     except Exception as error:
         message = f"finding waiting hosts failed: {type(error).__name__}: {error}"
         if message not in degraded_before:
             log.exception("finding waiting hosts failed; scores apply without it")
-        return GangWaits(), message
+        return (GangWaits(), ()), message
 
 
 def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:

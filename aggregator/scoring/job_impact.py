@@ -23,7 +23,8 @@ from ...fingerprints.sensitivity import (
 from ..counter_deltas import Codes, Flags, Floats
 from ..fleet.jobs import Job
 from ..model import Evidence, HealthState, Reason
-from ..rule_catalogue import agent, gang
+from ..rule_catalogue import gang
+from .job_faults import OBSERVED_SECONDS_MAX, Strength, strength_of
 from .score import ObservedSymptom
 from .symptom import Symptom
 from .view import FleetView
@@ -94,9 +95,6 @@ WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
 _GANG_RULES = frozenset(
     rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang.SLOW_LINK)
 )
-_HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
-#: What was last seen longer ago is of a job before: a slow host is remembered for an hour.
-OBSERVED_SECONDS_MAX = 60.0
 
 
 def _no_hosts() -> Codes:
@@ -172,14 +170,8 @@ def _culprits(
 
 
 def _slows_job(symptom: Symptom) -> bool:
-    """Say whether a job that runs there waits for it: what is only watched is no such word."""
-    if (
-        symptom.host_state in (HealthState.HEALTHY, HealthState.WATCH)
-        or symptom.rule.reason is Reason.POLICY
-    ):
-        return False
-    stops = symptom.host_state is HealthState.UNHEALTHY or symptom.rule.name in _HANGS
-    return symptom.speed < 1.0 or stops
+    strength = strength_of(symptom)
+    return strength is not None and strength >= Strength.SLOWS
 
 
 def _evidence(view: FleetView, culprit: _Culprit, count: int) -> Evidence:

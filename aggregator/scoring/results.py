@@ -14,7 +14,6 @@ from ..fleet.devices import DeviceNames
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..model import (
     SEVERITY,
-    SIMULATED_SILENT_SECONDS_MAX,
     GpuScore,
     HealthState,
     HostScore,
@@ -133,11 +132,11 @@ class Hosts(Sequence[HostScore]):
         score = self.computed_scores.get(host)
         return score.state if score else HealthState.HEALTHY
 
-    def listed_count(self, now_ns: int) -> int:
+    def listed_count(self, snapshot: Snapshot) -> int:
         """Return how many belong in a list of hosts (`Snapshot.is_listed`), without making their scores."""
-        silent_seconds = (now_ns - self.inputs.last_received_ns) / 1e9
-        ended = (self.inputs.last_received_ns > 0) & (silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
-        return len(self) - int((ended & self.inputs.simulated).sum())
+        has_reported = self.inputs.last_received_ns > 0
+        ended = has_reported & self.inputs.simulated & snapshot.simulation_ended
+        return len(self) - int(ended.sum())
 
     def with_scores(self, others: Mapping[int, HostScore]) -> Hosts:
         """Return the same with *others* in place of what is said of these hosts."""

@@ -22,7 +22,15 @@ import numpy as np
 from ..counter_deltas import Codes, Floats
 from ..hazard.features import FEATURE_NAMES, inputs_of_row
 from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, PRIOR, SPREAD_ASSUMED, HazardModel
-from ..model import Evidence, HealthState, HostScore, Inputs, Reason
+from ..model import (
+    Evidence,
+    HealthState,
+    HostScore,
+    Inputs,
+    Reason,
+    SharedCause,
+    SharedCauseKey,
+)
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of
 from .symptom import Symptom
@@ -157,13 +165,14 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
         hazard_per_hour=result.hazard_per_hour,
         relative_speed=result.relative_speed,
         reason=_reason(strongest),
-        reason_message=strongest.message if strongest else "",
+        reason_message=_reason_message(strongest),
         clears_when=_clears(symptoms),
         last_received_ns=host.last_received_ns,
         evidence=tuple(evidence),
         speed_lower=result.speed_lower,
         speed_upper=result.speed_upper,
         inputs=inputs,
+        shared_cause=strongest.shared_cause if strongest else None,
     )
 
 
@@ -393,6 +402,17 @@ def _reason(strongest: Symptom | None) -> Reason:
     return strongest.rule.reason if strongest.reason is None else strongest.reason
 
 
+def _reason_message(strongest: Symptom | None) -> str:
+    if strongest is None:
+        return ""
+    cause = strongest.shared_cause
+    return (
+        f"{cause.subject}, shared by {cause.hosts_count} hosts: {strongest.message}"
+        if cause
+        else strongest.message
+    )
+
+
 def _clears(symptoms: Sequence[Symptom]) -> str:
     """Return what ends the host's state: the end of each symptom that would put it there alone."""
     worst = [one for one in symptoms if one.severity == symptoms[0].severity]
@@ -470,6 +490,10 @@ class OutcomeFeedback:
 
     returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
     outcomes: Calibration = NO_OUTCOMES
+    #: By host, name of the reason, and device: the open advisory about a cause that several hosts share.
+    shared_causes: Mapping[SharedCauseKey, SharedCause] = field(
+        default_factory=dict[SharedCauseKey, SharedCause]
+    )
 
 
 NO_FEEDBACK = OutcomeFeedback()

@@ -17,7 +17,7 @@ from ..declared.model import is_rolled_out, rollout_message
 from ..fleet.active_events import EventRecord
 from ..fleet.peers import PEERS_MIN
 from ..fleet.tables import FAST_SECONDS
-from ..model import SEVERITY, Evidence, HealthState, Reason
+from ..model import SEVERITY, Evidence, HealthState, Reason, SharedCause
 from ..rule_declaration import RateRule, Rule, RuleRow, ThresholdRule
 from ..sql import quoted
 from .evidence_sql import timestamp_sql
@@ -50,6 +50,8 @@ class Symptom:
     retained_state: HealthState | None = None
     #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
     fault_source: str = ""
+    #: The cause outside the host, if several hosts show this at once.
+    shared_cause: SharedCause | None = None
     #: Of two with equal weight the greater is listed first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
 

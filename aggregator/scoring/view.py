@@ -38,8 +38,11 @@ class FleetView:
         self.silent_seconds: Floats = np.where(ever, silent, np.inf)
         self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
         #: Simulated hosts that have ended (`Snapshot.lists`).
-        ended = np.isfinite(self.silent_seconds) & fleet.simulated
-        self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
+        has_reported = np.isfinite(self.silent_seconds) & fleet.simulated
+        self.simulation_ended = not (
+            self.silent_seconds[has_reported] <= SIMULATED_SILENT_SECONDS_MAX
+        ).any()
+        self.ended: Flags = has_reported & self.simulation_ended
         self._age_seconds: dict[str, Floats] = {}
         self._fresh: dict[str, Flags] = {}
         self._clock: Floats | None = None

@@ -31,6 +31,7 @@ from ..advisories.workloads import Gang
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason
 from ..principal import current_principal
+from .caller_slots import CallerSlots
 from .idempotency import IdempotencyCache
 from .validation import (
     ACTOR_CHARACTERS_MAX,
@@ -39,6 +40,7 @@ from .validation import (
     check_unique,
     node_of,
     page_size_of,
+    span_seconds,
     time_ns_of,
     timestamp,
 )
@@ -51,7 +53,7 @@ PREFIX = "advisories/"
 EPISODES_MAX = 1000
 
 
-def advisory_message(one: Advisory, expires_ns: int) -> wire.Advisory:
+def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Advisory:
     """Return *one*, which expires then, as the wire has it."""
     reply = wire.Advisory(
         name=f"{PREFIX}{one.name}", subject=one.subject,
@@ -62,7 +64,7 @@ def advisory_message(one: Advisory, expires_ns: int) -> wire.Advisory:
         cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
         cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
         state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
-        fencing_token=one.token, workload=one.job, count=one.count,
+        fencing_token=one.token, store=store, workload=one.job, count=one.count,
         propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
         update_time=timestamp(one.changed_ns),
     )  # fmt: skip
@@ -83,7 +85,8 @@ def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     """Return what is called for and not proposed, for the wire."""
     return wire.HeldBack(
         node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=reason,
+        reason_text=case.words, held_back_text=reason, devices=case.devices,
+        cost_of_waiting_gpu_hours=case.price.waiting_gpu_hours, cost_of_acting_gpu_hours=case.price.acting_gpu_hours,
     )  # fmt: skip
 
 
@@ -192,24 +195,26 @@ def unavailability_of(
     _check_count("nodes", len(request.nodes), NODES_MAX)
     _check_count("returned_nodes", len(request.returned_nodes), NODES_MAX)
     check_unique("nodes", request.nodes, "node")
-    reported: dict[str, tuple[str, int]] = {}
+    reported: dict[str, tuple[str, int, bool]] = {}
     for at, one in enumerate(request.nodes):
         field = f"nodes[{at}]"
         check_text(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
         if not one.reason.strip():
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
         until_ns = _until(f"{field}.ttl", one, now_ns)
-        reported[node_of(one.node, f"{field}.node")] = one.reason, until_ns
+        reported[node_of(one.node, f"{field}.node")] = (
+            one.reason, until_ns, one.new_work_only,
+        )  # fmt: skip
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
         raise InvalidArgument("returned_nodes", f"{both[0]!r} is reported both as out and as back")
-    groups: dict[tuple[str, int], list[Member]] = {}
+    groups: dict[tuple[str, int, bool], list[Member]] = {}
     for host, why in reported.items():
         if (member := members(host)) is not None:
             groups.setdefault(why, []).append(member)
     taken = tuple(
-        TakenOut(now_ns, by, reason, until_ns, tuple(each))
-        for (reason, until_ns), each in groups.items()
+        TakenOut(now_ns, by, reason, until_ns, tuple(each), new_work_only)
+        for (reason, until_ns, new_work_only), each in groups.items()
     )
     return UnavailabilityReport(
         taken, PutBack(now_ns, by, back), _unknown([*reported, *back], members)
@@ -221,7 +226,7 @@ def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.Un
     return [
         wire.UnavailableNode(
             node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
-            since_time=timestamp(one.since_ns),
+            since_time=timestamp(one.since_ns), new_work_only=one.new_work_only,
         )
         for host, by, one in entries
     ]  # fmt: skip
@@ -241,7 +246,7 @@ def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> in
 
 
 def _span(field: str, span: Duration, otherwise: str) -> float:
-    seconds = span.seconds + span.nanos / 1e9
+    seconds = span_seconds(field, span)
     if not 1.0 <= seconds <= SECONDS_MAX:
         raise InvalidArgument(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
     return seconds
@@ -271,7 +276,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, engine: AdvisoryEngine, wall_ns: Callable[[], int], members: Members
     ) -> None:
         self._engine, self._wall_ns, self._members = engine, wall_ns, members
-        self._idempotency_cache = IdempotencyCache()
+        self._idempotency_cache, self._watch_slots = IdempotencyCache(), CallerSlots()
         self._evaluating: asyncio.Task[wire.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
@@ -280,15 +285,14 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Yield what is open, or what came after the token, then each change. Raises InvalidArgument, ResourceExhausted."""
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
-        if feed.watchers >= WATCHERS_MAX:
-            reason = f"{WATCHERS_MAX} watch advice already; one of them has to end"
-            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
-        feed.watchers += 1
-        try:
-            async for change in feed.watch(number):
-                yield self._event(change, feed.started_ms)
-        finally:
-            feed.watchers -= 1
+        reason = "too many watch advice already; one of them has to end"
+        with self._watch_slots.slot(WATCHERS_MAX, reason, CAPACITY_RETRY_SECONDS):
+            feed.watchers += 1
+            try:
+                async for change in feed.watch(number):
+                    yield self._event(change, feed.started_ms)
+            finally:
+                feed.watchers -= 1
 
     def _event(self, change: AdvisoryChange, started_ms: int) -> wire.AdvisoryEvent:
         token = "" if change.number is None else f"{started_ms}-{change.number}"
@@ -298,7 +302,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, one: Advisory) -> wire.Advisory:
-        return advisory_message(one, self._engine.expires_ns(one))
+        return advisory_message(one, self._engine.expires_ns(one), self._engine.store_identity)
 
     async def ListAdvisories(
         self, request: wire.ListAdvisoriesRequest, context: Any
@@ -376,8 +380,8 @@ class AdvisoryService(AdvisoryServiceServicer):
         actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
-            request, context, lambda: self._message(engine.apply_answer(answer)), engine.persisted,
-            preview=lambda: advisory_message(*engine.preview(answer)),
+            request, context, lambda: self._message(engine.apply_answer(answer)), engine.answers_durable,
+            preview=lambda: advisory_message(*engine.preview(answer), engine.store_identity),
             current=lambda: self._message(self._known(request.name)),
         )  # fmt: skip
 
@@ -422,7 +426,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
         return await self._idempotency_cache.once(
             request, context, lambda: response(lambda: engine.declare_out(out.taken, out.back)),
-            engine.persisted, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
+            engine.answers_durable, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
         )  # fmt: skip
 
     async def EvaluateRule(
@@ -493,7 +497,7 @@ def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
     """Return the lease that *request* names, 0 for none. Raises InvalidArgument for one that is no time; the machine bounds it."""
     if not request.HasField("lease"):
         return 0.0
-    seconds = request.lease.seconds + request.lease.nanos / 1e9
+    seconds = span_seconds("lease", request.lease)
     if not seconds > 0:
         raise InvalidArgument("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
     return seconds

@@ -20,6 +20,9 @@ from .decision_summary import kind_of
 _ID = re.compile(r"[a-z][0-9a-f]{20}")
 ID_FORM = "a letter and 20 hexadecimal digits, as decision_id of an answer"
 
+#: How often a decision that is not stored yet is looked for, a batch's time apart.
+ATTEMPTS_MAX = 10
+
 
 class DecisionService(DecisionServiceServicer):
     """Its call, as a coroutine of grpc.aio. A `ServiceError` becomes its status at the edge."""
@@ -33,14 +36,15 @@ class DecisionService(DecisionServiceServicer):
     ) -> wire.StoredDecision:
         """Return one. Raises InvalidArgument, NotFound, ServiceUnavailable."""
         name = check_decision_id("decision_id", request.decision_id)
-        async with self._lock:  # one at a time: what is read may be large, and the reader is one
-            found = await asyncio.to_thread(self._read, name)
-            if found is None:
-                # It may be on its way: from the score process, from here, or in the next commit.
-                await asyncio.sleep(2 * BATCH_SECONDS)
-                await self._decisions.settle()
-                await asyncio.to_thread(self._store.run_on_writer_thread, lambda _: None)
-                found = await asyncio.to_thread(self._read, name)
+        found = await self._read_alone(name)
+        for _ in range(ATTEMPTS_MAX):
+            if found is not None:
+                break
+            # It may be on its way: from the score process, from here, or in the commit after the one that runs.
+            await asyncio.sleep(BATCH_SECONDS)
+            await self._decisions.settle()
+            await asyncio.to_thread(self._store.run_on_writer_thread, lambda _: None)
+            found = await self._read_alone(name)
         if found is None:
             raise NotFound(
                 f"no decision {name!r} is stored: it is older than decisions_days, was deleted "
@@ -51,6 +55,10 @@ class DecisionService(DecisionServiceServicer):
             return _message(found, with_inputs=not request.without_inputs)
         except InputsError as error:
             raise ServiceUnavailable(f"decision {name} is damaged: {error}") from error
+
+    async def _read_alone(self, name: str) -> DecisionRow | None:
+        async with self._lock:  # one at a time: what is read may be large, and the reader is one
+            return await asyncio.to_thread(self._read, name)
 
     def _read(self, name: str) -> DecisionRow | None:
         with self._store.reading() as cursor:

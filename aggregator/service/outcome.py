@@ -116,7 +116,7 @@ class OutcomeService(OutcomeServiceServicer):
                 accepted_count=new, known_count=len(rows) - new
             )
 
-        names = [one.outcome_id for one in outcomes]
+        names = [(reporter, one.outcome_id) for one in outcomes]
         return await self._idempotency_cache.once(
             request, context, lambda: response(self._add(rows, throughputs)),
             self._engine.persisted,
@@ -125,7 +125,11 @@ class OutcomeService(OutcomeServiceServicer):
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
         """Take outcomes, to be on disk with `persisted`, and return how many were new. Raises ServiceUnavailable."""
-        new = [one for one in throughputs if self._engine.count_new_outcomes([one.outcome])]
+        new = [
+            one
+            for one in throughputs
+            if self._engine.count_new_outcomes([(one.reporter, one.outcome)])
+        ]
         count = self._engine.add_outcomes(rows, self._wall_ns())
         if self._calibration is not None:
             self._calibration.add_throughputs(new)

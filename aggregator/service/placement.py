@@ -21,9 +21,11 @@ from ..decisions.planner import Candidates, PlacementChoice, gpus_of
 from ..decisions.quantity import Quantity, QuantitySource
 from ..decisions.requirements import GangRequirements
 from ..decisions.resize import ResizeChoice, ResizePlan, ResizeTimes, plan_resize
-from ..errors import InvalidArgument, NotFound, ResourceExhausted, ServiceUnavailable
+from ..errors import InvalidArgument, NotFound, ServiceUnavailable
+from ..principal import current_login
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .caller_slots import CallerSlots
 from .decision_recorder import DecisionRecorder, decision_id
 from .exchange_rates import notes_of
 from .gang_sizes import add_sizes
@@ -68,7 +70,7 @@ class PlacementService(PlacementServiceServicer):
         self._watches = PlanWatches()
         self._index: tuple[tuple[str, ...], dict[str, int]] = ((), {})
         self._lock = asyncio.Lock()
-        self._plans = 0
+        self._plans = CallerSlots()
         #: The version of the snapshot for which a plan was asked last.
         self._last_version = -PREPARED_VERSIONS
 
@@ -78,11 +80,12 @@ class PlacementService(PlacementServiceServicer):
         """Return options, or what prevents them. Raises InvalidArgument, NotFound, FailedPrecondition,
         ServiceUnavailable, ResourceExhausted."""
         began = time.perf_counter()
+        messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)
         options_max = messages.options_max_of(request.options_max)
         reply = _reply_to(request, question)
         is_quick = options_max == 1 and not question.needs.has_groups
-        if self._is_dedicated and is_quick and not self._plans:
+        if self._is_dedicated and is_quick and not self._plans.count:
             _add_options(reply, request, question, 1)
         else:
             await self.run(lambda: _add_options(reply, request, question, options_max))
@@ -110,6 +113,7 @@ class PlacementService(PlacementServiceServicer):
     ) -> placement_pb2.PlanResizeResponse:
         """Return whether a gang that runs is to change its size. Raises as PlanPlacement does."""
         snapshot = self.snapshot()
+        messages.claim_reservations(request.candidates, current_login())
         question = resize_question(request, snapshot)
         table, communication = self.running_table(snapshot, question.gang)
         question = question.in_groups(table)
@@ -126,6 +130,7 @@ class PlacementService(PlacementServiceServicer):
     ) -> placement_pb2.ListTopologyDomainsResponse:
         """Return the domains of a tier. Raises InvalidArgument, FailedPrecondition, ServiceUnavailable."""
         snapshot = self.snapshot()
+        messages.claim_reservations(request.candidates, current_login())
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, _ = self.table(snapshot, placement_pb2.GangRequirements())
         return messages.domains_message(table, candidates, messages.listed_tier(request.tier))
@@ -270,16 +275,10 @@ class PlacementService(PlacementServiceServicer):
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run *work* in a thread, after those who wait already. Raises ResourceExhausted."""
-        if self._plans >= PLANS_MAX:
-            raise ResourceExhausted(
-                f"{PLANS_MAX} plans run or wait already; send one after another", RETRY_SECONDS
-            )
-        self._plans += 1
-        try:
+        reason = f"{self._plans.count} plans run or wait already; send one after another"
+        with self._plans.slot(PLANS_MAX, reason, RETRY_SECONDS):
             async with self._lock:
                 return await asyncio.to_thread(work)
-        finally:
-            self._plans -= 1
 
 
 def _reply_to(

@@ -8,7 +8,6 @@ from math import isfinite, isnan, nan, prod
 from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
@@ -29,13 +28,14 @@ from ..decisions.requirements import (
 )
 from ..declared.model import ExchangeRates
 from ..errors import FailedPrecondition, InvalidArgument
+from ..reservations import reservation_key
 from ..scoring.evaluate import Judgement
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .exchange_rates import RATE_MAX, rates_of
 from .gang_sizes import sizes_of
 from .score import BITMAP_BYTES_MAX, WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
-from .validation import check_range, check_real, check_text
+from .validation import check_range, check_real, check_text, span_seconds
 
 #: Reservations that a request names as the caller's own.
 OWN_RESERVATIONS_MAX = 16
@@ -222,8 +222,7 @@ def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: fl
     """Return a duration of *gang* in hours, NaN where it is not set."""
     if not gang.HasField(name):
         return nan
-    duration: Duration = getattr(gang, name)
-    seconds = duration.seconds + duration.nanos / 1e9
+    seconds = span_seconds(f"gang.{name}", getattr(gang, name))
     if not low <= seconds <= high:
         raise InvalidArgument(f"gang.{name}", f"{seconds:.10g} s, expected {low:.0f} to {high:.0f}")
     return seconds / 3600.0
@@ -305,13 +304,25 @@ def priorities_of(message: placement_pb2.PlacementCandidates) -> dict[str, int]:
     return found
 
 
-def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
-    """Return the nodes that others have reserved. Raises InvalidArgument."""
-    if len(message.reservation) > OWN_RESERVATIONS_MAX:
-        reason = f"{len(message.reservation)} names, expected at most {OWN_RESERVATIONS_MAX}"
+def claim_reservations(message: placement_pb2.PlacementCandidates, login: str) -> None:
+    """Replace the names in *message* by keys of *login*: a name of another login's reservation then frees no node.
+
+    Call this before the request is answered or recorded. Raises InvalidArgument.
+    """
+    names = list(message.reservation)
+    if len(names) > OWN_RESERVATIONS_MAX:
+        reason = f"{len(names)} names, expected at most {OWN_RESERVATIONS_MAX}"
         raise InvalidArgument("candidates.reservation", reason)
-    for name in message.reservation:
+    for name in names:
         check_text("candidates.reservation", name, REQUEST_ID_CHARACTERS_MAX)
+    if not names:
+        return
+    del message.reservation[:]
+    message.reservation.extend(reservation_key(name, login) for name in names)
+
+
+def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
+    """Return the nodes that others have reserved."""
     others = [nodes for name, nodes in snapshot.reservations if name not in message.reservation]
     return np.concatenate(others) if others else np.zeros(0, dtype=np.intp)
 

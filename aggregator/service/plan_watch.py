@@ -22,8 +22,10 @@ from ..decisions.planner import Candidates, PlacementChoice
 from ..decisions.quantity import Quantity
 from ..decisions.requirements import GangRequirements
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, ResourceExhausted
+from ..principal import current_login
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .caller_slots import CallerSlots
 from .exchange_rates import RATE_MAX
 
 #: How often a new snapshot is looked for, and calls that are open at one time.
@@ -206,7 +208,7 @@ class PlanWatches:
     """All open watches of one service. They take turns: of all of them at most one plan runs or waits."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._slots = CallerSlots()
         self._turn = asyncio.Lock()
 
     async def watch(
@@ -217,19 +219,26 @@ class PlanWatches:
         write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
     ) -> None:
         """Write responses until the caller is gone. Raises InvalidArgument, ResourceExhausted, and what *turn* raises."""
-        if self.count >= WATCHES_MAX:
-            reason = f"{WATCHES_MAX} plans are watched already; end some, or ask PlanPlacement"
-            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
-        self.count += 1
-        latest: asyncio.Queue[wire.WatchPlanRequest | None] = asyncio.Queue()
+        reason = "no further plan can be watched; end some, or ask PlanPlacement"
+        with self._slots.slot(WATCHES_MAX, reason, CAPACITY_RETRY_SECONDS):
+            await self._watch(requests, snapshot, turn, write)
+
+    async def _watch(
+        self,
+        requests: AsyncIterator[wire.WatchPlanRequest],
+        snapshot: Callable[[], Judgement],
+        turn: Callable[[WatchedPlan], Awaitable[wire.WatchPlanResponse | None]],
+        write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
+    ) -> None:
+        latest: asyncio.Queue[Any] = asyncio.Queue()
         reader = asyncio.create_task(_read(requests, latest))
         try:
-            request = await latest.get()
+            request = _raised(await latest.get())
             if request is None:
                 raise InvalidArgument("plan", "the call ended without a request")
             watched, version = WatchedPlan(request), -1
             while True:
-                if (request := await _within_a_poll(latest)) is not None:
+                if (request := _raised(await _within_a_poll(latest))) is not None:
                     watched, version = WatchedPlan(request, watched), -1
                 if (now := snapshot().version) == version:
                     continue
@@ -242,17 +251,29 @@ class PlanWatches:
                 if response is not None:
                     await write(response)
         finally:
-            self.count -= 1
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader
 
 
+def _raised(
+    request: wire.WatchPlanRequest | InvalidArgument | None,
+) -> wire.WatchPlanRequest | None:
+    if isinstance(request, InvalidArgument):
+        raise request
+    return request
+
+
 async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.Queue[Any]) -> None:
     """Leave the last request for the watch. A caller that sends no more still listens."""
-    has_request = False
+    has_request, login = False, current_login()
     async for request in requests:
         has_request = True
+        try:
+            messages.claim_reservations(request.plan.candidates, login)
+        except InvalidArgument as error:
+            latest.put_nowait(error)
+            return
         while not latest.empty():
             latest.get_nowait()
         latest.put_nowait(request)
@@ -260,7 +281,7 @@ async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.
         latest.put_nowait(None)
 
 
-async def _within_a_poll(latest: asyncio.Queue[Any]) -> wire.WatchPlanRequest | None:
+async def _within_a_poll(latest: asyncio.Queue[Any]) -> Any:
     """Return a new request, None where none comes until it is time to look for a snapshot."""
     try:
         return await asyncio.wait_for(latest.get(), POLL_SECONDS)

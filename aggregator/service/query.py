@@ -37,6 +37,7 @@ from ..query.messages import (
 from ..query.pool import QueryCost, QueryPool
 from ..query.sandbox import without_folder
 from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
+from .validation import span_seconds
 
 #: After this time a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
@@ -202,7 +203,7 @@ class QueryService(QueryServiceServicer):
     def _seconds(self, request: query_pb2.QueryRequest, context: Any) -> float:
         seconds = most = self._config.query_seconds
         if request.HasField("timeout"):
-            seconds = request.timeout.seconds + request.timeout.nanos / 1e9
+            seconds = span_seconds("timeout", request.timeout)
         if not 0 < seconds <= most:
             raise InvalidArgument(
                 "timeout", f"{seconds:g} s; up to {most:g} s are allowed (setting query_seconds)"

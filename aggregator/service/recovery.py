@@ -22,6 +22,7 @@ from ..decisions.recovery import (
 )
 from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
 from ..errors import FailedPrecondition, InvalidArgument
+from ..principal import current_login
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import decision_id
@@ -55,6 +56,7 @@ class RecoveryService(RecoveryServiceServicer):
         gang = placement_pb2.GangRequirements()
         requested_gang: Any = request.gang
         requested_candidates: Any = request.candidates
+        messages.claim_reservations(requested_candidates, current_login())
         gang.CopyFrom(requested_gang)
         if gang.HasField("sizes"):
             reason = "expected unset: nodes_min says how far the gang may shrink"

@@ -41,7 +41,7 @@ class RecoveryReportService(RecoveryService):
         reporter = actor_with_login(current_principal(context), "scheduler")
         record = record_of(request, reporter, self._wall_ns())
         if request.validate_only:
-            known = self._calibration.is_known(request.incident)
+            known = self._calibration.is_known(reporter, request.incident)
         else:
             known = not self._calibration.add_recovery(record)
             await self._calibration.persisted()

@@ -14,8 +14,15 @@ from ...contract.wire.reservation_pb2_grpc import ReservationServiceServicer
 from ..counter_deltas import Indexes
 from ..decisions.requirements import NODES_MAX
 from ..errors import InvalidArgument
-from ..principal import current_principal
-from ..reservations import SECOND_NS, TTL_SECONDS_MAX, HostReservation, Reservations
+from ..principal import Principal, Role, current_principal
+from ..reservations import (
+    HOSTS_MAX,
+    LOGIN_NODES_SHARE_MAX,
+    SECOND_NS,
+    TTL_SECONDS_MAX,
+    HostReservation,
+    Reservations,
+)
 from ..scoring.evaluate import Judgement
 from ..store.decision_records import ChoiceRecord
 from . import placement_messages as messages
@@ -47,7 +54,7 @@ class ReservationService(ReservationServiceServicer):
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
         """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable."""
-        owner = _owner_of(request, context)
+        who, owner = current_principal(context), _owner_of(request, context)
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
         check_text("decision_id", request.decision_id, messages.REQUEST_ID_CHARACTERS_MAX)
@@ -71,7 +78,8 @@ class ReservationService(ReservationServiceServicer):
                 return reply
             before = self._reservations.reserve(
                 owner, hosts, ttl_ns, workload=request.workload, decision=request.decision_id,
-                option=request.option, request_id=request.request_id,
+                option=request.option, request_id=request.request_id, login=who.login, by_token=who.is_token,
+                login_nodes_max=_nodes_max(who, len(snapshot.names)),
             )  # fmt: skip
         await self._reservations.persisted()
         self._record_choice(before)
@@ -90,9 +98,11 @@ class ReservationService(ReservationServiceServicer):
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any
     ) -> wire.ReleaseReservationResponse:
-        """End it. Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable."""
-        owner = _owner_of(request, context)
-        known = self._reservations.release(request.name, owner, request.fencing_token)
+        """End it; an operator's or admin's login may end all. Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable."""
+        who, owner = current_principal(context), _owner_of(request, context)
+        known = self._reservations.release(
+            request.name, owner, request.fencing_token, by_operator=_is_operator(who)
+        )
         await self._reservations.persisted()
         return wire.ReleaseReservationResponse(known=known)
 
@@ -152,6 +162,15 @@ class ReservationService(ReservationServiceServicer):
         )  # fmt: skip
         message.expire_time.FromNanoseconds(self._reservations.expire_wall_ns(one))
         return message
+
+
+def _is_operator(who: Principal) -> bool:
+    return who.is_authenticated and who.role in (Role.OPERATOR, Role.ADMIN)
+
+
+def _nodes_max(who: Principal, count: int) -> int:
+    """Return how many of *count* nodes the login may reserve."""
+    return HOSTS_MAX if _is_operator(who) else max(1, int(LOGIN_NODES_SHARE_MAX * count))
 
 
 def _owner_of(

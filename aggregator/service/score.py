@@ -20,7 +20,6 @@ from ..errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     ServiceUnavailable,
 )
 from ..model import SEVERITY, HealthState, Snapshot
@@ -30,8 +29,9 @@ from ..scoring.results import Columns
 from ..scoring.score import HORIZON_HOURS
 from ..scoring.score_rows import differs
 from . import score_messages
+from .caller_slots import CallerSlots
 from .score_messages import RequestedWorkload, packed
-from .validation import node_of, page_size_of
+from .validation import node_of, page_size_of, span_seconds
 
 # ----------------------------------------------------------------------
 # Who watches scores: what changed from one snapshot to the next, serialised once for all of them.
@@ -143,17 +143,14 @@ class ScoreWatchers:
         """*snapshot*: returns the last one, or raises ServiceUnavailable."""
         self._snapshot, self._changes = snapshot, ScoreChanges()
         self._task: asyncio.Task[None] | None = None
-        self.count = 0
+        self._slots = CallerSlots()
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Write updates until the caller is gone. Raises InvalidArgument, ServiceUnavailable, ResourceExhausted."""
         at = parse_bookmark(bookmark)
         snapshot = self._snapshot()
-        if self.count >= WATCHERS_MAX:
-            reason = f"{WATCHERS_MAX} watch already; end some, or ask ScoreNodes"
-            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
-        self.count += 1
-        try:
+        reason = "too many watch already; end some, or ask ScoreNodes"
+        with self._slots.slot(WATCHERS_MAX, reason, CAPACITY_RETRY_SECONDS):
             self._start_polling(snapshot)
             known = at[1] if at and at[0] == snapshot.dictionary_version else -1
             while True:
@@ -167,8 +164,6 @@ class ScoreWatchers:
                     await write(update)
                 else:
                     await self._changes.wait()
-        finally:
-            self.count -= 1
 
     def _start_polling(self, snapshot: Judgement) -> None:
         self._changes.take(snapshot)
@@ -176,7 +171,7 @@ class ScoreWatchers:
             self._task = asyncio.create_task(self._poll())
 
     async def _poll(self) -> None:
-        while self.count:
+        while self._slots.count:
             try:
                 self._changes.take(self._snapshot())
             except Exception:
@@ -470,7 +465,7 @@ def _hours(
     """Return the horizon that is asked for; the default for none. Raises InvalidArgument."""
     if not request.HasField("horizon"):
         return HORIZON_HOURS
-    seconds = request.horizon.seconds + request.horizon.nanos / 1e9
+    seconds = span_seconds("horizon", request.horizon)
     if not score.SECONDS_MIN <= seconds <= score.SECONDS_MAX:
         raise InvalidArgument(
             "horizon",

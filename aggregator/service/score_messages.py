@@ -96,6 +96,9 @@ def score_message(
         version=snapshot.version,
         job=snapshot.jobs.get(host.node_index, ""),
     )
+    if cause := host.shared_cause:
+        reply.shared_cause, reply.shared_cause_nodes = cause.subject, cause.hosts_count
+        reply.shared_cause_advisory = f"advisories/{cause.advisory}"
     waits_for = snapshot.gang_waits.evidence_for(host.node_index)
     if waits_for:
         reply.waits_for = f"nodes/{waits_for.device}"

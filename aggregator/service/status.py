@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from ...contract.wire import status_pb2
 from ..auth.access import wrap_handler
@@ -88,12 +88,53 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         answered = partial(
             with_error_status, calls=self._calls, name=short_name(handler_call_details.method)
         )
-        return wrap_handler(handler, answered, serialised(handler.response_serializer))
+        return wrap_handler(
+            handler,
+            answered,
+            serialised(handler.response_serializer),
+            deserialised(handler.request_deserializer),
+        )
 
 
 def pushback(seconds: float) -> Trailers:
     """Return the trailing metadata that tells when to try again (gRFC A6)."""
     return (("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000))),)
+
+
+class Malformed(NamedTuple):
+    """A request that could not be read, and why; gRPC itself would log a traceback for each."""
+
+    reason: str
+
+
+def deserialised(
+    deserializer: Callable[[bytes], Any] | None,
+) -> Callable[[bytes], Any] | None:
+    """Return *deserializer*, which returns `Malformed` instead of raising DecodeError."""
+    if deserializer is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return Malformed(str(error))
+
+    return read
+
+
+def _readable(request: Any, name: str, context: Any) -> Any:
+    """Return *request*, or its stream. Raises InvalidArgument for a malformed message, which the log has in a line."""
+    if isinstance(request, Malformed):
+        log.warning("%s of %s: a malformed request: %s", name, context.peer(), request.reason)
+        message = f"a malformed protobuf message ({request.reason}); expected the request of {name}"
+        raise InvalidArgument("request", message)
+    return _readable_stream(request, name, context) if hasattr(request, "__aiter__") else request
+
+
+async def _readable_stream(requests: Any, name: str, context: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _readable(request, name, context)
 
 
 def serialised(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
@@ -118,7 +159,10 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
 
     async def answered(request: Any, context: Any) -> Any:
         calls.started[name] += 1
-        work = handler(request, context)
+        try:
+            work = handler(_readable(request, name, context), context)
+        except InvalidArgument as malformed:
+            work = _raising(malformed)
         # gRPC keeps the exception of an abort, and with it this frame and its context, until the garbage collector
         # comes by: what a caller sent must not wait for that.
         del request
@@ -136,6 +180,10 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
         await context.abort(*answer)
 
     return answered
+
+
+async def _raising(error: ServiceError) -> None:
+    raise error
 
 
 def details_of(service_error: ServiceError) -> Trailers:

@@ -38,12 +38,19 @@ def check_real(field: str, value: float, high: float) -> None:
         raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
 
 
+def span_seconds(field: str, span: Duration) -> float:
+    """Return *span* in seconds. Raises InvalidArgument for nanos that protobuf does not allow beside these seconds."""
+    if abs(span.nanos) >= SECOND_NS or span.seconds * span.nanos < 0:
+        message = f"{span.seconds} s and {span.nanos} ns, expected nanos from 0 to 999,999,999"
+        raise InvalidArgument(field, message)
+    return span.seconds + span.nanos / 1e9
+
+
 def hours_of(field: str, message: Any, name: str, seconds_max: float) -> float:
     """Return a duration in hours, NaN where it is not set. Raises InvalidArgument."""
     if not message.HasField(name):
         return nan
-    duration: Duration = getattr(message, name)
-    seconds = duration.seconds + duration.nanos / 1e9
+    seconds = span_seconds(field, getattr(message, name))
     if not 0.0 <= seconds <= seconds_max:
         raise InvalidArgument(field, f"{seconds:.10g} s, expected 0 to {seconds_max:.0f}")
     return seconds / 3600.0

@@ -53,12 +53,14 @@ ORDER BY ops.severity(state), ops.hosts.score NULLS LAST, host LIMIT n;
 COMMENT ON MACRO TABLE ops.worst IS
     'the n worst hosts, without simulated ones that have ended: FROM ops.worst(n := 3)';
 
+-- Reported outcomes that multiply the hazard by less than 1.05 are a part of the sum, and no reason.
 CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
 SELECT
     e.words, e.score_delta, e.relative_speed_factor, e.log_hazard_delta, e.signal, e.device, e.value,
     e.unit, e.normal, e.reason, e.observed, e.sql, e.hazard_delta, e.shared_count
 FROM main.evidence AS e JOIN ops.scores_now AS s USING (host, time, version)
-WHERE host = host_name ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
+WHERE host = host_name AND NOT (e.signal = 'hazard.outcomes' AND abs(e.log_hazard_delta) < ln(1.05))
+ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
 COMMENT ON MACRO TABLE ops.explain IS
     'evidence of a host''s score; column sql shows the readings: SELECT words, score_delta, reason FROM ops.explain(''sim-006'')';
 

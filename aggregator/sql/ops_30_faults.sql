@@ -31,6 +31,7 @@ LEFT JOIN ops.actions AS n ON n.name = CASE
     WHEN e.device LIKE 'gpu%' THEN 'driver_hung'
     ELSE 'device_hung' END
 WHERE s.state <> 'HEALTHY' AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
+    AND NOT (e.signal = 'hazard.outcomes' AND abs(e.log_hazard_delta) < ln(1.05))
 QUALIFY row_number() OVER (
     PARTITION BY s.host, e.device, e.signal, e.words ORDER BY a.code NULLS LAST) = 1
 ORDER BY ops.severity(s.state), s.score, s.host, e.score_delta, e.device;

@@ -79,9 +79,10 @@ ORDER BY time, host, gpu;
 COMMENT ON VIEW ops.job_phases IS
     'what each GPU of a job did, in steps of 10 s: shares of compute, wait, host stall, checkpoint, idle; source estimated: from utilization, SM activity and power, for agents that send no phases: SELECT time, host, compute_ratio, wait_ratio, source FROM ops.job_phases WHERE job = ''123'' LIMIT 3';
 
--- By steps where the period is known for most of the time; else by the work of the GPU in the middle: tensor cores, or
--- the share of time at work. 1 is the best minute of the job itself. A change: the medians of half a minute before and
--- after differ by more than a twentieth and three times their scatter, most of all within half a minute.
+-- By steps if the period is known for most of the time; else by the work of the median GPU: tensor cores, or the share of
+-- time at work. 1 is the reference of the run (job_paces); without a reference, the best minute of the last five. A change:
+-- the medians of half a minute before and after differ by more than a twentieth and three times their scatter, most of all
+-- within half a minute.
 CREATE OR REPLACE VIEW ops.job_pace AS
 WITH worked AS (
     SELECT
@@ -131,120 +132,41 @@ windows AS (
 ),
 paced AS (
     SELECT
-        *, nullif(max(long) OVER (PARTITION BY job), 0) AS best,
+        w.*, r.reference_time, r.reference_work IS NOT NULL AS is_referenced,
+        nullif(coalesce(r.reference_work, max(long) OVER (PARTITION BY w.job)), 0) AS best,
         if(before_count = 3 AND after_count = 3
             AND abs(after - before) > greatest(0.05 * greatest(before, after),
                 3 * greatest(before_scatter, after_scatter)), abs(after - before), 0) AS changed
-    FROM windows
+    FROM windows AS w LEFT JOIN (
+        SELECT job, measure, max(reference_work) AS reference_work, max(reference_time) AS reference_time
+        FROM main.job_paces WHERE is_current GROUP BY job, measure
+    ) AS r ON r.job = w.job AND r.measure = w.source
 )
 SELECT
     job, time, if(best IS NULL, 0 * work, work / best) AS pace, step_seconds, hosts_reading,
     changed > 0 AND changed > coalesce(max(changed) OVER earlier, 0)
         AND changed >= coalesce(max(changed) OVER later, 0) AS is_change,
-    if(is_change, after / nullif(before, 0) - 1, NULL) AS change_ratio, source
+    if(is_change, after / nullif(before, 0) - 1, NULL) AS change_ratio, source,
+    CASE
+        WHEN NOT is_referenced THEN 'best of the last five minutes'
+        WHEN reference_time IS NULL THEN 'earlier runs of this workload'
+        ELSE 'best minute of this run'
+    END AS reference, reference_time
 FROM paced
 WINDOW earlier AS (PARTITION BY job ORDER BY time ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING),
     later AS (PARTITION BY job ORDER BY time ROWS BETWEEN 1 FOLLOWING AND 3 FOLLOWING)
 ORDER BY job, time;
 COMMENT ON VIEW ops.job_pace IS
-    'the pace of each job in steps of 10 s against its own best minute, where it changed and by how much, how many hosts were read: SELECT time, pace, is_change, hosts_reading FROM ops.job_pace WHERE job = ''123'' ORDER BY time LIMIT 3';
+    'the pace of each job in steps of 10 s, relative to the best minute of its run or to earlier runs of its workload (reference), where it changed and by how much, how many hosts were read: SELECT time, pace, reference, is_change, hosts_reading FROM ops.job_pace WHERE job = ''123'' ORDER BY time LIMIT 3';
 
--- Evidence stands from its score to the next score of its host. Devices of a host with one cause are one straggler, at
--- the speed of the slowest. A gang runs at the pace of its slowest member, so that each moment is charged to one
--- straggler, the slowest then, and the lost hours of a job's stragglers add up. A host that is UNHEALTHY stops its job:
--- speed 0, where the job stands now, or ended on that host while it was so.
+-- The verdicts that the aggregator reaches each second (aggregator/runs/verdicts.py): the same as in `gangline job`.
 CREATE OR REPLACE VIEW ops.stragglers AS
-WITH scored AS (
-    SELECT
-        host, time, version, state, relative_speed_lower, relative_speed_upper,
-        coalesce(lead(time) OVER (PARTITION BY host ORDER BY time, version), ops.taken()) AS until
-    FROM main.scores
-),
-said AS (
-    SELECT
-        host, e.signal, e.reason, s.time, s.until, min(e.relative_speed_factor) AS speed,
-        arg_min(e.device, e.relative_speed_factor) AS device, arg_min(e.words, e.relative_speed_factor) AS words,
-        arg_min(e.sql, e.relative_speed_factor) AS sql, any_value(relative_speed_lower) AS speed_lower,
-        any_value(relative_speed_upper) AS speed_upper, false AS is_broken
-    FROM main.evidence AS e JOIN scored AS s USING (host, time, version)
-    WHERE e.relative_speed_factor < 1 OR starts_with(e.signal, 'gang.') OR starts_with(e.signal, 'network.')
-    GROUP BY ALL
-    UNION ALL
-    SELECT
-        host, arg_max(e.signal, e.log_hazard_delta), arg_max(e.reason, e.log_hazard_delta), s.time, s.until, 1.0,
-        arg_max(e.device, e.log_hazard_delta), arg_max(e.words, e.log_hazard_delta),
-        arg_max(e.sql, e.log_hazard_delta), NULL, NULL, true
-    FROM main.evidence AS e JOIN scored AS s USING (host, time, version)
-    WHERE s.state = 'UNHEALTHY' AND e.log_hazard_delta > 0 GROUP BY host, s.time, s.until
-),
-begun AS (
-    SELECT *, time > lag(until) OVER own IS NOT false AS is_new
-    FROM said WINDOW own AS (PARTITION BY host, signal, reason, is_broken ORDER BY time, until)
-),
-numbered AS (
-    SELECT
-        *, sum(is_new::INTEGER) OVER (PARTITION BY host, signal, reason, is_broken ORDER BY time, until) AS episode
-    FROM begun
-),
-jobs AS (
-    SELECT job, host, since, until, sum(gpus) OVER (PARTITION BY job) AS gpus
-    FROM (
-        SELECT job, host, count(DISTINCT gpu) AS gpus, min(since) AS since,
-            if(bool_or(until IS NULL), NULL, max(until)) AS until
-        FROM ops.job_members GROUP BY job, host
-    )
-),
-standing AS (
-    SELECT job FROM ops.job_phases
-    WHERE time > ops.taken() - INTERVAL 40 SECOND AND time <= ops.taken() - INTERVAL 10 SECOND
-    GROUP BY job HAVING median(compute_ratio) < 0.02
-),
-within AS (
-    SELECT
-        n.* EXCLUDE (time, until), j.job, j.gpus, greatest(n.time, j.since) AS time,
-        least(n.until, coalesce(j.until, n.until)) AS until,
-        n.is_broken AND (s.job IS NOT NULL OR j.until <= n.until) AS stops
-    FROM numbered AS n JOIN jobs AS j USING (host) LEFT JOIN standing AS s USING (job)
-    WHERE n.until >= j.since AND (j.until IS NULL OR n.time < j.until)
-),
-episodes AS (
-    SELECT
-        job, host, signal, reason, is_broken, episode, any_value(gpus) AS gpus, arg_max(device, time) AS device,
-        min(time) AS time, max(until) AS until, bool_or(stops) AS is_stopped,
-        if(is_stopped, 0.0, arg_max(speed, time)) AS speed, arg_max(speed_upper, time) AS speed_upper,
-        arg_max(speed_lower, time) AS speed_lower, arg_max(words, time) AS words, arg_max(sql, time) AS sql,
-        if(is_stopped, 0.0, coalesce(sum(speed * epoch(until - time)) / nullif(sum(epoch(until - time)), 0), min(speed)))
-            AS speed_mean
-    FROM within GROUP BY job, host, signal, reason, is_broken, episode
-),
-spans AS (
-    SELECT job, moment AS time, lead(moment) OVER (PARTITION BY job ORDER BY moment) AS until
-    FROM (SELECT job, time AS moment FROM episodes UNION SELECT job, until FROM episodes)
-),
-charged AS (
-    SELECT e.job, e.host, e.signal, e.reason, e.is_broken, e.episode,
-        (1 - e.speed_mean) * e.gpus * epoch(s.until - s.time) / 3600 AS hours
-    FROM spans AS s JOIN episodes AS e ON e.job = s.job AND e.time <= s.time AND e.until >= s.until
-    QUALIFY row_number() OVER (PARTITION BY s.job, s.time ORDER BY e.speed_mean, e.time, e.host, e.signal) = 1
-),
-lost AS (
-    SELECT job, host, signal, reason, is_broken, episode, sum(hours) AS hours FROM charged GROUP BY ALL
-)
 SELECT
-    job, host, device, time AS since, if(until >= ops.taken(), NULL, until) AS until,
-    CASE
-        WHEN signal = 'gang.unknown' THEN 'unknown'
-        WHEN signal LIKE 'gang.workload%' THEN 'workload'
-        WHEN signal LIKE 'gang.shared%' OR reason = 'SHARED_CAUSE' THEN 'shared service'
-        WHEN signal LIKE '%link%' OR signal LIKE 'network.%' OR signal LIKE 'rdma.%' THEN 'link'
-        ELSE 'node'
-    END AS verdict,
-    signal AS cause, reason, 1 - speed AS slowdown_ratio,
-    if(is_stopped, NULL, 1 - speed_upper) AS slowdown_lower_ratio,
-    if(is_stopped, NULL, 1 - speed_lower) AS slowdown_upper_ratio, coalesce(hours, 0.0) AS lost_gpu_hours,
-    words, sql AS evidence_sql
-FROM episodes LEFT JOIN lost USING (job, host, signal, reason, is_broken, episode)
-WHERE is_stopped OR NOT is_broken
+    job, hosts[1] AS host, device, since, until, verdict, cause, reason, slowdown_ratio,
+    if(is_stopped, NULL, slowdown_lower_ratio) AS slowdown_lower_ratio,
+    if(is_stopped, NULL, slowdown_upper_ratio) AS slowdown_upper_ratio, lost_gpu_hours, words, evidence_sql, hosts,
+    shared_cause, advisory, run_id
+FROM main.job_verdicts
 ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC, job, host;
 COMMENT ON VIEW ops.stragglers IS
-    'which host slowed or stopped which job, with start and end (until NULL: still), reason, slowdown, and the GPU-hours that the whole gang lost while this was its slowest member: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';
+    'each verdict on a job: the host, link or shared cause (with all its hosts) that slowed or stopped the job, with start and end (until NULL: still), slowdown, and the GPU-hours that the whole gang lost while this slowed it most; host NULL: no host is at fault: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';

@@ -23,7 +23,6 @@ from .decision_records import (
 )
 from .rows import table, time_us
 
-_DAY_US = 86_400_000_000
 #: A bound by bytes is met with so much to spare, so that it is not met again with each commit.
 ROOM_RATIO = 0.95
 #: Choices of one decision that are read.
@@ -79,11 +78,9 @@ def put_decisions(
     return [*(used_us.keys() - stored), *dropped]
 
 
-def drop_old_decisions(
-    connection: duckdb.DuckDBPyConnection, now_ns: int, limits: DecisionLimits
-) -> None:
-    """Drop what is past its days. Raises duckdb.Error."""
-    since = [now_ns // 1000 - limits.days * _DAY_US]
+def drop_old_decisions(connection: duckdb.DuckDBPyConnection, before_ns: int) -> None:
+    """Drop the decisions made before *before_ns*, with their inputs and choices. Raises duckdb.Error."""
+    since = [before_ns // 1000]
     for name in ("decisions", "decision_records", "decision_inputs", "decision_choices"):
         connection.execute(f"DELETE FROM {name} WHERE time < make_timestamp(?)", since)
 

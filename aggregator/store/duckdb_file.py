@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import time
+import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ import duckdb
 import pyarrow as pa
 
 from .. import sql
-from ..durable_file import sync_folder
+from ..durable_file import replace_file, sync_folder
 from ..rule_catalogue import faults_sql
 from ..sql import quoted
 from .live_tables import actions_sql
@@ -79,6 +80,8 @@ STORE_FILE = "gangline.duckdb"
 #: The store's version as a text beside it: a package that would go back past it is refused before it is unpacked, by a shell
 #: that cannot open the store (packaging/scripts/functions.sh).
 STORE_VERSION_FILE = "store_version"
+#: A random identity. Backups do not contain the file, so a restored store has another identity.
+IDENTITY_FILE = "store_identity"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "events.journal"
 #: Not `ops.duckdb`: DuckDB would name its catalog `ops`, and `ops.worst` would be ambiguous.
@@ -264,6 +267,21 @@ def note_store_version(folder: Path, version: int) -> None:
         raise StoreError(
             f"{file}: {cause(error, folder)}{_folder_remedy(error, folder)}"
         ) from error
+
+
+def folder_identity(folder: Path) -> str:
+    """Return the identity in *folder*; a missing or damaged one is created. Raises StoreError."""
+    file = folder / IDENTITY_FILE
+    try:
+        found = file.read_bytes()[:64].decode("ascii", "replace").strip() if file.exists() else ""
+        if not re.fullmatch(r"[0-9a-f]{16}", found):
+            found = uuid.uuid4().hex[:16]
+            replace_file(file, f"{found}\n".encode())
+    except OSError as error:
+        raise StoreError(
+            f"{file}: {cause(error, folder)}{_folder_remedy(error, folder)}"
+        ) from error
+    return found
 
 
 def _create(path: Path) -> None:

@@ -105,6 +105,8 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("unavailable"),
     TableCopy("gangs"),
     TableCopy("job_forecasts"),
+    TableCopy("job_paces"),
+    TableCopy("job_verdicts", 100_000, "time", RUNS_SECONDS),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),
     TableCopy("decisions", 10_000, "time", DECISIONS_SECONDS),
     TableCopy("decision_choices", 10_000, "time", DECISIONS_SECONDS),

@@ -134,11 +134,15 @@ class Store(Queue):
     """Thread-safe. `open` starts its threads, `close` ends them."""
 
     def __init__(
-        self, folder: Path, config: AggregatorConfig, wall_ns: Callable[[], int] = time.time_ns
+        self,
+        folder: Path,
+        config: AggregatorConfig,
+        wall_ns: Callable[[], int] = time.time_ns,
+        steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Use `open`. Raises StoreError."""
         super().__init__(config)
-        self._wall_ns = wall_ns
+        self._wall_ns, self._steady_ns = wall_ns, steady_ns
         self._folder = folder
         self._claim = lock_folder(folder)
         try:
@@ -162,8 +166,11 @@ class Store(Queue):
                 self._config.decisions_bytes_max,
                 self._config.decision_inputs_bytes_max,
             ),
+            steady_ns=self._steady_ns,
             on_missing_inputs=self.missing_inputs.extend,
         )
+        #: Which data is older than a limit of age.
+        self.retention_clock = self._writer.retention_clock
         try:
             self._journal = EventJournal(folder / JOURNAL_FILE)
         except OSError as error:
@@ -194,6 +201,7 @@ class Store(Queue):
             self._config,
             StoreAccess(self.in_transaction, self.reading),
             self.submit_findings,
+            self.retention_clock,
         )
         self._threads = [
             threading.Thread(target=self._write, name=THREAD_NAME_PREFIX + "writer", daemon=True)
@@ -255,9 +263,10 @@ class Store(Queue):
         folder: Path,
         config: AggregatorConfig | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
+        steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> Store:
-        """Open or make the store in *folder* and start its threads. Raises StoreError with words."""
-        store = cls(folder, config or AggregatorConfig(), wall_ns)
+        """Open or make the store in *folder* and start its threads. *steady_ns*: see `RetentionClock`. Raises StoreError."""
+        store = cls(folder, config or AggregatorConfig(), wall_ns, steady_ns)
         for thread in store._threads:
             thread.start()
         if store._config.history_on:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,9 +37,10 @@ from .duckdb_file import (
     size_of,
     wal_of,
 )
-from .live_tables import HOUR_NS, LiveTables, hour_name
+from .live_tables import HOUR_NS, LiveTables
 from .parquet.views import repair_rollup_views
 from .queue import Pending
+from .retention_clock import Anchor, RetentionClock
 from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
 from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
 
@@ -55,6 +57,8 @@ RUNS_IN_MEMORY = 2
 #: Runs of a host on the ledger. Its spool is of one run: the others resend nothing, but for a disk that is put
 #: back. Of more the oldest are forgotten, so that no host, whatever it says, fills the ledger.
 RUNS_PER_HOST_MAX = 1000
+#: How often the run time is stored. A kill loses at most one period of run time, and data stays for one period longer.
+RUN_TIME_STORED_NS = 60_000_000_000
 
 #: Host and run id.
 Run = tuple[str, bytes]
@@ -191,9 +195,15 @@ HOST_DAYS_RETAINED = 400
 #: Fingerprints of runs: a year, and some.
 RUNS_RETAINED_DAYS = 400
 
-#: Of the oldest score and of the newest day that has rows: scores that waited for a full disk may be of that one.
-_SPAN = """
-SELECT epoch_us(min(time)), (SELECT coalesce(epoch_us(max(day)), 0) FROM host_days) FROM scores
+#: Days of scores from the newest day that has rows: scores that waited for a full disk may be of that one. A day of a wall
+#: clock that was ahead does not count.
+_DAYS_OF_SCORES = f"""
+SELECT DISTINCT epoch_us(time) // {DAY_US} AS day FROM scores
+WHERE time >= (
+    SELECT greatest(coalesce(max(day)::TIMESTAMP, make_timestamp(0)), make_timestamp($end - {HOST_DAYS_RETAINED * DAY_US}))
+    FROM host_days WHERE day < make_timestamp($end)::DATE
+) AND time < make_timestamp($end)
+ORDER BY day
 """
 #: One day's, each host's first of the day. Who has its row is left out before any score's features are read.
 _FILL_HOST_DAYS = f"""
@@ -218,11 +228,8 @@ def fill_host_days(connection: Any, now_us: int) -> None:
 
     Raises duckdb.Error.
     """
-    ((oldest_us, newest_us),) = connection.execute(_SPAN).fetchall()
-    if oldest_us is None:
-        return
-    first = max(oldest_us // DAY_US, newest_us // DAY_US, now_us // DAY_US - HOST_DAYS_RETAINED)
-    for day in range(first, (now_us - HOUR_US) // DAY_US + 1):
+    end_us = ((now_us - HOUR_US) // DAY_US + 1) * DAY_US
+    for (day,) in connection.execute(_DAYS_OF_SCORES, {"end": end_us}).fetchall():
         span = {"begin": day * DAY_US, "end": day * DAY_US + HOUR_US}
         connection.execute(_FILL_HOST_DAYS, span)
 
@@ -260,8 +267,6 @@ SEMI JOIN spelled AS s
 # What is kept for days rather than hours: of which tables, for how long, and what of them for
 # longer.
 
-_DAY_US = 86_400_000_000
-
 
 class _RetentionRule(NamedTuple):
     """A table, by which column what it has is known to be old, and for how many days that is kept."""
@@ -284,6 +289,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("advice_decisions", "time", days_min=ADVICE_DAYS),
     _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
     _RetentionRule("runs", "time", days=RUNS_RETAINED_DAYS),
+    _RetentionRule("job_verdicts", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )
@@ -296,12 +302,15 @@ _COPY_PAST_FINDINGS = (
 )
 
 
-def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
+def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: int) -> None:
     """Delete expired rows, and keep those used for training: times of findings, and each day's measurements."""
-    now_us = now_ns // 1000
+
+    def cutoff_us(days: int) -> int:
+        return clock.cutoff_ns(days * DAY_US * 1000) // 1000
+
     # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
-    connection.execute(_COPY_PAST_FINDINGS, [now_us - history_days * _DAY_US])
-    fill_host_days(connection, now_us)
+    connection.execute(_COPY_PAST_FINDINGS, [cutoff_us(history_days)])
+    fill_host_days(connection, now_ns // 1000)
     for one in _RETENTION_RULES:
         days = one.days or max(one.days_min, history_days)
         exception = (
@@ -311,7 +320,7 @@ def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
         )
         connection.execute(
             f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){exception}",
-            [now_us - days * _DAY_US],
+            [cutoff_us(days)],
         )
 
 
@@ -350,6 +359,7 @@ class Writer:
         retention_hours: int,
         history_days: int,
         decision_limits: DecisionLimits = DecisionLimits(),  # noqa: B008 - frozen
+        steady_ns: Callable[[], int] = time.monotonic_ns,
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
         """Open the store at *path*. *on_missing_inputs*: is called with the inputs of decisions that the store lacks. Raises StoreError."""
@@ -363,8 +373,10 @@ class Writer:
         #: What the file has lost since the last receipt, as text; "" when nothing is known to be gone.
         self.loss_message = _loss_message(path)
         self._mark_writer = MarkWriter(path)
+        self._retention_run_hour, self._run_time_stored_ns = -1, -RUN_TIME_STORED_NS
         remove_leftovers(path.parent)
         self._open()
+        self.retention_clock = RetentionClock(steady_ns, self._stored_anchors())
 
     def _open(self) -> None:
         self._connection = open_store(self._path)
@@ -378,7 +390,6 @@ class Writer:
     def _prepare(self) -> None:
         self._checkpoint_wal = ""
         self._checkpoint_at(CHECKPOINT_WAL)
-        self._retention_hour = ""
         self._live_tables = LiveTables(self._connection, self._path.parent)
         with self._transaction():
             self._live_tables.reload()
@@ -492,11 +503,19 @@ class Writer:
         surplus = self._ledger.surplus()
         is_small = pending.rows < SMALL_COMMIT_ROWS
         self._checkpoint_at(SMALL_CHECKPOINT_WAL if is_small else CHECKPOINT_WAL)
+        self.retention_clock.observe(now_ns)
+        run_ns = self.retention_clock.run_ns
+        is_run_time_due = run_ns - self._run_time_stored_ns >= RUN_TIME_STORED_NS
         with self._transaction():
-            self._apply_retention(now_ns)
+            self._apply_retention(run_ns, now_ns)
+            if is_run_time_due:
+                self._put_run_time()
             self._put_readings(rows, now_ns)
             self._put_ranges(ranges, surplus)
             self._put_records(pending)
+        self._retention_run_hour = run_ns // HOUR_NS
+        if is_run_time_due:
+            self._run_time_stored_ns = run_ns
         for row in ranges:
             self._ledger.add(row)
         self._ledger.forget(surplus)
@@ -633,16 +652,28 @@ class Writer:
         finally:
             self._connection.unregister("new_rows")
 
-    def _apply_retention(self, now_ns: int) -> None:
-        """Once an hour: drop what is past its time."""
-        if self._retention_hour == hour_name(now_ns):
+    def _apply_retention(self, run_ns: int, now_ns: int) -> None:
+        """Drop expired data, once per hour of run time."""
+        if self._retention_run_hour == run_ns // HOUR_NS:
             return
-        self._retention_hour = hour_name(now_ns)
-        if dropped := self._live_tables.drop_before(now_ns - self._retention_ns):
+        clock = self.retention_clock
+        if dropped := self._live_tables.drop_before(clock.cutoff_ns(self._retention_ns)):
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
-        drop_old(self._connection, now_ns, self._history_days)
-        drop_old_decisions(self._connection, now_ns, self._decision_limits)
+        drop_old(self._connection, clock, now_ns, self._history_days)
+        decisions_ns = self._decision_limits.days * DAY_US * 1000
+        drop_old_decisions(self._connection, clock.cutoff_ns(decisions_ns))
+
+    def _stored_anchors(self) -> list[Anchor]:
+        rows: list[tuple[int, int]] = self._connection.execute(
+            "SELECT run_us * 1000, epoch_ns(wall) FROM run_time ORDER BY run_us, wall"
+        ).fetchall()
+        return [Anchor(*row) for row in rows]
+
+    def _put_run_time(self) -> None:
+        self._connection.execute("DELETE FROM run_time")
+        rows = [(run // 1000, wall // 1000) for run, wall in self.retention_clock.anchors()]
+        self._insert("run_time", records.table("run_us:int wall:time", rows))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -677,6 +708,8 @@ class Writer:
         """Fold the WAL into the file and close it. Never raises; what was committed is durable anyway."""
         with self._cursor_lock:
             try:
+                with self._transaction():
+                    self._put_run_time()
                 self._connection.execute("CHECKPOINT")
                 self._connection.close()
             except duckdb.Error as error:

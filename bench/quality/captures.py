@@ -92,7 +92,7 @@ CAPTURES = (
         feeding.kernel_log,
         {
             ("gpu.xid", "0000:9b:00.0"): "five XID 119",
-            ("gpu.driver_message", "0000:9b:00.0"): "the driver's own message",
+            ("gpu.needs_reset", "0000:9b:00.0"): "the driver's own message",
         },
         worst=HealthState.UNHEALTHY,
     ),

@@ -5,6 +5,10 @@ from ..signal import Kind, Pace, Signal
 GPU_TEXT = """GPUs: NVIDIA's through NVML, AMD's through the kernel driver's sysfs files. Device: the GPU's UUID. For an AMD GPU it is
 `GPU-` and its unique id, or its PCI address if it has none. Each die of an MI250X is a GPU.
 
+A signal's pace is the fastest. NVML calls that take more than 0.2 ms (fields: 0.05 ms) take turns, so that NVML takes less
+than 1 ms per second and GPU. Between two turns a gauge, a state or an error counter has its last value. Energy, throttling
+times and PCIe bytes grow all the time, and are missing meanwhile. On an H200 a turn comes about every 50 s.
+
 AMD's GPUs have rows in the same tables, under the same signals. The tables below give NVIDIA's sources; this one gives
 AMD's. Names without a file are fields of `gpu_metrics` (revisions 1.3 to 1.8; 1.9 and later describe themselves):
 
@@ -74,6 +78,7 @@ GPU_SIGNALS = (
     Signal(1090, "gpu.calls_failed_errors", Kind.COUNTER, Pace.SECOND, "agent", "NVML calls on this GPU that returned an error other than not-supported"),
     Signal(1092, "gpu.slow_calls_failed_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "the same, of the calls made every 10 s", on_change=True),
     Signal(1091, "gpu.lost_state", Kind.STATE, Pace.SECOND, "NVML_ERROR_GPU_IS_LOST", "1: fell off the bus"),
+    Signal(1093, "gpu.error_code_state", Kind.STATE, Pace.SECOND, "nvmlReturn_t", "0: the GPU answers. Otherwise the NVML error code of a GPU that answers no call (16, reset required: from any call)", on_change=True),
     Signal(1095, "gpu.xid", Kind.EVENT, Pace.EVENT, "kernel log, NVML events", "the driver reported an XID; code in `code`"),
     Signal(1100, "gpu.counter_epoch_count", Kind.STATE, Pace.SECOND, "agent", "increases when this GPU's counters restart: driver reloaded, GPU reset, moved to another slot"),
     Signal(1101, "gpu.settings_calls_failed_errors", Kind.COUNTER, Pace.MINUTE, "agent", "as calls_failed_errors, of the calls made every 60 s"),
@@ -88,9 +93,9 @@ GPU_SIGNALS = (
     Signal(1111, "gpu.violation_low_utilization_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 78 NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION", "time with a lower clock because of low utilization", on_change=True),
     Signal(1112, "gpu.violation_reliability_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 79 NVML_FI_DEV_PERF_POLICY_RELIABILITY", "time throttled by the reliability voltage limit", on_change=True),
     Signal(1113, "gpu.violation_base_clocks_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 81 NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS", "time throttled below the base clock, for any reason", on_change=True),
-    Signal(1114, "gpu.violation_sw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 251 or 269 NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, by driver, once it has proved itself", "time throttled by software to keep GPU and memory below their limits", on_change=True),
-    Signal(1115, "gpu.violation_hw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 252 or 270 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, by driver, once it has proved itself", "time throttled by hardware because of heat", on_change=True),
-    Signal(1116, "gpu.violation_hw_power_brake_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 253 or 271 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, by driver, once it has proved itself", "time throttled by hardware because of the external power brake", on_change=True),
+    Signal(1114, "gpu.violation_sw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 251 or 269 NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, by driver; a value above zero once it has proved itself", "time throttled by software to keep GPU and memory below their limits", on_change=True),
+    Signal(1115, "gpu.violation_hw_thermal_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 252 or 270 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, by driver; a value above zero once it has proved itself", "time throttled by hardware because of heat", on_change=True),
+    Signal(1116, "gpu.violation_hw_power_brake_nanoseconds", Kind.COUNTER, Pace.SECOND, "field 253 or 271 NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, by driver; a value above zero once it has proved itself", "time throttled by hardware because of the external power brake", on_change=True),
     Signal(1117, "gpu.violation_sw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_sw_thermal has the expected meaning: 0 unsupported, 1 unverified, 2 verified", on_change=True),
     Signal(1118, "gpu.violation_hw_thermal_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_thermal has the expected meaning: 0 unsupported, 1 unverified, 2 verified", on_change=True),
     Signal(1119, "gpu.violation_hw_power_brake_field_state", Kind.STATE, Pace.SECOND, "agent", "whether the field of violation_hw_power_brake has the expected meaning: 0 unsupported, 1 unverified, 2 verified", on_change=True),

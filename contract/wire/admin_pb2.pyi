@@ -51,13 +51,13 @@ class CompactedStore(_message.Message):
     bytes_before: int
     bytes_after: int
     stood_still_microseconds: int
-    def __init__(self, rows: _Optional[int] = ..., rows_total: _Optional[int] = ..., done: _Optional[bool] = ..., bytes_before: _Optional[int] = ..., bytes_after: _Optional[int] = ..., stood_still_microseconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[int] = ..., rows_total: _Optional[int] = ..., done: bool = ..., bytes_before: _Optional[int] = ..., bytes_after: _Optional[int] = ..., stood_still_microseconds: _Optional[int] = ...) -> None: ...
 
 class TrainHazardRequest(_message.Message):
     __slots__ = ("simulated",)
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     simulated: bool
-    def __init__(self, simulated: _Optional[bool] = ...) -> None: ...
+    def __init__(self, simulated: bool = ...) -> None: ...
 
 class TrainedHazard(_message.Message):
     __slots__ = ("accepted", "words", "model")
@@ -67,4 +67,4 @@ class TrainedHazard(_message.Message):
     accepted: bool
     words: str
     model: str
-    def __init__(self, accepted: _Optional[bool] = ..., words: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., words: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...

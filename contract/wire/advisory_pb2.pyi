@@ -80,7 +80,7 @@ EXPIRED: AdvisoryState
 WITHDRAWN: AdvisoryState
 
 class Advisory(_message.Message):
-    __slots__ = ("name", "subject", "nodes", "devices", "action", "then_action", "scope", "basis", "reason", "reason_text", "confidence", "hazard_per_hour", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours", "arithmetic", "act_by_time", "state", "state_text", "propose_time", "expire_time", "update_time", "etag", "owner", "lease_expire_time", "fencing_token", "checkpoint_interval", "workload", "count", "defer_until_time")
+    __slots__ = ("name", "subject", "nodes", "devices", "action", "then_action", "scope", "basis", "reason", "reason_text", "confidence", "hazard_per_hour", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours", "arithmetic", "act_by_time", "state", "state_text", "propose_time", "expire_time", "update_time", "etag", "owner", "lease_expire_time", "fencing_token", "checkpoint_interval", "workload", "count", "defer_until_time", "store")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Advisory(_message.Message):
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DEFER_UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     name: str
     subject: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -139,7 +140,8 @@ class Advisory(_message.Message):
     workload: str
     count: int
     defer_until_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., action: _Optional[_Union[Action, str]] = ..., then_action: _Optional[_Union[Action, str]] = ..., scope: _Optional[str] = ..., basis: _Optional[_Union[Basis, str]] = ..., reason: _Optional[_Union[_score_pb2.ReasonCode, str]] = ..., reason_text: _Optional[str] = ..., confidence: _Optional[float] = ..., hazard_per_hour: _Optional[float] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ..., arithmetic: _Optional[str] = ..., act_by_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[AdvisoryState, str]] = ..., state_text: _Optional[str] = ..., propose_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., owner: _Optional[str] = ..., lease_expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., fencing_token: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., count: _Optional[int] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    store: str
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., action: _Optional[_Union[Action, str]] = ..., then_action: _Optional[_Union[Action, str]] = ..., scope: _Optional[str] = ..., basis: _Optional[_Union[Basis, str]] = ..., reason: _Optional[_Union[_score_pb2.ReasonCode, str]] = ..., reason_text: _Optional[str] = ..., confidence: _Optional[float] = ..., hazard_per_hour: _Optional[float] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ..., arithmetic: _Optional[str] = ..., act_by_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[AdvisoryState, str]] = ..., state_text: _Optional[str] = ..., propose_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., etag: _Optional[str] = ..., owner: _Optional[str] = ..., lease_expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., fencing_token: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., count: _Optional[int] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., store: _Optional[str] = ...) -> None: ...
 
 class WatchAdvisoriesRequest(_message.Message):
     __slots__ = ("resume_token",)
@@ -167,7 +169,7 @@ class ListAdvisoriesRequest(_message.Message):
     page_token: str
     show_ended: bool
     node: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: bool = ..., node: _Optional[str] = ...) -> None: ...
 
 class ListAdvisoriesResponse(_message.Message):
     __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count", "held_back", "held_back_count", "out_by_advice", "out_by_advice_count")
@@ -192,16 +194,22 @@ class ListAdvisoriesResponse(_message.Message):
     def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBack, _Mapping]]] = ..., held_back_count: _Optional[int] = ..., out_by_advice: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., out_by_advice_count: _Optional[int] = ...) -> None: ...
 
 class HeldBack(_message.Message):
-    __slots__ = ("node", "action", "reason_text", "held_back_text")
+    __slots__ = ("node", "action", "reason_text", "held_back_text", "devices", "cost_of_waiting_gpu_hours", "cost_of_acting_gpu_hours")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     REASON_TEXT_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_TEXT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    COST_OF_WAITING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    COST_OF_ACTING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
     node: str
     action: Action
     reason_text: str
     held_back_text: str
-    def __init__(self, node: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., reason_text: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    cost_of_waiting_gpu_hours: float
+    cost_of_acting_gpu_hours: float
+    def __init__(self, node: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., reason_text: _Optional[str] = ..., held_back_text: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., cost_of_waiting_gpu_hours: _Optional[float] = ..., cost_of_acting_gpu_hours: _Optional[float] = ...) -> None: ...
 
 class GetAdvisoryRequest(_message.Message):
     __slots__ = ("name",)
@@ -257,7 +265,7 @@ class RuleEpisode(_message.Message):
     followed_by_fault: bool
     words: str
     held_back_text: str
-    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: _Optional[bool] = ..., followed_by_fault: _Optional[bool] = ..., words: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: bool = ..., followed_by_fault: bool = ..., words: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
 
 class AckAdvisoryRequest(_message.Message):
     __slots__ = ("name", "etag", "new_state", "actor", "note", "defer_until_time", "request_id", "validate_only", "lease")
@@ -279,7 +287,7 @@ class AckAdvisoryRequest(_message.Message):
     request_id: str
     validate_only: bool
     lease: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Gang(_message.Message):
     __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "ttl")
@@ -307,7 +315,7 @@ class ReportGangsRequest(_message.Message):
     ended_workloads: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
     validate_only: bool
-    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportGangsResponse(_message.Message):
     __slots__ = ("gangs_count", "unknown_nodes")
@@ -318,20 +326,22 @@ class ReportGangsResponse(_message.Message):
     def __init__(self, gangs_count: _Optional[int] = ..., unknown_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnavailableNode(_message.Message):
-    __slots__ = ("node", "reason", "ttl", "actor", "since_time", "expire_time")
+    __slots__ = ("node", "reason", "ttl", "actor", "since_time", "expire_time", "new_work_only")
     NODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     SINCE_TIME_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    NEW_WORK_ONLY_FIELD_NUMBER: _ClassVar[int]
     node: str
     reason: str
     ttl: _duration_pb2.Duration
     actor: str
     since_time: _timestamp_pb2.Timestamp
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    new_work_only: bool
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., new_work_only: bool = ...) -> None: ...
 
 class ReportUnavailableNodesRequest(_message.Message):
     __slots__ = ("actor", "nodes", "returned_nodes", "request_id", "validate_only")
@@ -345,7 +355,7 @@ class ReportUnavailableNodesRequest(_message.Message):
     returned_nodes: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
     validate_only: bool
-    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportUnavailableNodesResponse(_message.Message):
     __slots__ = ("nodes_count", "unknown_nodes")

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import advisory_pb2 as gangline_dot_contract_dot_wire_dot_advisory__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class AdvisoryServiceStub:
+class AdvisoryServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -71,7 +71,7 @@ class AdvisoryServiceStub:
                 _registered_method=True)
 
 
-class AdvisoryServiceServicer:
+class AdvisoryServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def WatchAdvisories(self, request, context):
@@ -168,7 +168,7 @@ def add_AdvisoryServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdvisoryService:
+class AdvisoryService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

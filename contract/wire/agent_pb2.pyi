@@ -56,7 +56,7 @@ class GetStatusResponse(_message.Message):
     driver_updating: bool
     driver_words: str
     abandoned_count: int
-    def __init__(self, version: _Optional[str] = ..., process_id: _Optional[int] = ..., released: _Optional[_Iterable[_Union[ReleasedGpu, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceTrouble, _Mapping]]] = ..., driver_updating: _Optional[bool] = ..., driver_words: _Optional[str] = ..., abandoned_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., process_id: _Optional[int] = ..., released: _Optional[_Iterable[_Union[ReleasedGpu, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceTrouble, _Mapping]]] = ..., driver_updating: bool = ..., driver_words: _Optional[str] = ..., abandoned_count: _Optional[int] = ...) -> None: ...
 
 class ReleasedGpu(_message.Message):
     __slots__ = ("pci_address", "seconds_left", "why")

@@ -30,7 +30,7 @@ class GetDecisionRequest(_message.Message):
     WITHOUT_INPUTS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     without_inputs: bool
-    def __init__(self, decision_id: _Optional[str] = ..., without_inputs: _Optional[bool] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., without_inputs: bool = ...) -> None: ...
 
 class DecisionInput(_message.Message):
     __slots__ = ("digest", "data")

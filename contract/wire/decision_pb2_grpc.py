@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import decision_pb2 as gangline_dot_contract_dot_wire_dot_decision__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class DecisionServiceStub:
+class DecisionServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class DecisionServiceStub:
                 _registered_method=True)
 
 
-class DecisionServiceServicer:
+class DecisionServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetDecision(self, request, context):
@@ -67,7 +67,7 @@ def add_DecisionServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DecisionService:
+class DecisionService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

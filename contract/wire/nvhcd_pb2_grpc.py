@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import nvhcd_pb2 as gangline_dot_contract_dot_wire_dot_nvhcd__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class HealthCheckServiceStub:
+class HealthCheckServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class HealthCheckServiceStub:
                 _registered_method=True)
 
 
-class HealthCheckServiceServicer:
+class HealthCheckServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RunHealthCheck(self, request, context):
@@ -66,7 +66,7 @@ def add_HealthCheckServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class HealthCheckService:
+class HealthCheckService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -42,7 +42,7 @@ class Outcome(_message.Message):
     option: int
     throughput: float
     queue_time: _duration_pb2.Duration
-    def __init__(self, outcome_id: _Optional[str] = ..., advisory: _Optional[str] = ..., workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., interrupted: _Optional[bool] = ..., blamed_node: _Optional[str] = ..., end_reason: _Optional[str] = ..., advice_followed: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ..., decision_id: _Optional[str] = ..., option: _Optional[int] = ..., throughput: _Optional[float] = ..., queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, outcome_id: _Optional[str] = ..., advisory: _Optional[str] = ..., workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., interrupted: bool = ..., blamed_node: _Optional[str] = ..., end_reason: _Optional[str] = ..., advice_followed: bool = ..., lost_gpu_hours: _Optional[float] = ..., decision_id: _Optional[str] = ..., option: _Optional[int] = ..., throughput: _Optional[float] = ..., queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReportOutcomesRequest(_message.Message):
     __slots__ = ("outcomes", "request_id", "validate_only")
@@ -52,7 +52,7 @@ class ReportOutcomesRequest(_message.Message):
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
     request_id: str
     validate_only: bool
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportOutcomesResponse(_message.Message):
     __slots__ = ("accepted_count", "known_count")

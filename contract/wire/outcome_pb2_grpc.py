@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import outcome_pb2 as gangline_dot_contract_dot_wire_dot_outcome__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class OutcomeServiceStub:
+class OutcomeServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class OutcomeServiceStub:
                 _registered_method=True)
 
 
-class OutcomeServiceServicer:
+class OutcomeServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ReportOutcomes(self, request, context):
@@ -67,7 +67,7 @@ def add_OutcomeServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class OutcomeService:
+class OutcomeService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -18,7 +18,7 @@ class GrantPermitRequest(_message.Message):
     reason: str
     request_id: str
     validate_only: bool
-    def __init__(self, seconds: _Optional[int] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, seconds: _Optional[int] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class RevokePermitRequest(_message.Message):
     __slots__ = ("reason",)

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import permit_pb2 as gangline_dot_contract_dot_wire_dot_permit__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class PermitServiceStub:
+class PermitServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -51,7 +51,7 @@ class PermitServiceStub:
                 _registered_method=True)
 
 
-class PermitServiceServicer:
+class PermitServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetPermit(self, request, context):
@@ -101,7 +101,7 @@ def add_PermitServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PermitService:
+class PermitService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

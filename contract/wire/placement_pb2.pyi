@@ -115,7 +115,7 @@ class PlacementInvariants(_message.Message):
     same_rails: bool
     spread_over: Tier
     spread_nodes_max: int
-    def __init__(self, within: _Optional[_Union[Tier, str]] = ..., segment_nodes: _Optional[int] = ..., segment_tier: _Optional[_Union[Tier, str]] = ..., same_rails: _Optional[bool] = ..., spread_over: _Optional[_Union[Tier, str]] = ..., spread_nodes_max: _Optional[int] = ...) -> None: ...
+    def __init__(self, within: _Optional[_Union[Tier, str]] = ..., segment_nodes: _Optional[int] = ..., segment_tier: _Optional[_Union[Tier, str]] = ..., same_rails: bool = ..., spread_over: _Optional[_Union[Tier, str]] = ..., spread_nodes_max: _Optional[int] = ...) -> None: ...
 
 class TierPreference(_message.Message):
     __slots__ = ("tier", "gpu_hours_per_domain")
@@ -207,7 +207,7 @@ class GangSizes(_message.Message):
     powers_of_two: bool
     allowed_nodes: _containers.RepeatedScalarFieldContainer[int]
     free_gpu_value: float
-    def __init__(self, min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., multiple_of: _Optional[int] = ..., powers_of_two: _Optional[bool] = ..., allowed_nodes: _Optional[_Iterable[int]] = ..., free_gpu_value: _Optional[float] = ...) -> None: ...
+    def __init__(self, min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., multiple_of: _Optional[int] = ..., powers_of_two: bool = ..., allowed_nodes: _Optional[_Iterable[int]] = ..., free_gpu_value: _Optional[float] = ...) -> None: ...
 
 class ThroughputPoint(_message.Message):
     __slots__ = ("nodes", "throughput")
@@ -255,7 +255,7 @@ class PlanPlacementRequest(_message.Message):
     options_max: int
     explain: bool
     request_id: str
-    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ..., options_max: _Optional[int] = ..., explain: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ..., options_max: _Optional[int] = ..., explain: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DomainsSpanned(_message.Message):
     __slots__ = ("tier", "domains", "unknown_nodes")
@@ -351,7 +351,7 @@ class PlacementSize(_message.Message):
     gpu_hours_min: float
     gpu_hours: float
     does_not_fit: bool
-    def __init__(self, nodes: _Optional[int] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., gpu_hours_min: _Optional[float] = ..., gpu_hours: _Optional[float] = ..., does_not_fit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[int] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., gpu_hours_min: _Optional[float] = ..., gpu_hours: _Optional[float] = ..., does_not_fit: bool = ...) -> None: ...
 
 class Relaxation(_message.Message):
     __slots__ = ("change", "gang", "added_node_index", "price", "survival", "start_p50", "start_p90")
@@ -411,7 +411,7 @@ class PlanPlacementResponse(_message.Message):
     proven: bool
     sizes: _containers.RepeatedCompositeFieldContainer[PlacementSize]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., proven: _Optional[bool] = ..., sizes: _Optional[_Iterable[_Union[PlacementSize, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., proven: bool = ..., sizes: _Optional[_Iterable[_Union[PlacementSize, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluatePlacementRequest(_message.Message):
     __slots__ = ("gang", "dictionary_version", "node_index", "explain")
@@ -423,7 +423,7 @@ class EvaluatePlacementRequest(_message.Message):
     dictionary_version: int
     node_index: _containers.RepeatedScalarFieldContainer[int]
     explain: bool
-    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., explain: bool = ...) -> None: ...
 
 class EvaluatePlacementResponse(_message.Message):
     __slots__ = ("option", "score_version", "dictionary_version", "degraded", "degraded_reason", "decision_id", "notes")
@@ -441,7 +441,7 @@ class EvaluatePlacementResponse(_message.Message):
     degraded_reason: str
     decision_id: str
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., decision_id: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., decision_id: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchPlanRequest(_message.Message):
     __slots__ = ("plan", "change_gpu_hours_min", "current_node_index")
@@ -525,7 +525,7 @@ class PlanResizeRequest(_message.Message):
     checkpoint_on_demand: bool
     gain_gpu_hours_min: float
     explain: bool
-    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., current_node_index: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ..., reshard: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_on_demand: _Optional[bool] = ..., gain_gpu_hours_min: _Optional[float] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., current_node_index: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ..., reshard: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_on_demand: bool = ..., gain_gpu_hours_min: _Optional[float] = ..., explain: bool = ...) -> None: ...
 
 class ResizeOption(_message.Message):
     __slots__ = ("kind", "placement", "joined_node_index", "left_node_index", "wait", "stop_hours", "gain_gpu_hours", "reason")
@@ -567,4 +567,4 @@ class PlanResizeResponse(_message.Message):
     degraded: bool
     degraded_reason: str
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[ResizeOption, _Mapping]]] = ..., gain_gpu_hours_min: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[ResizeOption, _Mapping]]] = ..., gain_gpu_hours_min: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...

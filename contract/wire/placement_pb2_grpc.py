@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import placement_pb2 as gangline_dot_contract_dot_wire_dot_placement__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class PlacementServiceStub:
+class PlacementServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -61,7 +61,7 @@ class PlacementServiceStub:
                 _registered_method=True)
 
 
-class PlacementServiceServicer:
+class PlacementServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def PlanPlacement(self, request, context):
@@ -137,7 +137,7 @@ def add_PlacementServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PlacementService:
+class PlacementService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

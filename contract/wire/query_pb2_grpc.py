@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import query_pb2 as gangline_dot_contract_dot_wire_dot_query__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class QueryServiceStub:
+class QueryServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class QueryServiceStub:
                 _registered_method=True)
 
 
-class QueryServiceServicer:
+class QueryServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Query(self, request, context):
@@ -70,7 +70,7 @@ def add_QueryServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class QueryService:
+class QueryService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -17,7 +17,7 @@ class RecordHostRequest(_message.Message):
     seconds: int
     name: str
     list: bool
-    def __init__(self, host: _Optional[str] = ..., seconds: _Optional[int] = ..., name: _Optional[str] = ..., list: _Optional[bool] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., seconds: _Optional[int] = ..., name: _Optional[str] = ..., list: bool = ...) -> None: ...
 
 class RecordHostResponse(_message.Message):
     __slots__ = ("data", "total_bytes", "stored")

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import recording_pb2 as gangline_dot_contract_dot_wire_dot_recording__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RecordingServiceStub:
+class RecordingServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class RecordingServiceStub:
                 _registered_method=True)
 
 
-class RecordingServiceServicer:
+class RecordingServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RecordHost(self, request, context):
@@ -69,7 +69,7 @@ def add_RecordingServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RecordingService:
+class RecordingService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

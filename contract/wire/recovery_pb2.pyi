@@ -87,7 +87,7 @@ class PlanRecoveryRequest(_message.Message):
     application_error: str
     incident: str
     explain: bool
-    def __init__(self, gang: _Optional[_Union[_placement_pb2.GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., current_node_index: _Optional[_Iterable[int]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., suspect_node_index: _Optional[_Iterable[int]] = ..., hot_spare_node_index: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Union[_placement_pb2.PlacementCandidates, _Mapping]] = ..., lenders: _Optional[_Iterable[_Union[LenderWorkload, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointState, _Mapping]] = ..., goes_on_in_process: _Optional[bool] = ..., nodes_min: _Optional[int] = ..., failures_at_step: _Optional[int] = ..., application_error: _Optional[str] = ..., incident: _Optional[str] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, gang: _Optional[_Union[_placement_pb2.GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., current_node_index: _Optional[_Iterable[int]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., suspect_node_index: _Optional[_Iterable[int]] = ..., hot_spare_node_index: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Union[_placement_pb2.PlacementCandidates, _Mapping]] = ..., lenders: _Optional[_Iterable[_Union[LenderWorkload, _Mapping]]] = ..., checkpoint: _Optional[_Union[CheckpointState, _Mapping]] = ..., goes_on_in_process: bool = ..., nodes_min: _Optional[int] = ..., failures_at_step: _Optional[int] = ..., application_error: _Optional[str] = ..., incident: _Optional[str] = ..., explain: bool = ...) -> None: ...
 
 class Replacement(_message.Message):
     __slots__ = ("rank", "failed_node_index", "by_node_index", "keeps_segment", "keeps_rails")
@@ -101,7 +101,7 @@ class Replacement(_message.Message):
     by_node_index: int
     keeps_segment: bool
     keeps_rails: bool
-    def __init__(self, rank: _Optional[int] = ..., failed_node_index: _Optional[int] = ..., by_node_index: _Optional[int] = ..., keeps_segment: _Optional[bool] = ..., keeps_rails: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., failed_node_index: _Optional[int] = ..., by_node_index: _Optional[int] = ..., keeps_segment: bool = ..., keeps_rails: bool = ...) -> None: ...
 
 class RecoveryOption(_message.Message):
     __slots__ = ("kind", "node_index", "replacements", "stopped_node_index", "lender", "detect_hours", "decide_hours", "act_hours", "resume_hours", "lost_work_hours", "price", "p50_gpu_hours", "p90_gpu_hours", "second_failure_probability", "speed", "steps")
@@ -199,7 +199,7 @@ class PlanRecoveryResponse(_message.Message):
     degraded_reason: str
     undisturbed: UndisturbedGang
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., undisturbed: _Optional[_Union[UndisturbedGang, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: bool = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., undisturbed: _Optional[_Union[UndisturbedGang, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportRecoveryRequest(_message.Message):
     __slots__ = ("incident", "decision_id", "kind", "fault_time", "detect_time", "decide_time", "act_time", "resume_time", "success", "lost_gpu_hours", "restarted_processes", "restored_from_peer", "workload", "note", "validate_only")
@@ -233,10 +233,10 @@ class ReportRecoveryRequest(_message.Message):
     workload: str
     note: str
     validate_only: bool
-    def __init__(self, incident: _Optional[str] = ..., decision_id: _Optional[str] = ..., kind: _Optional[_Union[RecoveryKind, str]] = ..., fault_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., detect_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decide_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., act_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., resume_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., success: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ..., restarted_processes: _Optional[bool] = ..., restored_from_peer: _Optional[bool] = ..., workload: _Optional[str] = ..., note: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incident: _Optional[str] = ..., decision_id: _Optional[str] = ..., kind: _Optional[_Union[RecoveryKind, str]] = ..., fault_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., detect_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decide_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., act_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., resume_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., success: bool = ..., lost_gpu_hours: _Optional[float] = ..., restarted_processes: bool = ..., restored_from_peer: bool = ..., workload: _Optional[str] = ..., note: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class ReportRecoveryResponse(_message.Message):
     __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
-    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+    def __init__(self, known: bool = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import recovery_pb2 as gangline_dot_contract_dot_wire_dot_recovery__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RecoveryServiceStub:
+class RecoveryServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -46,7 +46,7 @@ class RecoveryServiceStub:
                 _registered_method=True)
 
 
-class RecoveryServiceServicer:
+class RecoveryServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def PlanRecovery(self, request, context):
@@ -84,7 +84,7 @@ def add_RecoveryServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RecoveryService:
+class RecoveryService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -72,7 +72,7 @@ class ReserveRequest(_message.Message):
     request_id: str
     validate_only: bool
     option: int
-    def __init__(self, owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ..., option: _Optional[int] = ...) -> None: ...
+    def __init__(self, owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., option: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("reservation", "changes", "changed_count", "score_version")
@@ -112,7 +112,7 @@ class ReleaseReservationResponse(_message.Message):
     __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
-    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+    def __init__(self, known: bool = ...) -> None: ...
 
 class ListReservationsRequest(_message.Message):
     __slots__ = ("owner",)

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import reservation_pb2 as gangline_dot_contract_dot_wire_dot_reservation__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ReservationServiceStub:
+class ReservationServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class ReservationServiceStub:
                 _registered_method=True)
 
 
-class ReservationServiceServicer:
+class ReservationServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Reserve(self, request, context):
@@ -118,7 +118,7 @@ def add_ReservationServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ReservationService:
+class ReservationService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -47,6 +47,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_IDENTITY: _ClassVar[ReasonCode]
     REASON_CLOCK: _ClassVar[ReasonCode]
     REASON_DATA_LOST: _ClassVar[ReasonCode]
+    REASON_GPU_UNUSABLE: _ClassVar[ReasonCode]
 
 class View(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -84,6 +85,7 @@ REASON_BLIND: ReasonCode
 REASON_IDENTITY: ReasonCode
 REASON_CLOCK: ReasonCode
 REASON_DATA_LOST: ReasonCode
+REASON_GPU_UNUSABLE: ReasonCode
 VIEW_UNSPECIFIED: View
 BASIC: View
 FULL: View
@@ -121,7 +123,7 @@ class Contribution(_message.Message):
     def __init__(self, signal: _Optional[str] = ..., device: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., normal: _Optional[str] = ..., log_hazard_delta: _Optional[float] = ..., relative_speed_factor: _Optional[float] = ..., score_delta: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., words: _Optional[str] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., evidence_sql: _Optional[str] = ..., hazard_delta: _Optional[float] = ..., shared_count: _Optional[int] = ...) -> None: ...
 
 class NodeScore(_message.Message):
-    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job")
+    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus", "job", "waits_for", "waits_for_job", "shared_cause", "shared_cause_nodes", "shared_cause_advisory")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +150,9 @@ class NodeScore(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_JOB_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_NODES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CAUSE_ADVISORY_FIELD_NUMBER: _ClassVar[int]
     node: str
     score: float
     horizon: _duration_pb2.Duration
@@ -174,7 +179,10 @@ class NodeScore(_message.Message):
     job: str
     waits_for: str
     waits_for_job: str
-    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: _Optional[bool] = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ...) -> None: ...
+    shared_cause: str
+    shared_cause_nodes: int
+    shared_cause_advisory: str
+    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: bool = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ..., job: _Optional[str] = ..., waits_for: _Optional[str] = ..., waits_for_job: _Optional[str] = ..., shared_cause: _Optional[str] = ..., shared_cause_nodes: _Optional[int] = ..., shared_cause_advisory: _Optional[str] = ...) -> None: ...
 
 class GpuScore(_message.Message):
     __slots__ = ("gpu", "state", "reason", "hazard_per_hour", "hazard_lower", "hazard_upper", "relative_speed", "relative_speed_lower", "relative_speed_upper")
@@ -244,7 +252,7 @@ class ListNodeScoresResponse(_message.Message):
     degraded: bool
     degraded_reason: str
     alarms: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Workload(_message.Message):
     __slots__ = ("job", "shares")
@@ -286,7 +294,7 @@ class ScoreNodesRequest(_message.Message):
     gpus: bool
     horizon: _duration_pb2.Duration
     workload: Workload
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[Workload, _Mapping]] = ...) -> None: ...
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: bool = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[Workload, _Mapping]] = ...) -> None: ...
 
 class ScoreNodesResponse(_message.Message):
     __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon", "expected_slowdown", "workload_source", "workload_shares")
@@ -342,7 +350,7 @@ class ScoreNodesResponse(_message.Message):
     expected_slowdown: _containers.RepeatedScalarFieldContainer[float]
     workload_source: str
     workload_shares: ComponentShares
-    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expected_slowdown: _Optional[_Iterable[float]] = ..., workload_source: _Optional[str] = ..., workload_shares: _Optional[_Union[ComponentShares, _Mapping]] = ...) -> None: ...
+    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expected_slowdown: _Optional[_Iterable[float]] = ..., workload_source: _Optional[str] = ..., workload_shares: _Optional[_Union[ComponentShares, _Mapping]] = ...) -> None: ...
 
 class GetNodeDictionaryRequest(_message.Message):
     __slots__ = ("known_version", "gpus")
@@ -350,7 +358,7 @@ class GetNodeDictionaryRequest(_message.Message):
     GPUS_FIELD_NUMBER: _ClassVar[int]
     known_version: int
     gpus: bool
-    def __init__(self, known_version: _Optional[int] = ..., gpus: _Optional[bool] = ...) -> None: ...
+    def __init__(self, known_version: _Optional[int] = ..., gpus: bool = ...) -> None: ...
 
 class NodeDictionary(_message.Message):
     __slots__ = ("version", "names", "gpus", "scores_port")
@@ -402,4 +410,4 @@ class NodeScoresUpdate(_message.Message):
     ended: bytes
     degraded: bool
     degraded_reason: str
-    def __init__(self, snapshot: _Optional[bool] = ..., bookmark: _Optional[str] = ..., dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., ended: _Optional[bytes] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, snapshot: bool = ..., bookmark: _Optional[str] = ..., dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., ended: _Optional[bytes] = ..., degraded: bool = ..., degraded_reason: _Optional[str] = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import score_pb2 as gangline_dot_contract_dot_wire_dot_score__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ScoreServiceStub:
+class ScoreServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -61,7 +61,7 @@ class ScoreServiceStub:
                 _registered_method=True)
 
 
-class ScoreServiceServicer:
+class ScoreServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetNodeScore(self, request, context):
@@ -133,7 +133,7 @@ def add_ScoreServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ScoreService:
+class ScoreService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -39,7 +39,7 @@ class RegisterNodeRequest(_message.Message):
     boottime_ns: int
     wall_time_ns: int
     recording_seconds_max: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., run_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., agent_version: _Optional[str] = ..., signals: _Optional[_Iterable[_Union[SignalDefinition, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., simulated: _Optional[bool] = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ..., recording_seconds_max: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., run_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., agent_version: _Optional[str] = ..., signals: _Optional[_Iterable[_Union[SignalDefinition, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., simulated: bool = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ..., recording_seconds_max: _Optional[int] = ...) -> None: ...
 
 class SignalDefinition(_message.Message):
     __slots__ = ("signal_id", "name", "kind", "width_bits", "table")
@@ -114,7 +114,7 @@ class TelemetryBatch(_message.Message):
     backlog: bool
     differences: bytes
     late: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, sequence: _Optional[int] = ..., frame: _Optional[bytes] = ..., backlog: _Optional[bool] = ..., differences: _Optional[bytes] = ..., late: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., frame: _Optional[bytes] = ..., backlog: bool = ..., differences: _Optional[bytes] = ..., late: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
     __slots__ = ("first", "last")
@@ -162,7 +162,7 @@ class RecordingRequest(_message.Message):
     seconds: int
     name: str
     list: bool
-    def __init__(self, id: _Optional[str] = ..., seconds: _Optional[int] = ..., name: _Optional[str] = ..., list: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., seconds: _Optional[int] = ..., name: _Optional[str] = ..., list: bool = ...) -> None: ...
 
 class StoredRecording(_message.Message):
     __slots__ = ("name", "wall_time_ns", "seconds", "devices", "bytes", "reason")

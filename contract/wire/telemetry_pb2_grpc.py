@@ -5,7 +5,7 @@ import warnings
 
 from gangline.contract.wire import telemetry_pb2 as gangline_dot_contract_dot_wire_dot_telemetry__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class TelemetryServiceStub:
+class TelemetryServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class TelemetryServiceStub:
                 _registered_method=True)
 
 
-class TelemetryServiceServicer:
+class TelemetryServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterNode(self, request, context):
@@ -120,7 +120,7 @@ def add_TelemetryServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TelemetryService:
+class TelemetryService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

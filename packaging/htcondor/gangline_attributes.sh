@@ -14,7 +14,9 @@ nothing() {
 
 # A FIFO would be waited for; a link, or a file that others may write, may be planted.
 [ -f "$file" ] && [ ! -L "$file" ] && [ -r "$file" ] || nothing
-[ -z "$(find "$file" -perm /022 2>/dev/null)" ] || nothing
+folder=$(dirname -- "$file")
+[ -z "$(find "$folder" "$file" -maxdepth 0 -perm /022 2>/dev/null)" ] || nothing
+case "$(stat -c %u -- "$file")" in 0 | "$(id -u)" | "$(stat -c %u -- "$folder")") ;; *) nothing ;; esac
 size=$(wc -c < "$file") || nothing
 [ "$size" -le 8732989 ] || nothing
 awk -v host="$host" -v now="$(date +%s)" -v size="$size" '

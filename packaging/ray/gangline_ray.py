@@ -79,7 +79,13 @@ def labels(file=MIRROR_FILE, host=""):
     with open(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
         # A link, a FIFO, or a file that others may write, may be planted.
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
+        folder = os.stat(os.path.dirname(file) or ".")
+        is_private = not (status.st_mode | folder.st_mode) & 0o022
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or not is_private
+            or status.st_uid not in (0, os.geteuid(), folder.st_uid)
+        ):
             return ""
         content = stream.read(MIRROR_BYTES_MAX + 1)
     lines = content.decode("ascii", "replace").split("\n")

@@ -121,13 +121,46 @@ store_folder() {
     echo "${found:-/var/lib/gangline-aggregator}"
 }
 
+# as_user USER COMMAND...: for each step below a folder that an unprivileged user owns: root would write through a link there, or believe a
+# file. The command gets neither root's environment nor its terminal, into which it could type.
+as_user() {
+    user=$1
+    shift
+    (cd / && env -i PATH="$PATH" setsid --wait runuser -u "$user" -- "$@" </dev/null)
+}
+
+# printable: what a user's command or file says, without control characters.
+printable() {
+    LC_ALL=C tr -cd '[:print:]\n'
+}
+
+# read_as_user USER FILE BYTES: the beginning of a regular file; nothing where it is missing or a link.
+read_as_user() {
+    # shellcheck disable=SC2016
+    as_user "$1" timeout 60 /bin/sh -c 'if [ -f "$1" ] && [ ! -L "$1" ]; then head -c "$2" "$1"; fi' sh "$2" "$3" | printable
+}
+
+# has_service_user: without it the aggregator was never installed here.
+has_service_user() {
+    getent passwd gangline-aggregator >/dev/null
+}
+
 # store_version_of FOLDER: the version of the store there, as the aggregator wrote it down; 0 where it did not.
 store_version_of() {
     found=
-    if [ -f "$1/store_version" ]; then
-        found=$(head -c 16 "$1/store_version" | tr -cd 0-9)
+    if has_service_user; then
+        found=$(read_as_user gangline-aggregator "$1/store_version" 16 | tr -cd 0-9)
     fi
     echo "${found:-0}"
+}
+
+# backup_before FOLDER VERSION: the backup from before the migration to VERSION, if it was written down, else the folder of all backups.
+backup_before() {
+    found=$(read_as_user gangline-aggregator "$1/backup_before_$2" 4096 | head -n 1)
+    case "$found" in
+        /*[!A-Za-z0-9._/-]* | [!/]*) found= ;;
+    esac
+    echo "${found:-/var/backups/gangline}"
 }
 
 # refuse_newer_store: before anything is unpacked, refuse a version whose aggregator could not open the store.
@@ -137,42 +170,53 @@ refuse_newer_store() {
     if [ "$have" -le "$store_version" ]; then
         return 0
     fi
-    backup=
-    if [ -f "$data/backup_before_$have" ]; then
-        backup=$(head -n 1 "$data/backup_before_$have")
-    fi
     echo "gangline $version cannot open the store in $data: a newer version has migrated it to $have, and this one knows up to $store_version. Nothing was changed." >&2
     echo "To go back, first restore the backup from before, which loses what was stored since:" >&2
     echo "  systemctl stop gangline-aggregator" >&2
-    echo "  runuser -u gangline-aggregator -- gangline admin restore --from ${backup:-/var/backups/gangline} --data $data --force" >&2
+    echo "  runuser -u gangline-aggregator -- gangline admin restore --from $(backup_before "$data" "$have") --data $data --force" >&2
     exit 1
 }
 
-# back_up_store: where this version will migrate the store, back it up first, with the version that is installed.
+# back_up_store: where this version will migrate the store, back it up first, with the version that is installed. All as the user of the
+# aggregator; root prints its words.
 back_up_store() {
     data=$(store_folder)
     have=$(store_version_of "$data")
-    if [ ! -f "$data/gangline.duckdb" ] || [ "$have" -ge "$store_version" ] || [ ! -x "$tree/bin/gangline" ]; then
+    if ! has_service_user || [ "$have" -ge "$store_version" ] || [ ! -x "$tree/bin/gangline" ]; then
+        return 0
+    fi
+    # shellcheck disable=SC2016
+    store=$(as_user gangline-aggregator timeout 60 /bin/sh -c '
+        if [ -f "$1/gangline.duckdb" ]; then echo there; elif [ -d "$1" ] && [ ! -x "$1" ]; then echo closed; else echo none; fi
+    ' sh "$data" | printable)
+    if [ "$store" = none ]; then
         return 0
     fi
     if [ "${GANGLINE_NO_BACKUP:-0}" = 1 ]; then
         echo "GANGLINE_NO_BACKUP=1: the store in $data is migrated from $have to $store_version without a backup"
         return 0
     fi
+    if [ "$store" != there ]; then
+        echo "the store in $data cannot be looked at as the user gangline-aggregator, so nothing was upgraded. Give the folder to that user, or set GANGLINE_NO_BACKUP=1 to upgrade without a backup" >&2
+        exit 1
+    fi
     echo "backing up the store in $data before it is migrated from $have to $store_version"
     # shellcheck disable=SC2016
-    if ! backup=$(runuser -u gangline-aggregator -- /bin/sh -ec '
+    if ! told=$(as_user gangline-aggregator /bin/sh -ec '
         GANGLINE_BACKUP_FOLDER=/var/backups/gangline
         if [ -f /etc/gangline/backup.env ]; then
             set -a
             . /etc/gangline/backup.env
         fi
-        "$2/bin/gangline" admin backup --data "$1" --to "$GANGLINE_BACKUP_FOLDER" >&2
-        ls -d "$GANGLINE_BACKUP_FOLDER"/*/ | tail -n 1
-    ' sh "$data" "$tree"); then
+        "$2/bin/gangline" admin backup --data "$1" --to "$GANGLINE_BACKUP_FOLDER"
+        made=$(ls -d "$GANGLINE_BACKUP_FOLDER"/*/ | tail -n 1)
+        rm -f "$1/backup_before_$3"
+        echo "${made%/}" >"$1/backup_before_$3"
+        echo "backed up to ${made%/}"
+    ' sh "$data" "$tree" "$store_version" 2>&1); then
+        echo "$told" | printable >&2
         echo "the store could not be backed up, so nothing was upgraded; the reason is above. To upgrade without a backup set GANGLINE_NO_BACKUP=1" >&2
         exit 1
     fi
-    echo "${backup%/}" >"$data/backup_before_$store_version"
-    echo "backed up to ${backup%/}"
+    echo "$told" | printable
 }

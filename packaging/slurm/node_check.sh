@@ -68,17 +68,23 @@ drain() {
 
 # After a start of the host, and after each drain, Slurm is asked what is set; else a file says that nothing is.
 forget() {
-	rm -f "$seen"
+	! is_folder_ours || rm -f "$seen"
+}
+
+# Whether the folder is ours: in one of another user the file could be a link, or planted.
+is_folder_ours() {
+	[ -d "$GANGLINE_STATE_FOLDER" ] && [ ! -L "$GANGLINE_STATE_FOLDER" ] && [ -O "$GANGLINE_STATE_FOLDER" ] &&
+		[ -z "$(find "$GANGLINE_STATE_FOLDER" -maxdepth 0 -perm /022)" ]
 }
 
 remember() {
 	[ -d "$GANGLINE_STATE_FOLDER" ] || mkdir -m 700 "$GANGLINE_STATE_FOLDER" 2>/dev/null
-	: >"$seen" 2>/dev/null
+	is_folder_ours && : >"$seen" 2>/dev/null
 }
 
 # Takes back what this script has set: once the host no longer has the fault, or nothing is known of it for as long as was said.
 take_back() {
-	[ -e "$seen" ] && return
+	is_folder_ours && [ -e "$seen" ] && return
 	ask_slurm || return
 	if ! is_drained || ! is_ours; then
 		remember

@@ -298,6 +298,13 @@ def _others_may_write(path: Path) -> None:
     path.chmod(0o666)
 
 
+def _link_to_a_good_file(path: Path) -> None:
+    """Root opens it in each prolog: through a link to a watchdog the host would reboot."""
+    target = path.with_name("elsewhere")
+    target.write_text(json.dumps(status()))
+    path.symlink_to(target)
+
+
 def _half(path: Path) -> None:
     path.write_text(json.dumps(status())[:300])
 
@@ -311,6 +318,7 @@ def _half(path: Path) -> None:
         (_others_may_write, "so it is ignored"),
         (_half, "incomplete JSON"),
         (lambda path: path.symlink_to(path), "status.json: "),
+        (_link_to_a_good_file, "status.json: "),
         (lambda path: path.write_bytes(os.urandom(4096)), "not JSON"),
     ],
 )

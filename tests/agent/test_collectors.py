@@ -80,7 +80,8 @@ def test_the_table_of_collectors_is_whole() -> None:
 
 def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
     """A container without /sys was reported as fifteen broken sensors."""
-    roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
+    nowhere = Path("/nowhere")  # also for /dev: slots of other jobs' steps in /dev/shm were read
+    roots = Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1", nowhere, nowhere)
     for name, make in COLLECTORS.items():
         turn = run_collector(make(roots), StoppedClock())
         assert (turn.outcome, turn.blocks) == (CollectOutcome.NO_DATA, ()), (name, turn.message)

@@ -218,6 +218,22 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
     assert inventory.turns == 1 + 3
 
 
+def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
+    """A GPU that did not describe itself is asked again after a while, and an earlier request is not delayed by that."""
+    inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
+    made = Fixture(inventory)
+    made.run(1)
+    made.teller.request_inventory_after("1 GPU has no description", 40.0)
+    made.run(39)
+    assert inventory.turns == 1
+    made.run(2)
+    assert inventory.turns == 2
+    made.teller.request_inventory_after("1 GPU has no description", 80.0)
+    made.teller.request_inventory("eth0 appeared")
+    made.run(11)
+    assert inventory.turns == 3
+
+
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
     """An event without id could not be told from another; one without time is of no use at 3 a.m."""
     made = Fixture()

@@ -109,7 +109,7 @@ def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None
     names = {call.split()[0] for call in host.engine.calls}
     assert names == {
         "dcgmInit", "dcgmConnect_v2", "dcgmGetAllDevices", "dcgmEntitiesGetLatestValues",
-        "dcgmGroupGetAllIds", "dcgmHealthGet", "dcgmHealthCheck",
+        "dcgmGroupGetAllIds", "dcgmHealthGet", "dcgmHealthCheck", "dcgmVersionInfo", "dcgmHostengineVersionInfo",
     }  # fmt: skip
     assert sum("live" in call for call in host.engine.calls) == 1
 
@@ -274,6 +274,29 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
     host.engine.write()
     result = host.turn()
     assert result.outcome is CollectOutcome.BLIND and "another major" in result.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["engine_version 3.3.8"], "library is 4.4.2 and its host engine 3.3.8"),
+        (["engine_version 5.0.1"], "library is 4.4.2 and its host engine 5.0.1"),
+        (["engine_version 4.7.1"], ""),
+        (["engine_version 3.3.8", "error dcgmHostengineVersionInfo -6"], ""),
+        (["error dcgmVersionInfo -6", "engine_version 3.3.8"], ""),
+    ],
+)
+def test_different_majors_are_told_although_the_connection_stands(
+    make: Make, lines: list[str], told: str
+) -> None:
+    """The engine accepted the connection, single readings were missing, and no message named the cause."""
+    host = make()
+    host.engine.lines += lines
+    host.engine.write()
+    result = host.turn()
+    assert result.outcome is (CollectOutcome.BLIND if told else CollectOutcome.OK)
+    assert told in result.message and ("end of life" in result.message) == ("3.3.8" in told)
+    assert host.value(result, "dcgm.connected_state") == 1, "what can be read is read"
 
 
 def test_an_engine_that_was_restarted_is_taken_up_again(make: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.agent.config import AgentConfig
 from gangline.agent.latest import LatestReadings
-from gangline.agent.local.dcgm_metrics import ROWS, WITHOUT_READING, DcgmExposition
+from gangline.agent.local.dcgm_metrics import NAMES, ROWS, WITHOUT_READING, DcgmExposition
 from gangline.agent.local.host_status import judged_tables
 from gangline.agent.local.metrics import Exposition
 from gangline.contract.metrics_http import ExpositionFormat, render_exposition
@@ -65,6 +65,68 @@ def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -
         dcgm.observe(event)
     shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
     return render_exposition(shown.families(), form).decode()
+
+
+#: The same of 4.8.4 and of 4.9.0, as NVIDIA's metrics reference and release notes name them.
+OF_4_8 = {
+    **{name: row for name, row in DEFAULT_LIST.items() if "THROUGHPUT" not in name},
+    "DCGM_FI_DEV_FB_RESERVED": ("gauge", "MiB"), "DCGM_FI_PROF_PCIE_TX_BYTES": ("gauge", "B/s"),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": ("gauge", "B/s"), "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("gauge", ""),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gauge", ""), "DCGM_FI_PROF_DRAM_ACTIVE": ("gauge", ""),
+}  # fmt: skip
+OF_4_9 = {
+    "DCGM_FI_DEV_SM_CLOCK_HERTZ": ("gauge", "Hz"), "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ": ("gauge", "Hz"),
+    "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS": ("gauge", "C"), "DCGM_FI_DEV_GPU_TEMP_CELSIUS": ("gauge", "C"),
+    "DCGM_FI_DEV_BOARD_POWER_WATTS": ("gauge", "W"), "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": ("counter", "J"),
+    "DCGM_FI_DEV_PCIE_REPLAY_TOTAL": ("counter", ""), "DCGM_FI_DEV_GPU_UTIL_RATIO": ("gauge", "ratio"),
+    "DCGM_FI_DEV_MEMORY_UTIL_RATIO": ("gauge", "ratio"), "DCGM_FI_DEV_ENC_UTIL_RATIO": ("gauge", "ratio"),
+    "DCGM_FI_DEV_DEC_UTIL_RATIO": ("gauge", "ratio"), "DCGM_FI_DEV_XID_ERROR": ("gauge", ""),
+    "DCGM_FI_DEV_FB_FREE_BYTES": ("gauge", "B"), "DCGM_FI_DEV_FB_USED_BYTES": ("gauge", "B"),
+    "DCGM_FI_DEV_FB_RESERVED_BYTES": ("gauge", "B"), "DCGM_FI_DEV_FB_CAPACITY_BYTES": ("gauge", "B"),
+    "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": ("gauge", ""), "DCGM_FI_DEV_VGPU_LICENSE_STATUS": ("gauge", ""),
+    "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL": ("counter", ""),
+    "DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL": ("counter", ""), "DCGM_FI_DEV_ROW_REMAP_FAILED": ("gauge", ""),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": ("gauge", "B/s"), "DCGM_FI_PROF_PCIE_RX_BYTES": ("gauge", "B/s"),
+    "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": ("gauge", ""), "DCGM_FI_PROF_TENSOR_UTIL_RATIO": ("gauge", ""),
+    "DCGM_FI_PROF_DRAM_UTIL_RATIO": ("gauge", ""),
+}  # fmt: skip
+#: Rows of both versions without a reading.
+MISSING = re.compile("NVLINK|VGPU|GR_ENGINE")
+
+
+@pytest.mark.parametrize(("version", "listed"), [("dcgm-4.8", OF_4_8), ("dcgm-4.9", OF_4_9)])
+def test_every_row_of_newer_lists_is_thought_of(
+    version: str, listed: dict[str, tuple[str, str]]
+) -> None:
+    """4.9 renamed 23 fields, and a dashboard of it found nothing."""
+    ours = {row.name: (row.kind, row.unit) for row in NAMES[version].rows}
+    assert ours == {name: row for name, row in listed.items() if not MISSING.search(name)}
+
+
+def test_names_units_and_labels_of_newer_versions(latest: LatestReadings) -> None:
+    """The label `Hostname` became `hostname` in 4.8.3; clocks, energy, shares and memory have base units since 4.9."""
+    attributes = {("gpu", UUID): GPU, ("host", "node-1"): {"nvidia_driver_version": "580.159.04"}}
+    lines: dict[str, list[str]] = {}
+    for version in ("dcgm-4.8", "dcgm-4.9"):
+        dcgm = DcgmExposition("node-1", lambda: 0, lambda: attributes, NAMES[version])
+        shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
+        lines[version] = (
+            render_exposition(shown.families(), ExpositionFormat.TEXT).decode().splitlines()
+        )
+    of_4_8 = LABELS.replace(
+        'Hostname="node-1"', 'hostname="node-1",DCGM_FI_DRIVER_VERSION="580.159.04"'
+    )
+    of_4_9 = of_4_8.replace("DCGM_FI_DRIVER", "DCGM_FI_SYSTEM_DRIVER")
+    assert {
+        f"DCGM_FI_DEV_SM_CLOCK{of_4_8} 1410.0", f"DCGM_FI_DEV_FB_USED{of_4_8} 2048.0",
+        f"DCGM_FI_DEV_FB_RESERVED{of_4_8} 1024.0", f"DCGM_FI_PROF_PCIE_TX_BYTES{of_4_8} 2500000000.0",
+    } <= set(lines["dcgm-4.8"])  # fmt: skip
+    assert {
+        f"DCGM_FI_DEV_SM_CLOCK_HERTZ{of_4_9} 1410000000.0", f"DCGM_FI_DEV_FB_USED_BYTES{of_4_9} {2 * 2.0**30}",
+        f"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL{of_4_9} 1234.567", f"DCGM_FI_DEV_GPU_UTIL_RATIO{of_4_9} 0.29",
+        f"DCGM_FI_DEV_BOARD_POWER_WATTS{of_4_9} 312.5", f"DCGM_FI_DEV_XID_ERROR{of_4_9} 0.0",
+    } <= set(lines["dcgm-4.9"])  # fmt: skip
+    assert "# TYPE DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL counter" in lines["dcgm-4.9"]
 
 
 def test_every_row_of_the_default_list_is_thought_of() -> None:

@@ -117,6 +117,99 @@ def test_skipped_tests_prove_nothing() -> None:
     assert [outcome for _, outcome, _ in parsed(report)] == [None, None]
 
 
+def test_a_failure_before_any_gpu_is_named_is_of_all() -> None:
+    """libcuda could not be loaded, all other tests were skipped, and each GPU was called fit."""
+    report = dcgm3()["DCGM GPU Diagnostic"]
+    del report["GPU Device Serials"]
+    report["test_categories"] = [
+        {"category": "Deployment", "tests": [
+            {"name": "Denylist", "results": [{"status": "Pass"}]},
+            {"name": "CUDA Main Library", "results": [{"status": "Fail", "warnings": "Cannot open libcuda.so.1"}]}]},
+        {"category": "Integration", "tests": [
+            {"name": "PCIe", "results": [{"gpu_ids": "0,1", "status": "Skip"}]}]},
+    ]  # fmt: skip
+    failed = [("", Outcome.FAILED, "CUDA Main Library: Cannot open libcuda.so.1")] * 2
+    assert parsed({"DCGM GPU Diagnostic": report}) == failed
+    del report["test_categories"][1]
+    report["GPU Device IDs Detected"] = ["20b5", "20b5"]
+    assert parsed({"DCGM GPU Diagnostic": report}) == failed
+    del report["GPU Device IDs Detected"]
+    with pytest.raises(
+        NotAReport, match="no result of a GPU, and it failed: CUDA Main Library: Cannot"
+    ):
+        parsed({"DCGM GPU Diagnostic": report})
+
+
+def test_what_passed_of_no_gpu_is_no_pass_of_one() -> None:
+    """The denylist was empty, and no test of the GPU ran."""
+    report = dcgm3()
+    tests = report["DCGM GPU Diagnostic"]["test_categories"]
+    tests[0]["tests"][0]["results"] = [{"status": "Pass"}]
+    del tests[1]["tests"][0]
+    assert parsed(report) == [
+        (
+            SERIALS[0],
+            None,
+            "1 tests passed, 1 skipped, none of the GPU itself, so the result proves nothing",
+        ),
+        (
+            SERIALS[1],
+            None,
+            "1 tests passed, 0 skipped, none of the GPU itself, so the result proves nothing",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [("Fail", Outcome.FAILED), ("Warn", Outcome.WARNED), ("Skip", Outcome.PASSED)],
+)
+def test_a_summary_that_is_worse_than_its_results_counts(status: str, outcome: Outcome) -> None:
+    """Fabric Manager did not run: the results of `software` were skipped, its summary failed, and GPUs passed."""
+    report = dcgm4()
+    results = [
+        {"entity_group": "GPU", "entity_group_id": 1, "entity_id": n, "status": "Skip"}
+        for n in (0, 1)
+    ]
+    summary = {
+        "status": status,
+        "warnings": [{"warning": "Fabric manager is not running", "error_id": 20}],
+    }
+    report["DCGM Diagnostic"]["test_categories"] += [
+        {
+            "category": "Deployment",
+            "tests": [{"name": "software", "results": results, "test_summary": summary}],
+        }
+    ]
+    assert [gpu for _, gpu, _ in parsed(report)] == [outcome] * 2
+    if outcome:
+        assert parsed(report)[0][2] == "software: Fabric manager is not running"
+
+
+def test_a_failure_of_another_device_is_told_and_counts_for_no_gpu() -> None:
+    """A Grace CPU failed; in the form of DCGM 3 it passed for all GPUs, since it named none."""
+    assert parse_report(json.dumps(dcgm4()).encode()).other_failures == ("CPU 0: cpu_eud: fail",)
+    report = dcgm3()
+    tests = report["DCGM GPU Diagnostic"]["test_categories"]
+    tests[0]["tests"][0]["results"] = [{"cpu_ids": "0,1", "status": "Pass"}]
+    tests[1]["tests"][0]["results"] = [{"cpu_ids": "1", "status": "Fail", "warnings": "core 7"}]
+    whole = parse_report(json.dumps(report).encode())
+    assert whole.other_failures == ("cpu 1: PCIe: core 7",)
+    assert [(gpu.outcome, gpu.passed) for gpu in whole.gpus] == [(None, [])] * 2
+
+
+def test_words_before_the_report_and_an_empty_test() -> None:
+    """nv-hostengine warns on the same stream; an unreadable test may be the failed one."""
+    before = b"WARNING: nv-hostengine is running as a non-root user; {some} tests may be skipped.\n"
+    report = dcgm3()
+    [of_0, of_1] = parse_report(before + json.dumps(report).encode()).gpus
+    assert (of_0.outcome, of_1.outcome) == (Outcome.PASSED, Outcome.FAILED)
+    report["DCGM GPU Diagnostic"]["test_categories"][0]["tests"].insert(0, None)
+    [of_0, of_1] = parse_report(before + json.dumps(report).encode()).gpus
+    assert (of_0.outcome, of_1.outcome) == (None, Outcome.FAILED)
+    assert "1 parts of the report cannot be read, so the result proves nothing" in of_0.message
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -152,6 +152,33 @@ def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("comm", "first_has_mark", "container"),
+    [
+        ("kthreadd\n", True, False),
+        ("kthreadd\n", False, True),
+        ("bash\n", True, True),
+        (None, False, True),
+    ],
+)
+def test_a_microvm_with_a_containers_image_is_no_container(
+    tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool
+) -> None:
+    """Its root had `/.dockerenv`, and so an H200 was advised on nvidia-docker. With `--pid=host` process 1 is the host's."""
+    host = healthy(tmp_path)
+    root, proc = host.config.run_root.parent, host.config.proc_root
+    (root / ".dockerenv").touch()
+    for folder in ("1", "2"):
+        (proc / folder).mkdir(exist_ok=True)
+    if comm:
+        (proc / "2/comm").write_text(comm)
+    (tmp_path / "machine").mkdir()
+    (proc / "1/root").symlink_to(root if first_has_mark else tmp_path / "machine")
+    assert [one.check for one in found(host, NOTE) if one.check == "container"] == [
+        "container"
+    ] * container
+
+
+@pytest.mark.parametrize(
     ("words", "text", "remedy"),
     [
         (

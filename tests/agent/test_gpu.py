@@ -162,8 +162,8 @@ VALUES: dict[str, dict[str, float | int | None]] = {
         "violation_reliability_nanoseconds": 7_000_000_003,
         "violation_base_clocks_nanoseconds": 7_000_000_004,
         "violation_thermal_check_nanoseconds": 6_000_000_002,
-        "violation_sw_thermal_nanoseconds": None, "violation_hw_thermal_nanoseconds": None,
-        "violation_hw_power_brake_nanoseconds": None, "violation_sw_thermal_field_state": 1,
+        "violation_sw_thermal_nanoseconds": 0, "violation_hw_thermal_nanoseconds": 0,
+        "violation_hw_power_brake_nanoseconds": 0, "violation_sw_thermal_field_state": 1,
         "violation_hw_thermal_field_state": 1, "violation_hw_power_brake_field_state": 1,
     },
     "power and heat": {
@@ -215,7 +215,7 @@ VALUES: dict[str, dict[str, float | int | None]] = {
     },
     "what we do": {
         "driver_updating_state": 0, "driver_calls_left_out_count": 0, "calls_failed_errors": 0,
-        "slow_calls_failed_errors": 0, "lost_state": 0, "counter_epoch_count": 0,
+        "slow_calls_failed_errors": 0, "lost_state": 0, "error_code_state": 0, "counter_epoch_count": 0,
         "settings_calls_failed_errors": 0,
     },
 }  # fmt: skip
@@ -393,6 +393,48 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
             else set(named(fast, row))
         )
         assert (named(changes, row)["ecc_corrected_volatile_errors"] is None) == (row == 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        *((f"error * 0 {code} {code} 0", code) for code in (8, 10, 16, 17, 19, 20, 23, 999)),
+        (
+            "error nvmlDeviceGetUtilizationRates 0 16 16 0",
+            16,
+        ),  # a reset is required, whichever call says so
+        ("error nvmlDeviceGetUtilizationRates 0 999 999 0", 0),  # the others answer
+        ("error * 0 3 3 0", 0),  # not supported
+    ],
+)
+def test_a_gpu_that_answers_nothing_says_with_which_code(
+    fault: str, code: int, lane: Lane, play: Play
+) -> None:
+    """A GPU that must be reset answered 16 to every call, and only a counter rose."""
+    devices = gpus(3)
+    devices[1].lines.append(fault)
+    scenario = play(devices)
+    collector = lane()
+    for step, expected in enumerate((0, code, code, 0)):
+        scenario.step(step)
+        _, changes = turn(collector).blocks
+        states = [named(changes, row)["error_code_state"] for row in range(3)]
+        assert states == [0, expected, 0], step
+
+
+@pytest.mark.parametrize("code", [16, 999])
+def test_a_gpu_that_cannot_be_opened_says_with_which_code(
+    code: int, roots: Roots, lane: Lane, play: Play
+) -> None:
+    """nvidia-smi says "Unable to determine the device handle ...: GPU requires reset"; the agent left that GPU out."""
+    devices = gpus(3)
+    for gpu in devices:
+        list_in_proc(roots, gpu.address, gpu.uuid)
+    devices[1].lines.append(f"error nvmlDeviceGetHandleByPciBusId_v2 {code}")
+    play(devices)
+    fast, changes = turn(lane()).blocks
+    assert fast.devices == tuple(gpu.uuid for gpu in devices)
+    assert [named(changes, row)["error_code_state"] for row in range(3)] == [0, code, 0]
 
 
 def test_errors_are_counted_apart_by_lane(lane: Lane, play: Play) -> None:

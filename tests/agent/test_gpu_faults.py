@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
 #: What counts or notes the fault itself.
 OF_THE_AGENT = {
     *("calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"),
-    *("counter_epoch_count", "lost_state"),
+    *("counter_epoch_count", "lost_state", "error_code_state"),
     *("driver_calls_count", "driver_calls_left_out_count"),
 }
 LOST = 15

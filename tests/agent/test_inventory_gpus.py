@@ -94,6 +94,20 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
     assert said["nvswitch_errors"].startswith("no-data: ")
 
 
+@pytest.mark.parametrize("driver", ["535.183.01", "580.159.04", "590.36.01", "590.48.01"])
+def test_every_driver_describes_its_gpus(
+    driver: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H200 on driver 580 had readings but no model or serial: NO_ATTACH hides all GPUs before 590.37."""
+    devices = [with_inventory(gpu) for gpu in gpus(2)]
+    Scenario(tmp_path / "scenario", devices, host=f"driver {driver}\n{host_lines(devices)}")
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    found = of_kind(inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library)), "gpu")
+    assert {key: gpu["serial"] for key, gpu in found.items()} == {
+        gpu.uuid: gpu.serial for gpu in devices
+    }
+
+
 def test_links_say_what_is_at_their_far_end(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,18 +7,29 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gangline.agent.collector import NoData, run_collector
 from gangline.agent.collectors import job_steps
-from gangline.agent.collectors.job_steps import DEAD_TURNS, JobSteps
+from gangline.agent.collectors.job_steps import (
+    DEAD_TURNS,
+    SLOTS_MAX,
+    SLOTS_PER_USER_MAX,
+    Candidate,
+    JobSteps,
+    fair_choice,
+)
 from gangline.agent.hardware import step_slots
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.process_owner import Owner
+from gangline.agent.hardware.step_slots import SlotHead
 from gangline.contract.block import Block
 from gangline.contract.signals import index_of
 from tests.hosts.reading import StoppedClock
@@ -81,7 +92,7 @@ class Host:
         self.folder = root / "shm" / "gangline"
         self.folder.mkdir(parents=True)
         self.clock = Clock()
-        self.collector = JobSteps(Roots(dev=root), self.clock)
+        self.collector = JobSteps(Roots(proc=root / "proc", dev=root), self.clock)
 
     def collect(self, turns: int = 1) -> Block:
         for _ in range(turns):
@@ -274,6 +285,64 @@ def test_more_slots_than_are_read_are_left_out_and_said(
     assert len(host.collect().devices) == 1
     assert "1 slots in /dev/shm/gangline are ignored" in host.collector.access_error
     assert len(os.listdir(host.folder)) == 2  # alive: not removed
+
+
+def slot(user: int, started: float) -> Candidate:
+    return Candidate(user, started, 1, SlotHead("", 0, 0))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 400)), max_size=600),
+    st.integers(0, 400),
+)
+def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], started: int) -> None:
+    """Four users with 64 slots each were all that was read: an honest job that began before them was not."""
+    live = {f"{user}-{number}": slot(user, at) for number, (user, at) in enumerate(others)}
+    live |= {"honest": slot(99, started)}
+    chosen = fair_choice(live)
+    assert "honest" in chosen and len(chosen) <= SLOTS_MAX
+    users = Counter(live[name].user_id for name in chosen)
+    assert max(users.values()) <= SLOTS_PER_USER_MAX
+    for name in (
+        live.keys() - chosen
+    ):  # left out: one of its user's latest, and no user has two more
+        user, at = live[name].user_id, live[name].started
+        assert all(live[one].started <= at for one in chosen if live[one].user_id == user)
+        assert users[user] == SLOTS_PER_USER_MAX or users[user] >= max(users.values()) - 1
+
+
+def test_a_user_without_a_slot_takes_the_latest_of_another(
+    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that were open already kept the table full, whoever came."""
+    monkeypatch.setattr(job_steps, "SLOTS_MAX", 1)
+    for rank in ranks:
+        rank.write(5, 1.0)
+    proc = host.collector._roots.proc
+    for rank, ticks in zip(ranks, (200, 100), strict=True):
+        place = proc / str(rank.child.pid)
+        place.mkdir(parents=True)
+        (place / "stat").write_text(f"{rank.child.pid} (a) b) S" + " 0" * 18 + f" {ticks} 0")
+    assert host.collect().devices == ("77/1",), "the process that began first"
+    assert len(open_below(host.folder)) == 1
+
+
+def test_junk_hides_no_slot_and_is_said(
+    host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 files of another user: no slot behind them was read, and nothing said so."""
+    monkeypatch.setattr(job_steps, "NAMES_MAX", 20)
+    for rank in ranks:
+        rank.write(5, 1.0)
+    for number in range(100):
+        junk = host.folder / f"{number}-{number}"
+        junk.write_bytes(bytes(step_slots.SLOT_BYTES))
+        if os.geteuid() == 0:
+            os.chown(junk, 12345, 12345)
+    block = host.collect()
+    assert "82 more files than the 20 that are looked at" in host.collector.access_error
+    if os.geteuid() == 0:
+        assert block.devices == ("77/0", "77/1")
 
 
 def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:

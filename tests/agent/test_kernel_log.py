@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from gangline.agent.collectors import kernel_log as collector_module
 from gangline.agent.kernel_log.incidents import QUIET_NS
+from gangline.agent.kernel_log.network_rules import AdapterFilter
 from gangline.agent.kernel_log.reader import (
     FILE_NAME,
     SAVE_NS,
     SAVE_SOON_NS,
     CheckpointFile,
+    JobLookup,
     LineFilter,
     LogPosition,
     LogReader,
@@ -27,7 +29,7 @@ from gangline.agent.kernel_log.reader import (
     format_position,
     parse_position,
 )
-from gangline.agent.kernel_log.rules import AdapterFilter, classify
+from gangline.agent.kernel_log.rules import classify
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
@@ -101,6 +103,7 @@ class Agent:
         told: list[HealthEvent],
         boot: bytes = BOOT,
         wanted: LineFilter = lambda notice, text: True,
+        job_of: JobLookup = lambda pid: {},
     ):
         self.clock = ring.clock
         self.told = told
@@ -114,6 +117,7 @@ class Agent:
             self.clock,
             TimestampConverter(),
             is_wanted=wanted,
+            job_of=job_of,
         )
         self.ring = ring
         self.source = ring.open()
@@ -170,6 +174,63 @@ def test_the_whole_ring_is_read_at_the_first_start_and_each_event_has_its_own_ti
     assert event.wall_time_ns == agent.clock.wall_ns() - 3999.5 * SECOND
     assert event.event_id == f"kmsg-{BOOT.hex()}-0-1"
     assert agent.follower.lost_count == 0
+
+
+def test_a_complete_line_with_the_flag_of_a_fragment_joins_no_other() -> None:
+    """An H200's driver sets flag `c` on each line: the record of 80 s before became a part of an XID's message."""
+    ring = Ring()
+    ring.say("/proc/cgroups lists only v1 controllers", ago=83.6)
+    ring.say("NVRM: GPU at PCI:0000:00:06: GPU-00000000-0000-4000-8000-000000000001", flags="c")
+    ring.say("NVRM: GPU Board Serial Number: 1650000000001", flags="c")
+    ring.say("NVRM: Xid (PCI:0000:00:06): 31, pid=2164, name=oob, channel 0x0000000a", flags="c")
+    ring.say("NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60", flags="c")
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert [event.message for event in agent.told] == [
+        "NVRM: Xid (PCI:0000:00:06): 31, pid=2164, name=oob, channel 0x0000000a",
+        "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("between", "ago", "is_joined"),
+    [((), 0.0, True), (("usb 1-1: new device",), 0.0, False), ((), 30.0, False)],
+)
+def test_a_fragment_joins_the_line_that_it_follows_at_once(
+    between: tuple[str, ...], ago: float, is_joined: bool
+) -> None:
+    ring = Ring()
+    ring.say("INFO: task python:4711 blocked ", ago=ago)
+    for line in between:
+        ring.say(line)
+    ring.say("for more than 120 seconds.", flags="c")
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert [event.name for event in agent.told] == ["host.hung_task"] * is_joined
+
+
+def test_the_process_and_the_job_of_an_xid_may_be_in_a_later_line() -> None:
+    """XID 13 names its process in its third line; the job of the process was known and never reported."""
+    ring, asked = Ring(), []
+
+    def job_of(pid: int) -> dict[str, str]:
+        asked.append(pid)
+        return {"job": "Slurm job 42", "job_source": "slurm", "job_id": "42"}
+
+    for words in (
+        "pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Illegal Address",
+        "pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x504730=0x0",
+        "pid=2238, name=trap, Graphics Exception: channel 0x0000000a, Class 0000cbc0",
+        "pid=2238, name=trap, Graphics Exception: channel 0x0000000a, Class 0000cbc0",
+    ):
+        ring.say(f"NVRM: Xid (PCI:0000:00:06): 13, {words}", flags="c")
+    agent = Agent(ring, None, [], job_of=job_of)
+    agent.read()
+    agent.wait(2 * SECOND)
+    (event,) = kept(agent.told).values()
+    assert (event.count, event.process_id, event.process_name) == (4, 2238, "trap")
+    assert event.attributes["job"] == "Slurm job 42" and event.attributes["job_id"] == "42"
+    assert asked == [2238]  # a storm asks once
 
 
 def test_only_the_kernel_speaks_for_the_kernel() -> None:
@@ -494,10 +555,15 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
         ({"net/ens1/carrier_up_count": "0\n"}, False),  # an empty cage
         ({"net/ens1/carrier_up_count": "2\n"}, True),
         ({"net/ib0/carrier_up_count": "0\n", "net/ib1/carrier_up_count": "1\n"}, True),
-        ({"net/ens1/mtu": "1500\n"}, True),  # a kernel that does not say
+        ({"net/ens1/mtu": "1500\n"}, False),  # a kernel that does not say
+        ({"net/ens1/carrier_changes": "1\n"}, False),
+        ({"net/ens1/carrier_changes": "2\n"}, True),  # a kernel before 4.16
         ({"vendor": "0x15b3\n"}, False),  # its driver loads
-        ({"infiniband/mlx5_0/fw_ver": "28.39.1002\n"}, True),  # no IPoIB
-        ({}, True),  # nothing is known of it
+        (
+            {"infiniband/mlx5_0/fw_ver": "28.39.1002\n"},
+            False,
+        ),  # no IPoIB: the state of its port is read
+        ({}, False),  # nothing is known of it
     ],
 )
 def test_an_empty_cage_is_no_unplugged_cable(
@@ -513,6 +579,13 @@ def test_an_empty_cage_is_no_unplugged_cable(
     agent = Agent(ring, None, [], wanted=AdapterFilter(tmp_path).is_wanted)
     agent.read()
     assert [e.name for e in agent.told] == ["rdma.driver_error"] * told
+    ring.say("mlx5_core 0000:98:00.0 ens1: Link up")
+    ring.say("mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged")
+    agent.read()
+    agent.wait()
+    assert (
+        sum(e.count for e in agent.told if e.name == "rdma.driver_error" and e.revision == 0) == 1
+    ), "it had a link"
 
 
 # Position and stamps ---------------------------------------------------------------------------

@@ -191,7 +191,7 @@ CLOSED = """
 import os, sys
 from gangline.agent.collectors.kernel_log import KernelLog
 from gangline.agent.hardware.files import Roots
-from gangline.agent.kernel_log import gpu_rules as driver, rules as adapters, reader as follow, reader as position, reader as stamps
+from gangline.agent.kernel_log import gpu_rules as driver, network_rules as adapters, reader as follow, reader as position, reader as stamps
 from gangline.agent.collector import AccessDenied
 driver.XidDecoder(str)  # who leaves root may not read its own library any more
 os.setgid(65534); os.setuid(65534)

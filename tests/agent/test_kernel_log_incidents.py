@@ -173,6 +173,29 @@ def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
     assert event.attributes["layer"] == "Physical Layer"
 
 
+def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed() -> None:
+    """The kernel limits the rate of the error's own lines; what came of it stood alone, and was dropped."""
+    log = Log()
+    log.say("nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)")
+    log.wait(QUIET_NS + 1)
+    [alone] = log.last().values()
+    assert (alone.name, alone.code, alone.device, alone.count) == ("pcie.aer", 2, "0000:01:00.0", 1)
+
+
+@pytest.mark.parametrize(
+    ("severity", "codes"),
+    [("Uncorrected (Fatal)", [2]), ("Uncorrected (Non-Fatal)", [1]), ("Corrected", [0, 2])],
+)
+def test_a_recovery_that_failed_belongs_to_its_error(severity: str, codes: list[int]) -> None:
+    """It must not count twice, nor hide behind an error of the device that was corrected."""
+    log = Log()
+    log.say(f"pcieport 0000:80:01.1: AER: {severity} error message received from 0000:81:00.0")
+    log.say("nvidia 0000:81:00.0: AER: can't recover (no error_detected callback)", 1000)
+    log.wait(QUIET_NS + 1)
+    assert [e.code for e in log.last().values()] == codes
+    assert [e.count for e in log.last().values()] == [1] * len(codes)
+
+
 def test_an_uncorrected_machine_check_does_not_hide_behind_its_announcement() -> None:
     """`events logged` says nothing of what they were."""
     log = Log()
@@ -411,7 +434,7 @@ def test_no_order_of_lines_loses_or_doubles_one(
         counted[event.name, event.device, event.code] += event.count
     for key, count in whole.items():
         assert counted[key] >= count
-    bodies = sum(n.occurrences for n, _, _ in steps if n.part is LinePart.BODY)
+    bodies = sum(n.occurrences for n, _, _ in steps if n.part in (LinePart.BODY, LinePart.OUTCOME))
     assert counted.total() <= whole.total() + bodies
 
 

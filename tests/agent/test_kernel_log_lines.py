@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.agent.hardware.kmsg import parse_record
-from gangline.agent.kernel_log.gpu_rules import XidDecoder
+from gangline.agent.kernel_log.gpu_rules import GpuFinder, XidDecoder
 from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
@@ -51,14 +51,105 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "NVRM: fallen off the bus and is not responding to commands.":
         ("gpu.lost", 0, "0000:0a:00.0", 0, "", {}),
     "NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x62:0xffff:2477)":
-        ("gpu.driver_message", 0, "0000:0a:00.0", 0, "", {}),
+        ("gpu.driver_message", 2, "0000:0a:00.0", 0, "", {}),
     "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  "
-    "The GPU likely needs to be reset.": ("gpu.driver_message", 0, "0000:9b:00.0", 0, "", {}),
+    "The GPU likely needs to be reset.": ("gpu.needs_reset", 0, "0000:9b:00.0", 0, "", {}),
+    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of open-gpu-kernel-modules
+    "NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1a616; hParent=0x5c000054; hObject=0x5c00005b; "
+    "hClass=0x0000c86f; paramsSize=0x00000170; paramsStatus=0x00000062; status=0x00000062":
+        ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "NVRM rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d00000; paramsStatus=0x00000062; status=0x00000062":
+        ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned "
+    "from status @ kernel_channel.c:2874": ("gpu.needs_reset", 0, "host", 0, "", {}),
+    "nvidia-modeset: ERROR: GPU:0: Failed to initialize display engine: 0x62 (Reset required [NV_ERR_RESET_REQUIRED])":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: GPU6 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU6 _kgspBootGspRm: (the GPU is likely in a bad state and may need to be reset)":
+        ("gpu.needs_reset", 0, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU 0000:41:00.0: RmInitAdapter failed! (0x62:0x62:1901)":
+        ("gpu.needs_reset", 0, "0000:41:00.0", 0, "", {}),
+    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.":
+        ("gpu.needs_reboot", 0, "host", 0, "", {}),
+    "nvidia-uvm: uvm_global.c:430 uvm_global_set_fatal_error_impl[pid:2311] Encountered a global fatal error: "
+    "Generic RC error [NV_ERR_RC_ERROR]": ("gpu.needs_reboot", 0, "host", 0, "", {}),
+    "NVRM: kgmmuInvalidateTlb_GM107: TLB invalidation failed, status = 0x0000000f":
+        ("gpu.lost", 0, "host", 0, "", {}),
+    "NVRM: GPU3 _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 76 sequence 1091!":
+        ("gpu.lost", 0, "host", 0, "", {"gpu_number": "3"}),
+    "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) "
+    "returned from rmStatus @ kernel_ce_gv100.c:106": ("gpu.lost", 0, "host", 0, "", {}),
+    "NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0xf:2131)":
+        ("gpu.lost", 0, "0000:a1:00.0", 0, "", {}),
+    "NVRM: _kgspRpcRecvPoll: GSP RM heartbeat timed out for GPU0 (diff 8000 ms > timeout 5200 ms)":
+        ("gpu.driver_message", 1, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 322227881 heartbeat 0 diff 4129040 "
+    "timeout 5200": ("gpu.driver_message", 1, "host", 0, "", {"gpu_number": "0"}),
+    "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!  Notify Timeout Seconds: 7":
+        ("gpu.driver_message", 1, "host", 0, "", {}),
+    "NVRM: kflcnWaitForHaltRiscv_GA102: Timeout waiting for RISC-V to halt":
+        ("gpu.driver_message", 1, "host", 0, "", {}),
+    "NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM":
+        ("gpu.driver_message", 2, "host", 0, "", {"gpu_number": "6"}),
+    "NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 7":
+        ("gpu.driver_message", 2, "0000:a1:00.0", 0, "", {}),
+    "NVRM: GPU2 rpcRmApiControl_GSP: GspRmControl failed: hClient=0xc1d00001; paramsStatus=0x00000057; "
+    "status=0x00000057": ("gpu.driver_message", 0, "host", 0, "", {"gpu_number": "2"}),
     "NVRM: API mismatch: the client has the version 550.54.14, but\nNVRM: this kernel module has the "
     "version 535.161.08.": ("gpu.driver_message", 0, "host", 0, "", {}),
     "nvidia: probe of 0000:02:00.0 failed with error -1":
-        ("gpu.driver_message", 0, "0000:02:00.0", 0, "", {}),
-    # amdgpu, of several kernels
+        ("gpu.driver_message", 2, "0000:02:00.0", 0, "", {}),
+    # amdgpu, of several kernels; public reports of ROCm and of the kernel's lists
+    "amdgpu 0000:c5:00.0: amdgpu: MES failed to respond to msg=REMOVE_QUEUE":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: MES(1) failed to respond to msg=SUSPEND":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "[drm:mes_v11_0_submit_pkt_and_poll_completion.constprop.0 [amdgpu]] *ERROR* MES failed to response msg=3":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:c4:00.0: amdgpu: remove_queue_mes failed to remove hardware queue from MES, doorbell=0x1002, queue: 1":
+        ("gpu.hang", 2, "0000:c4:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: failed to suspend gangs from MES":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: MES might be in unrecoverable state, issue a GPU reset":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: Failed to evict queue 1": ("gpu.hang", 2, "0000:c5:00.0", 0, "", {}),
+    "amdgpu: Failed to evict process queues": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu: Failed to suspend process pid 14368": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu: amdgpu_amdkfd_restore_userptr_worker: Failed to resume KFD":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:03:00.0: amdgpu: HIQ MQD's queue_doorbell_id0 is not 0, Queue preemption time out":
+        ("gpu.hang", 2, "0000:03:00.0", 0, "", {}),
+    "amdgpu 0000:01:00.0: qcm fence wait loop timeout expired": ("gpu.hang", 2, "0000:01:00.0", 0, "", {}),
+    "amdgpu: qcm fence wait loop timeout expired": ("gpu.hang", 2, "host", 0, "", {}),
+    "qcm fence wait loop timeout expired": ("gpu.hang", 2, "host", 0, "", {}),
+    "kfd: the cp might be in an unrecoverable state due to an unsuccessful queues preemption":
+        ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:01:00.0: timeout waiting for kiq fence": ("gpu.hang", 2, "0000:01:00.0", 0, "", {}),
+    "[drm:amdgpu_gfx_enable_kcq [amdgpu]] *ERROR* KCQ enable failed": ("gpu.hang", 2, "host", 0, "", {}),
+    "amdgpu 0000:0d:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 "
+    "SMN_C2PMSG_82:0x00000005": ("gpu.hang", 2, "0000:0d:00.0", 0, "", {}),
+    "amdgpu 0000:63:00.0: amdgpu: SMU: I'm not done with your command: SMN_C2PMSG_66:0x0000000E":
+        ("gpu.hang", 2, "0000:63:00.0", 0, "", {}),
+    "amdgpu 0000:0d:00.0: amdgpu: Failed to export SMU metrics table!":
+        ("gpu.hang", 2, "0000:0d:00.0", 0, "", {}),
+    "amdgpu 0000:09:00.0: amdgpu: Msg issuing pre-check failed(0xffffffc2) and SMU may be not in the right state!":
+        ("gpu.hang", 2, "0000:09:00.0", 0, "", {}),
+    "amdgpu 0000:c5:00.0: amdgpu: Ring gfx_0.0.0 reset failed":
+        ("gpu.hang", 2, "0000:c5:00.0", 0, "", {"ring": "gfx_0.0.0"}),
+    "amdgpu 0000:c1:00.0: [drm:amdgpu_ib_ring_tests [amdgpu]] *ERROR* IB test failed on vpe (-110).":
+        ("gpu.hang", 2, "0000:c1:00.0", 0, "", {"engine": "vpe"}),
+    "amdgpu 0000:c1:00.0: amdgpu: ib ring test failed (-110).": ("gpu.hang", 2, "0000:c1:00.0", 0, "", {}),
+    "[drm:amdgpu_ring_test_helper [amdgpu]] *ERROR* ring kiq_0.2.1.0 test failed (-110)":
+        ("gpu.hang", 2, "host", 0, "", {"tested_ring": "kiq_0.2.1.0"}),
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, signaled seq=16060, emitted seq=16062":
+        ("gpu.hang", 0, "host", 0, "", {"ring": "sdma0"}),
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* GPU Recovery Failed: -62":
+        ("gpu.reset", 1, "host", 0, "", {"recovery_error": "-62"}),
+    "amdgpu 0000:09:00.0: [drm] device wedged, needs recovery": ("gpu.reset", 1, "0000:09:00.0", 0, "", {}),
+    "amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init":
+        ("gpu.driver_message", 2, "0000:03:00.0", 0, "", {}),
+    "amdgpu: probe of 0000:03:00.0 failed with error -22": ("gpu.driver_message", 2, "0000:03:00.0", 0, "", {}),
     "amdgpu 0000:c3:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block":
         ("gpu.ras_error", 1, "0000:c3:00.0", 0, "", {"block": "umc", "errors": "2"}),
     "amdgpu 0000:de:0d.0: amdgpu: {17}socket: 4, die: 0, 3 new correctable hardware errors detected in gfx block":
@@ -75,7 +166,7 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("gpu.hang", 0, "0000:c2:00.0", 0, "", {"ring": "comp_1.0.1"}),
     "amdgpu 0000:c2:00.0: amdgpu: ring sdma0 timeout, but soft recovered":
         ("gpu.hang", 1, "0000:c2:00.0", 0, "", {"ring": "sdma0"}),
-    "amdgpu 0000:c2:00.0: amdgpu: HWS hang": ("gpu.hang", 0, "0000:c2:00.0", 0, "", {}),
+    "amdgpu 0000:c2:00.0: amdgpu: HWS hang": ("gpu.hang", 2, "0000:c2:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset begin!": ("gpu.reset", 0, "0000:e3:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset(9) failed": ("gpu.reset", 1, "0000:e3:00.0", 0, "", {}),
     "amdgpu 0000:e3:00.0: amdgpu: GPU reset end with ret = -62":
@@ -104,6 +195,10 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("pcie.aer", 2, "0000:80:01.1", 0, "", {"slot": "3", "severity": "Link Down"}),
     "pciehp 0000:80:01.1:pcie004: Slot(3-1): Card not present":
         ("pcie.aer", 2, "0000:80:01.1", 0, "", {"slot": "3-1"}),
+    "nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)":
+        ("pcie.aer", 2, "0000:01:00.0", 0, "", {"cannot_recover": "(no error_detected callback)"}),
+    "pcieport 0000:00:02.0: AER: device recovery failed":
+        ("pcie.aer", 2, "0000:00:02.0", 0, "", {"recovery": "failed"}),
     # firmware, machine checks, memory
     f"{{12}}{ERROR} event severity: fatal": ("host.hardware_error", 1, "host", 0, "", {"record": "12"}),
     f"{{1}}{ERROR} event severity: corrected": ("host.hardware_error", 2, "host", 0, "", {}),
@@ -198,6 +293,77 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("net.link_message", 0, "ens1f0", 0, "", {"bond": "bond0"}),
     "bonding: bond0: link status definitely up for interface eth1, 25000 Mbps full duplex":
         ("net.link_message", 1, "eth1", 0, "", {}),
+    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its own driver prints it
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Error (timeout: 5000000) msg {0xb4 0x1f3d} len:0":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"interface": "enp194s0f0np0"}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware fatal reset event received":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Detected firmware fatal condition, initiating reset":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Fatal firmware reset event, data1: 0x2, data2: 0x0, min wait 2000 ms":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware reset aborted":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0: QPLIB: cmdq[0x3a]=0x1 timedout (100000)msec":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {}),
+    "infiniband bnxt_re0: QPLIB: cmdq[0x3a]=0x1 timedout (100000)msec":
+        ("rdma.adapter_failed", 0, "bnxt_re0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware reset completed":
+        ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"state": "back"}),
+    "infiniband bnxt_re0: Couldn't destroy QP":
+        ("rdma.driver_error", 0, "bnxt_re0", 0, "", {}),
+    "infiniband bnxt_re0: Failed to modify HW QP":
+        ("rdma.driver_error", 0, "bnxt_re0", 0, "", {}),
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: TX timeout detected, starting reset task!":
+        ("rdma.driver_error", 0, "0000:c2:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: FW heartbeat stalled at 4711":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: FW stopped 0x00":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0 enp229s0: FW Down: Stopping LIFs":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0: DEVCMD IDENTIFY(1) timeout after 10 secs":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {}),
+    "ionic 0000:e5:00.0 enp229s0: FW Up: LIFs restarted":
+        ("rdma.adapter_failed", 0, "0000:e5:00.0", 0, "", {"state": "back"}),
+    "ionic 0000:e5:00.0 enp229s0: TX_Q 3 tx timeout":
+        ("rdma.driver_error", 0, "0000:e5:00.0", 0, "", {}),
+    "ice 0000:31:00.0: Rebuild failed, unload and reload driver":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: PF VSI rebuild failed: -5":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: Firmware recovery mode detected. Limiting functionality. Refer to the Intel(R) Ethernet Adapters and Devices User Guide":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0 ens1f0: tx_timeout recovery unsuccessful, device is in unrecoverable state.":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: The DDP package was successfully loaded: ICE OS Default Package version 1.3.30.0":
+        ("rdma.adapter_failed", 0, "0000:31:00.0", 0, "", {"state": "back"}),
+    "ice 0000:31:00.0 ens1f0: tx_timeout: VSI_num: 8, Q 12, NTC: 0x9a, HW_HEAD: 0x9a, NTU: 0x9c, INT: 0x0":
+        ("rdma.driver_error", 0, "0000:31:00.0", 0, "", {}),
+    "ice 0000:31:00.0: HMC Error - type 0x10":
+        ("rdma.driver_error", 0, "0000:31:00.0", 0, "", {}),
+    "mana 7870:00:00.0: HWC: Request timed out!":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {}),
+    "mana 7870:00:00.0: Failed to send mana message: -110, 0x0":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {}),
+    "mana 7870:00:00.0: Microsoft Azure Network Adapter protocol version: 0.1.1":
+        ("rdma.adapter_failed", 0, "7870:00:00.0", 0, "", {"state": "back"}),
+    "mana 7870:00:00.0 eth1: NETDEV WATCHDOG: CPU: 3: transmit queue 2 timed out 15032 ms":
+        ("rdma.driver_error", 0, "7870:00:00.0", 0, "", {"queue": "2"}),
+    "hns3 0000:bd:00.0: failed to reset VF stack":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: hclge reset failed":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: PPP_MPF_ABNORMAL_INT_ST3 upd_lookup_ecc_mbit_err found [error status=0x2]":
+        ("rdma.driver_error", 0, "0000:bd:00.0", 0, "", {}),
+    "hns3 0000:bd:00.0: HCLGE driver initialization finished.":
+        ("rdma.adapter_failed", 0, "0000:bd:00.0", 0, "", {"state": "back"}),
+    "infiniband rdmap16s27: Admin queue is closed":
+        ("rdma.adapter_failed", 0, "rdmap16s27", 0, "", {}),
+    "infiniband efa_0: Wait for completion (polling) timeout":
+        ("rdma.adapter_failed", 0, "efa_0", 0, "", {}),
+    "infiniband rdmap0s6: Reset indication didn't turn on":
+        ("rdma.adapter_failed", 0, "rdmap0s6", 0, "", {}),
     # tasks
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,oom_memcg=/slurm/"
     "uid_1000/job_42,task_memcg=/slurm/uid_1000/job_42/step_0,task=python,pid=4711,uid=1000":
@@ -240,6 +406,14 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "Unable to handle kernel paging request at virtual address ffff80001234":
         ("host.kernel_fault", 0, "host", 0, "", {}),
     "Kernel panic - not syncing: Fatal machine check": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "watchdog: BUG: soft lockup - CPU#94 stuck for 226906s! [swapper/94:0]":
+        ("host.lockup", 3, "host", 0, "swapper/94", {"stuck_seconds": "226906"}),
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 119s! [python:1234]":
+        ("host.lockup", 0, "host", 1234, "python", {}),
+    "INFO: task python3:12345 blocked for more than 1208 seconds.":
+        ("host.hung_task", 1, "host", 12345, "python3", {"blocked_seconds": "1208"}),
+    "INFO: task python3:12345 blocked for more than 599 seconds.":
+        ("host.hung_task", 0, "host", 12345, "python3", {}),
     # file systems and disks
     "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455: inode #2: comm bash: reading directory "
     "lblock 0": ("filesystem.error", 0, "nvme0n1p2", 0, "bash", {"where": "ext4_find_entry"}),
@@ -262,13 +436,13 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("filesystem.error", 0, "nvme0n1", 0, "", {}),
     "LustreError: 167-0: scratch-MDT0000-mdc-ffff8f: This client was evicted by scratch-MDT0000; in "
     "progress operations using this service will fail.":
-        ("filesystem.error", 0, "scratch-MDT0000", 0, "", {"filesystem": "lustre"}),
+        ("filesystem.error", 2, "scratch-MDT0000", 0, "", {"filesystem": "lustre"}),
     "Lustre: scratch-OST0001-osc-ffff8f: Connection to scratch-OST0001 (at 10.0.0.1@o2ib) was lost; in "
     "progress operations using this service will wait for recovery to complete":
-        ("filesystem.error", 0, "scratch-OST0001", 0, "", {"server": "10.0.0.1@o2ib"}),
+        ("filesystem.error", 2, "scratch-OST0001", 0, "", {"server": "10.0.0.1@o2ib"}),
     "Aborting journal on device nvme0n1p2-8.": ("filesystem.error", 0, "nvme0n1p2-8", 0, "", {}),
     "nfs: server 10.1.2.3 not responding, still trying":
-        ("filesystem.error", 0, "10.1.2.3", 0, "", {"filesystem": "nfs"}),
+        ("filesystem.error", 2, "10.1.2.3", 0, "", {"filesystem": "nfs"}),
     "I/O error, dev nvme0n1, sector 2048 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":
         ("disk.error", 0, "nvme0n1", 0, "", {"operation": "READ", "sector": "2048"}),
     "blk_update_request: critical medium error, dev sda, sector 4711":
@@ -282,6 +456,40 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10":
         ("disk.error", 0, "nvme0", 0, "", {}),
     "ata1.00: failed command: READ FPDMA QUEUED": ("disk.error", 0, "ata1.00", 0, "", {}),
+    "Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1508144508/real 1508144518]  req@ffff880eb14da700 x1570198182041824/t0(0) o250->MGC192.0.2.87@o2ib@192.0.2.87@o2ib:26/25 lens 520/544":
+        ("filesystem.error", 2, "MGC192.0.2.87", 0, "", {"filesystem": "lustre"}),
+    "Lustre: 10110:0:(client.c:2116:ptlrpc_expire_one_request()) @@@ Request sent has timed out for sent delay: [sent 1630583819/real 0]  req@ffff8938cdda9500 x1709089496421552/t0(0) o38->fs-MDT0000-mdc-ffff88ddb2378000@192.0.2.151@tcp:12/10":
+        ("filesystem.error", 2, "fs-MDT0000-mdc-ffff88ddb2378000", 0, "", {"filesystem": "lustre"}),
+    "LNet: 2431:0:(o2iblnd_cb.c:3174:kiblnd_check_conns()) Timed out tx for 192.0.2.87@o2ib: 403661 seconds":
+        ("filesystem.error", 2, "192.0.2.87@o2ib", 0, "", {"filesystem": "lustre"}),
+    "LustreError: 11-0: fs-MDT0000-mdc-ffff88203810d800: operation obd_ping to node 192.0.2.88@o2ib failed: rc = -107":
+        ("filesystem.error", 2, "192.0.2.88@o2ib", 0, "", {"filesystem": "lustre", "error": "-107"}),
+    "libceph: mon0 (1)192.0.2.35:6789 session lost, hunting for new mon":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "libceph: mon0 (1)192.0.2.80:3300 socket closed (con state V1_BANNER)":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "libceph: mon0 192.0.2.10:3300 socket closed (con state CONNECTING)":
+        ("filesystem.error", 2, "mon0", 0, "", {"filesystem": "ceph"}),
+    "ceph: mds0 hung":
+        ("filesystem.error", 2, "mds0", 0, "", {"filesystem": "ceph"}),
+    "ceph: [fb30d64e-7a8c-46d3-bbd7-77a3b1f080d1 27315342]: mds0 reconnect denied":
+        ("filesystem.error", 2, "mds0", 0, "", {"filesystem": "ceph"}),
+    "beegfs: ConnWorker(4711) [Messaging (RPC)] >> Communication error: Receive timed out from: beegfs-storage node01 [ID: 1]":
+        ("filesystem.error", 2, "host", 0, "", {"filesystem": "beegfs"}),
+    "nvme nvme2: Removing after probe failure status: -19":
+        ("disk.error", 1, "nvme2", 0, "", {"error": "-19"}),
+    "nvme nvme0: Disabling device after reset failure: -19":
+        ("disk.error", 1, "nvme0", 0, "", {"error": "-19"}),
+    "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS read failed (134)":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "nvme nvme2: I/O 0 QID 0 timeout, reset controller":
+        ("disk.error", 0, "nvme2", 0, "", {}),
+    "nvme nvme2: Device not ready; aborting reset":
+        ("disk.error", 0, "nvme2", 0, "", {}),
+    "nvme nvme0: I/O 897 QID 2 timeout, completion polled":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "ata1.00: disabled":
+        ("disk.error", 1, "ata1.00", 0, "", {}),
 }  # fmt: skip
 
 #: Lines like them that tell of nothing wrong.
@@ -336,7 +544,72 @@ QUIET = (
     "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
     "amdgpu 0000:c3:00.0: amdgpu: {17}socket: 4, die: 0, 3 correctable hardware errors detected in total in gfx block",
     "amdgpu 0000:04:00.0: amdgpu: GPU reset(2) succeeded!",
+    "amdgpu 0000:04:00.0: amdgpu: Starting gfx_0.0.0 ring reset",
+    "amdgpu 0000:04:00.0: amdgpu: Ring gfx_0.0.0 reset succeeded",
+    "amdgpu 0000:09:00.0: [drm] device wedged, but recovered through reset",
+    "amdgpu 0000:09:00.0: [drm] device wedged, but no recovery needed",
+    "amdgpu 0000:63:00.0: amdgpu: SMU is resuming...",
+    "amdgpu 0000:63:00.0: amdgpu: SMU is initialized successfully!",
+    "amdgpu 0000:63:00.0: amdgpu: smu driver if version = 0x0000000d, smu fw if version = 0x00000010",
+    "amdgpu 0000:63:00.0: amdgpu: ring kiq_0.2.1.0 uses VM inv eng 11 on hub 0",
+    "amdgpu 0000:63:00.0: amdgpu: [drm] Loading DMUB firmware via PSP: version=0x08004100",
+    "amdgpu 0000:63:00.0: amdgpu: psp gfx command LOAD_TA(0x1) failed and response status is (0x7)",
+    "kfd kfd: amdgpu: added device 1002:67df",
+    "amdgpu: Topology: Add dGPU node [0x67df:0x1002]",
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* Process information: process  pid 0 thread  pid 0",
+    "[drm] Fence fallback timer expired on ring gfx",
+    "NVRM: mmuWalkUnmap: Failed to unmap VA Range 0x7f2000000 to 0x7f21fffff. Status = 0x00000040",
+    "NVRM: os_schedule: Attempted to yield the CPU while in atomic or interrupt context",
+    "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ mem.c:178",
+    "NVRM: nvAssertFailedNoLog: Assertion failed: (rmStatus == NV_OK) || (rmStatus == NV_ERR_GPU_IS_LOST) @ a.c:1",
+    "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: 0 @ kernel_gsp.c:1446",
+    "NVRM: gpuHandleSanityCheckRegReadError_GM107: Possible bad register read: addr: 0x88eb0,  regvalue: 0xbadf5040",
+    "NVRM: kgspInitRm_IMPL: skipping allocating Scrubber ucode as pre-scrubbed memory is sufficient (0x7700000)",
+    "NVRM kgspExecuteBooterUnloadIfNeeded_TU102: skipping executing Booter Unload as WPR is not up",
+    "NVRM: GPU0 _kgspProcessRpcEvent: Attempted to process RPC event from GPU0: 0x101a (X) during bootup without API lock",
+    "NVRM: Persistence mode is deprecated and will be removed in a future release. Please use nvidia-persistenced instead.",
+    "NVRM: GPU Board Serial Number: 1650000000001",
+    "NVRM: cpuidInfoAMD: Unrecognized AMD processor in cpuidInfoAMD",
+    "nvidia-modeset: WARNING: GPU:0: Correcting number of heads for current head configuration (0x00)",
+    "nvidia-uvm: Loaded the UVM driver, major device number 235.",
+    "nvidia-uvm: uvm_pmm_gpu.c:3176 devmem_alloc_pagemap[pid:92821] request_free_mem_region() err -34",
     "amdgpu 0000:04:00.0: amdgpu: ring gfx_0.0.0 test failed",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: hwrm req_type 0x42 seq id 0x1f3c error 0x4",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: EEE is not active",
+    "bnxt_en 0000:c2:00.0: Unable to read VPD",
+    "bnxt_en 0000:c2:00.0 enp194s0f0np0: Devlink health reporter",
+    "infiniband bnxt_re0: Device Registered Successfully",
+    "ionic 0000:e5:00.0: attached",
+    "ionic 0000:e5:00.0 enp229s0: FW loaded: 1.99.0",
+    "ice 0000:31:00.0: Get PHY capability failed status = -5",
+    "ice 0000:31:00.0: fw 6.2.9 api 1.7.9 nvm 3.20 0x8000d83e 1.3146.0",
+    "ice 0000:31:00.0: 126.016 Gb/s available PCIe bandwidth (16.0 GT/s PCIe x8 link)",
+    "irdma 0000:31:00.0: Initialize RDMA",
+    "mana 7870:00:00.0: enabling device (0000 -> 0002)",
+    "mana 7870:00:00.0 eth1: Enslaved to eth0",
+    "hns3 0000:bd:00.0: The firmware version is 1.9.40.10",
+    "hns3 0000:bd:00.0 eno1: net open",
+    "infiniband rdmap16s27: Failed to process command CREATE_QP (opcode 1) comp_status 3 err -12",
+    "infiniband mlx5_0: set_roce_addr: 512 Error (-22) setting GID",
+    "pcieport 0000:80:01.1: AER: aer_inject -- Injecting errors",
+    "Lustre: Lustre: Build Version: 2.15.4",
+    "Lustre: Mounted fs-client",
+    "Lustre: fs-MDT0000-mdc-000000001785e248: Connection restored to 192.0.2.232@tcp (at 192.0.2.232@tcp)",
+    "Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) Skipped 24 previous similar messages",
+    "LustreError: 11-0: fs-MDT0000-mdc-ffff88203810d800: operation ldlm_enqueue succeeded",
+    "LNet: Added LNI 192.0.2.7@o2ib [8/256/0/180]",
+    "libceph: mon2 (1)192.0.2.247:6789 session established",
+    "libceph: osd2 (1)192.0.2.249:6801 socket closed (con state OPEN)",
+    "libceph: loaded (mon/osd proto 15/24)",
+    "ceph: mds0 reconnect start",
+    "ceph: mds0 caps renewed",
+    "beegfs: Client(1) [App] >> Version: 7.4.2",
+    "nvme nvme0: Shutdown timeout set to 8 seconds",
+    "nvme nvme0: missing or invalid SUBNQN field.",
+    "nvme nvme0: Ignoring bogus Namespace Identifiers",
+    "nvme nvme0: allocated 16 MiB host memory buffer.",
+    "ata1: SATA link up 6.0 Gbps (SStatus 133 SControl 300)",
+    "ata2.00: disabled by quirk",
 )
 
 
@@ -439,9 +712,33 @@ def test_every_event_of_the_table_is_in_the_catalogue() -> None:
     """A name that nobody knows would be stored and never judged; and the other way round."""
     named = {rule.name for rule in RULES}
     assert all(BY_NAME[name].kind is Kind.EVENT for name in named)
-    ids = {*range(2210, 2225), 2226, 2720, 2721, 2722}
+    ids = {*range(2210, 2225), 2226, 2227, 2228, 2720, 2721, 2722}
     rows = {s.name for s in BY_NAME.values() if s.signal_id in ids}
     assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
+
+
+def test_a_line_without_an_address_is_of_the_gpu_that_leaves_no_doubt() -> None:
+    """ "GPU4" of NVIDIA's driver is no index of nvidia-smi: of eight GPUs a wrong one would be reset."""
+    lines = {
+        "numbered": "NVRM: GPU4 _kgspRpcRecvPoll: GSP RM heartbeat timed out",
+        "xid": "NVRM: Xid (PCI:0000:9B:00): 119, pid=1, name=x, Timeout after 6s of waiting for RPC response "
+        "from GPU4 GSP! Expected function 103",
+        "amd": "amdgpu: Failed to evict process queues",
+        "host": "EXT4-fs error (device sda1): x: y",
+    }
+
+    def found(finder: GpuFinder, line: str) -> str:
+        parsed = classify(lines[line])
+        assert parsed is not None
+        return finder.complete(parsed, lines[line]).device
+
+    alone = GpuFinder(lambda: ["0000:01:00.0"], lambda: ["0000:c5:00.0"])
+    assert found(alone, "numbered") == "0000:01:00.0" and found(alone, "amd") == "0000:c5:00.0"
+    assert found(alone, "host") == "sda1"
+    eight = GpuFinder(lambda: [f"0000:{i:02x}:00.0" for i in range(8)], list)
+    assert found(eight, "numbered") == found(eight, "amd") == "host"
+    assert found(eight, "xid") == "0000:9b:00.0"
+    assert found(eight, "numbered") == "0000:9b:00.0"  # the XID named it in both ways
 
 
 def check_limits(notice: ParsedLine) -> None:
@@ -525,7 +822,7 @@ def test_a_real_log_with_a_hung_gsp() -> None:
     told = [
         (n.name, n.code, n.device, n.process_name) for n in found if n.part is not LinePart.DETAIL
     ]
-    message = ("gpu.driver_message", 0, "0000:9b:00.0", "")
+    message = ("gpu.needs_reset", 0, "0000:9b:00.0", "")
     assert [each for each in told if each != message] == [
         ("gpu.xid", 119, "0000:9b:00.0", name)
         for name in ("nvidia-smi",) * 3 + ("cache_mgr_main", "gpud")

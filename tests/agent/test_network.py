@@ -106,6 +106,46 @@ def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None
     assert amazon["unnamed_counters_count"] == 1  # submitted_cmds
 
 
+@pytest.mark.parametrize(
+    ("device", "files", "signals"),
+    [
+        ("ionic_0", {
+            "tx_rdma_ack_timeout": 2, "req_rx_pkt_seq_err": 3, "resp_rx_dup_request": 4, "req_tx_retry_excd_err": 1,
+            "rx_rdma_ecn_pkts": 6, "tx_rdma_cnp_pkts": 8, "tx_rdma_ucast_bytes": 55,
+        }, {
+            "ack_timeout_errors": 2, "packet_sequence_errors": 3, "duplicate_requests_packets": 4,
+            "transport_retries_exceeded_events": 1, "congestion_marked_packets": 6,
+            "congestion_notifications_sent_packets": 8, "transmitted_bytes": 55,
+        }),
+        ("mana_0", {
+            "requester_timeout": 45, "requester_oos_nak": 2, "responder_oos": 3, "requester_retries_exceeded": 5,
+            "total_fatal_error": 6, "received_cnps": 7, "tx_pkt": 8, "current_rate": 100_000,
+        }, {
+            "ack_timeout_errors": 45, "packet_sequence_errors": 2, "out_of_sequence_packets": 3,
+            "transport_retries_exceeded_events": 5, "unrecoverable_errors": 6,
+            "congestion_notifications_handled_packets": 7, "transmitted_packets": 8,
+        }),
+        ("hns_0", {"rx_err_pkt": 2, "rx_cnp_pkt": 3, "tx_cnp_pkt": 4, "rx_pkt": 5}, {
+            "receive_roce_errors": 2, "congestion_notifications_handled_packets": 3,
+            "congestion_notifications_sent_packets": 4, "received_packets": 5,
+        }),
+        ("erdma_0", {"tx_bytes_cnt": 2, "rx_packets_cnt": 3, "rx_bps_limit_drop_cnt": 4}, {
+            "transmitted_bytes": 2, "received_packets": 3, "receive_dropped_packets": 4,
+        }),
+    ],
+)  # fmt: skip
+def test_adapters_of_clouds_are_read_as_the_others(
+    tmp_path: Path, device: str, files: dict[str, int], signals: dict[str, int]
+) -> None:
+    """AMD's Pollara has counters of retransmissions and timeouts; all seven were unnamed."""
+    a_port(
+        tmp_path, device, **{f"hw_counters__{name}": str(value) for name, value in files.items()}
+    )
+    values = read_port(Roots(tmp_path, tmp_path), f"{device}/1")
+    assert {name: values[name] for name in signals} == signals
+    assert values["unnamed_counters_count"] == 0
+
+
 def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
     """An hfi1 port retransmitted all day, and nothing but its traffic was read."""
     ours = {"RcTimeOut": 1, "SeqNak": 2, "RcSeqNak": 3, "RnrNak": 4, "RdmaSeq": 5, "RcDupRew": 6,

@@ -45,7 +45,15 @@ class Counted:
         self.registration = Registration("gpu-7", RUN, BOOT, StoppedClock())
         self.found: Found | Exception = Found([Gpu("GPU-a")])
         self.changes = 0
-        self.collector = InventoryCollector(self._read, self.registration, self._changed)
+        self.retries: list[float] = []
+        self.gpus_read: frozenset[str] = frozenset()
+        self.collector = InventoryCollector(
+            self._read,
+            self.registration,
+            self._changed,
+            lambda reason, seconds: self.retries.append(seconds),
+            lambda: self.gpus_read,
+        )
 
     def _read(self) -> Found:
         if isinstance(self.found, Exception):
@@ -119,6 +127,55 @@ def test_a_part_of_an_inventory_is_taken_and_is_an_outcome() -> None:
     with pytest.raises(RuntimeError, match="pyroute2"):
         made.collector.collect()
     assert made.keys() == ["GPU-a"]
+
+
+def test_a_gpu_without_a_description_is_asked_again_for_ever_and_is_an_error() -> None:
+    """An H200 had readings and no model for hours, and no finding reported that."""
+    made = Counted()
+    made.gpus_read = frozenset({"GPU-a", "GPU-b"})
+    made.found = Found(
+        [Gpu("GPU-a"), Gpu("GPU-b", attributes={"problem": "NVML does not respond"})]
+    )
+    for _ in range(9):
+        with pytest.raises(RuntimeError, match=r"no description .* of GPU GPU-b.*does not respond"):
+            made.collector.collect()
+    assert made.retries == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    made.found = Found([Gpu("GPU-a"), Gpu("GPU-b")])
+    made.collector.collect()
+    made.found = Found([Gpu("GPU-a")])
+    with pytest.raises(RuntimeError, match="GPU-b, although it has readings"):
+        made.collector.collect()
+    assert made.retries[9:] == [10]
+
+
+def test_a_gpu_that_is_not_read_and_does_not_answer_is_no_error_of_the_inventory() -> None:
+    """A lost GPU has a finding of its own; the inventory only asks it again."""
+    made = Counted()
+    made.found = Found([Gpu("GPU-a", attributes={"problem": "NVML does not respond"})])
+    assert made.collector.collect() == ()
+    assert made.retries == [10]
+
+
+def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -> None:
+    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten minutes."""
+    made = Counted()
+    link = Gpu("GPU-a/link0", "nvlink", {"gpu": "GPU-a", "active": "1"})
+    made.found = Found(
+        [Gpu("GPU-a", attributes={"name": "H200", "pci_address": "0000:01:00.0"}), link]
+    )
+    made.collector.collect()
+    made.found = Found(
+        [Gpu("GPU-a", attributes={"problem": "silent", "pci_address": "0000:01:00.0"})]
+    )
+    made.collector.collect()
+    gpu, kept_link = made.registration.request().devices
+    assert dict(gpu.attributes) == {
+        "name": "H200",
+        "pci_address": "0000:01:00.0",
+        "problem": "silent",
+    }
+    assert dict(kept_link.attributes) == link.attributes
+    assert gpu.attributes["problem"] in made.registration.undescribed_gpus(())["GPU-a"]
 
 
 def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(

@@ -141,13 +141,90 @@ def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     "text",
-    ["banana", "", "-", "9" * 10, "94.0", "٤٢", "sxid:", "gpu:94", "NVRM: Xid (PCI:0)", "\x1b]0;"],
+    ["banana", "", "-", "9" * 10, "94.0", "٤٢", "sxid:", "gpu:94", "mlx5_core", "\x1b]0;"],
 )
 def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """The refusal says what would be right, and repeats nothing that a terminal would obey."""
     words = refused(capsys, text)
     assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in words
     assert "\x1b" not in words
+
+
+@pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
+def test_a_code_in_any_spelling(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Users type codes in many spellings."""
+    assert said(capsys, text)[1].startswith("XID 79: GPU has fallen off the bus")
+
+
+def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody quotes two words."""
+    out = said(capsys, "XID", "79", "sxid", "20034")[1]
+    assert [line for line in out.splitlines() if line.startswith(("XID", "SXID"))] == [
+        "XID 79: GPU has fallen off the bus (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS)",
+        "SXID 20034: NVLink: an active link went down (LTSSM fault up)",
+    ]
+
+
+@pytest.mark.parametrize("prefix", [
+    "", "[   12.345678] ", "[Mon Oct 16 09:50:06 2017] ", "<4>[   12.345678] ", "3,4711,90211344,-;",
+    "Mar  3 10:00:01 node7 kernel: ", "2025-03-03T10:00:01+00:00 node7 kernel: [   12.345678] ",
+    "2025-03-03T10:00:01,123456+00:00 ", "kern  :err   : [   12.345678] ",
+])  # fmt: skip
+@pytest.mark.parametrize(("line", "wanted"), [
+    ("mlx5_core 0000:65:00.0 eth0: TX timeout detected",
+     ("rdma.driver_error (code 0): its RDMA driver reports an error", "Device 0000:65:00.0",
+      "Do look at cable, power and firmware", "We call it hazard")),
+    ("NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+     ("gpu.needs_reboot (code 0)", "Do drain and reboot the host", "We call it fatal")),
+    ("amdgpu 0000:c5:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=2, emitted seq=4",
+     ("gpu.hang (code 0)", "Do nothing on the host", "ring gfx_0.0.0")),
+    ("mce: [Hardware Error]: Machine check events logged", ("host.machine_check (code 0)",)),
+])  # fmt: skip
+def test_any_line_of_the_kernel_log(
+    capsys: pytest.CaptureFixture[str], prefix: str, line: str, wanted: tuple[str, ...]
+) -> None:
+    """Only lines with an XID were explained; all others were "wrong usage", though the agent judges them."""
+    code, out = said(capsys, prefix + line)
+    assert code == cli.OK
+    words = " ".join(out.split())
+    assert [one for one in wanted if one not in words] == []
+
+
+@pytest.mark.parametrize(("line", "why"), [
+    ("usb 1-1: new high-speed USB device number 2", "no rule is about such lines"),
+    ("mlx5_core 0000:98:00.0: mlx5_cmd_out_err:838:(pid 12): ACCESS_REG(0x805) failed, err(-22)",
+     "rules exist for lines with 'mlx5_core', and none for these words"),
+    ("python[4711]: segfault at 8 NVRM: fallen off the bus", "begins with the name of a process"),
+])  # fmt: skip
+def test_a_line_that_the_agent_ignores(
+    capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    """The text names the reason; scripts see the exit code."""
+    code, out = said(capsys, line)
+    assert code == cli.NOT_FOUND and out.startswith("The agent ignores this line")
+    assert why in " ".join(out.split())
+    [answer] = json.loads(said(capsys, "--json", line)[1])["lines"]
+    assert answer["known"] is False and why in answer["why"]
+
+
+def test_a_line_that_only_counts_under_a_condition_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The driver prints these at every boot of a healthy host."""
+    lines = {
+        "mlx5_core 0000:98:00.0: firmware version: 28.39.1002": "it ends the event of an adapter that failed before",
+        "mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged": "had a link since the host booted",
+        "nvidia 0000:81:00.0:    [ 0] RxErr                  (First)": "alone it is none",
+    }
+    for line, note in lines.items():
+        code, out = said(capsys, line)
+        assert code == cli.OK and note in " ".join(out.split())
+    [answer] = json.loads(said(capsys, "--json", "ata1.00: failed command: READ")[1])["lines"]
+    assert (answer["event"], answer["device"], answer["row"]["name"]) == (
+        "disk.error",
+        "ata1.00",
+        "disk_error",
+    )
 
 
 def test_other_refusals(capsys: pytest.CaptureFixture[str]) -> None:

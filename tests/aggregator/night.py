@@ -157,9 +157,8 @@ class Night:
 
     def _before(self) -> None:
         """A fault of yesterday of a GPU that was in another host then."""
-        _, broken = self.struck("hbm")
-        self.event("sim-002", "gpu.xid", broken, code=94, ago_seconds=20 * 3600,
-                   message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error")  # fmt: skip
+        at_ns = self.now_ns - night_before.EARLIER_FAULT_SECONDS * SECOND_NS
+        self._tell(night_before.BROKEN_HOST_BEFORE, night_before.earlier_fault(at_ns), at_ns)
 
     def struck(self, class_name: str) -> tuple[str, str]:
         """Return the host and the GPU that a class strikes."""
@@ -214,8 +213,7 @@ class Night:
 
     def _judge(self) -> None:
         self.seen = evaluate(self.fleet, self.now_ns, self.seen)
-        self.runs.accumulator.advance(self.fleet, self.now_ns)
-        self.runs.forecasts.step(self.fleet, self.runs.accumulator, self.now_ns)
+        self.runs.observe(self.now_ns, self.seen.job_faults)
         self.store.submit_scores(self.seen, self.scores.take_changed(self.seen))
         self.store.submit_findings(self.findings.changes(self.now_ns))
 
@@ -257,7 +255,7 @@ def _advise(store: Store, one: Night) -> None:
 async def _report(store: Store, now_ns: int) -> None:
     """Report how two recoveries went, and what throughput a run had."""
     log = CalibrationLog(store, now_ns)
-    for number, minutes in enumerate(((6, 2, 5, 4), (9, 4, 7, 3)), 1):
+    for number, minutes in enumerate(night_before.RECOVERY_MINUTES, 1):
         fault, detect, decide, act, resume = (
             now_ns - (7200 - 60 * sum(minutes[:at])) * SECOND_NS for at in range(5)
         )

@@ -423,8 +423,8 @@ def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
         await log.close()
         assert store.connection.execute("SELECT count(*) FROM calibration").fetchall() == [(16,)]
         again = CalibrationLog(store, NOW_NS)
-        assert again.factors.factors == log.factors.factors and again.is_known("i2")
-        assert not again.is_known("i3")
+        assert again.factors.factors == log.factors.factors and again.is_known("scheduler", "i2")
+        assert not again.is_known("scheduler", "i3")
 
     asyncio.run(scenario())
 
@@ -455,7 +455,7 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
         assert [log.add_recovery(record(number)) for number in (1, 2, 3, 3, 4)] == [
             True, True, True, False, True,
         ]  # fmt: skip
-        assert not log.is_known("i1") and log.is_known("i4")
+        assert not log.is_known("slurm", "i1") and log.is_known("slurm", "i4")
         runs = [
             ThroughputReport(f"o{at}", "slurm", NOW_NS + at, f"w{at}", 8, 1.0, (1,) * 5, 0.2)
             for at in range(5)
@@ -465,5 +465,67 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
         await log.close()
         assert log.factors.factors["detect"].reports == 3
         assert log.factors.throughputs.workloads == ("w2", "w3", "w4")
+
+    asyncio.run(scenario())
+
+
+def by(reporter: str, number: int, minutes: float) -> RecoveryRecord:
+    one = record(number)
+    fault_ns = NOW_NS - 10**16
+    detect_ns = fault_ns + int(minutes * 60 * 10**9)
+    report = one.report._replace(
+        reporter=reporter,
+        fault_ns=fault_ns,
+        detect_ns=detect_ns,
+        decide_ns=0,
+        act_ns=0,
+        resume_ns=0,
+    )
+    return one._replace(report=report)
+
+
+@pytest.mark.parametrize("count", [330, 9330, 10130])
+def test_one_reporter_moves_no_price_by_the_number_of_its_reports(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """900 honest recoveries were detected in 3 minutes; one login's reports made it 18, 85 and 2,398."""
+    monkeypatch.setattr(calibration_log, "WAITING_MAX", 100_000)
+    monkeypatch.setattr(calibration_log, "RECOVERIES_MAX", 1000)
+    scale = 10  # of the incident: the limit is 10,000
+
+    async def scenario() -> list[float]:
+        found = []
+        store = Tables()
+        log = CalibrationLog(store, NOW_NS)
+        for at in range(900 // scale):
+            log.add_recovery(by(f"honest {at % 3}", at, 3.0))
+        for at in range(count // scale):
+            log.add_recovery(by("hostile", at, 4000.0))
+        log.step(NOW_NS)
+        await log.close()
+        assert sum(reporter != "hostile" for reporter, _ in log._recoveries) == 900 // scale
+        for current in (log, CalibrationLog(store, NOW_NS)):
+            found.append(current.factors.factors["detect"].value * 60.0)
+        return found
+
+    alone, again = asyncio.run(scenario())
+    assert alone == pytest.approx(again)
+    bound = 3.0 * (4000.0 / 3.0) ** 0.51  # half of the weight, in the mean of logarithms
+    assert alone < bound
+
+
+def test_an_incident_is_of_its_reporter() -> None:
+    """B reported "slurm-4711" first, and A's report of it was "known"."""
+
+    async def scenario() -> None:
+        store = Tables()
+        log = CalibrationLog(store, NOW_NS)
+        assert log.add_recovery(by("b", 1, 3.0)) and log.add_recovery(by("a", 1, 3.0))
+        assert not log.add_recovery(by("a", 1, 3.0))
+        await log.close()
+        again = CalibrationLog(store, NOW_NS)
+        assert (
+            again.is_known("a", "i1") and again.is_known("b", "i1") and len(again._recoveries) == 2
+        )
 
     asyncio.run(scenario())

@@ -60,7 +60,11 @@ def test_a_folded_set_names_each_host_once(names: set[str]) -> None:
     assert sorted(expand_hosts(fold_hosts(names))) == sorted(names)
 
 
-@given(st.text(max_size=80) | st.text("[]-,/!&^ @a019", max_size=30))
+@given(
+    st.text(max_size=80)
+    | st.text("[]-,/!&^ @a019", max_size=30)
+    | st.from_regex(r"[a-z]?(\[[0-9]-[0-9]\]|[0-9]{0,25}){1,4}", fullmatch=True)
+)
 def test_whatever_is_typed_is_a_set_or_an_error(text: str) -> None:
     """A slip of the keyboard ends in words, not in a traceback of a library."""
     try:
@@ -85,6 +89,8 @@ def test_whatever_is_typed_is_a_set_or_an_error(text: str) -> None:
         ("gpu[3-1]", "lower number first"),
         ("gpu[001-3]", "as many digits"),
         (f"gpu{'1' * 5000}!a", "expected host names"),
+        ("[0-9]9999999999", "range too large"),
+        ("a[1-2]99999999999999999999", "range too large"),
         ("a b", "expected host names"),
         ("a,,b", "expected host names"),
         ("@rack1", "expected host names"),

@@ -10,6 +10,7 @@ from gangline.aggregator.mirror_format import MirrorError
 from gangline.aggregator.pending_job import (
     PendingJob,
     SlurmNode,
+    obstacle,
     parse_job,
     parse_nodes,
     parse_reservations,
@@ -119,6 +120,44 @@ def test_each_node_falls_out_by_one_thing() -> None:
     assert why["size"] == {"2 GPUs of 4": 1} and why["reservations"] == {"r1": 1}
     assert why["state"] == {"DRAIN: gangline:v1;act=drain": 1, "DOWN": 1}
     assert verdict(job(), steps) == "from 'health' on too few nodes are left: 1 of the 2 that it needs (Slurm: Resources)"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "state", ["IDLE+MAINTENANCE+RESERVED", "IDLE+INVALID_REG", "IDLE+BLOCKED", "IDLE+POWER_DOWN", "mix$", "DOWN*"]
+)  # fmt: skip
+def test_no_job_starts_on_a_node_in_such_a_state(state: str) -> None:
+    """A node in maintenance counted as available, because scontrol writes MAINTENANCE and sinfo MAINT."""
+    (one,) = parse_nodes(NODE.replace("State=MIXED+DRAIN*", f"State={state}"))
+    steps, left = steps_of(job(gpus_per_node=1, memory_mb_per_node=10), [one], {})
+    assert left == [] and steps[-1].name == "state"
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "reason"),
+    [
+        ({}, "abc", ""),
+        ({}, "ab", "without a, 1 nodes are left for the 2 that it needs (partition)"),
+        ({"named": frozenset("a")}, "abc", "it asks for a (--nodelist)"),
+        ({"named": frozenset("b")}, "abc", ""),
+        ({"features": frozenset("f")}, "abc", "without a, 1 nodes are left for the 2 that it needs (features)"),
+        ({"features": None}, "abc", ""),
+        ({"reservation": "r"}, "abc", "without a, 1 nodes are left for the 2 that it needs (its reservation)"),
+        ({"gpus_per_node": 8}, "abc", "without a, 0 nodes are left for the 2 that it needs (size)"),
+        ({"left_out": frozenset("c")}, "abc", "without a, 1 nodes are left for the 2 that it needs (left out by the job)"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_job_from_running_elsewhere(
+    changes: dict[str, Any], nodes: str, reason: str
+) -> None:
+    """A job that was pinned to the bad node was requeued, and never ran again."""
+    asked = job(**{"features": frozenset(), "left_out": frozenset(), **changes})
+    there = [node(name, features=frozenset("f" if name < "c" else "")) for name in nodes]
+    assert obstacle(asked, there, {"r": ["a", "b"]}, "a") == reason
+    # Nodes in use or in maintenance become free, a node that is down may not.
+    busy = [*there, node("d", gpus_used=4, flags=frozenset(["MIXED", "MAINTENANCE"]))]
+    assert not obstacle(job(features=frozenset()), busy, {}, "a")
+    down = [node("a"), node("b"), node("c", flags=frozenset(["DOWN", "NOT_RESPONDING"]))]
+    assert obstacle(job(), down, {}, "a").endswith("(state)")
 
 
 def test_its_own_reservation_is_open_to_it() -> None:

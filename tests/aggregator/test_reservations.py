@@ -18,6 +18,7 @@ from gangline.aggregator.reservations import (
     FILE_NAME,
     RESERVATIONS_MAX,
     SECOND_NS,
+    TTL_SECONDS_MAX,
     HostReservation,
     Reservations,
 )
@@ -211,3 +212,53 @@ def test_reservations_outlive_kill_9(
     assert promised.name in capsys.readouterr().out
     stored = json.loads((lab.folder / FILE_NAME).read_text())
     assert stored["last_token"] == promised.fencing_token
+
+
+def test_a_revoked_login_holds_nothing(tmp_path: Path) -> None:
+    """A scheduler's token was revoked, and 60 nodes stayed reserved for 24 h; so also after a restart."""
+    clocks, logins = Clocks(), {"scheduler a", "scheduler b"}
+
+    def load() -> Reservations:
+        return Reservations(
+            tmp_path, lambda: clocks.wall, lambda: clocks.steady, lambda login: login in logins
+        )
+
+    current = load()
+    for name in "ab":
+        current.reserve(name, [name], TTL_NS, login=f"scheduler {name}", by_token=True)
+    current.reserve("c", ["c"], TTL_NS, login="scheduler c", by_token=False)  # by a certificate
+    asyncio.run(current.persisted())
+    logins.remove("scheduler a")
+    for reservations in (current, load()):
+        assert [one.owner for one in reservations.active()] == ["b", "c"]
+        assert reservations.of_host("a") is None
+    asyncio.run(current.persisted())
+    logins.add("scheduler a")
+    assert [one.owner for one in load().active()] == ["b", "c"], "what was released is not back"
+
+
+def test_a_reservation_ends_a_day_after_it_began(tmp_path: Path) -> None:
+    """One scheduler renewed the reservation of the whole fleet endlessly."""
+    clocks = Clocks()
+    current = clocks.load(tmp_path)
+    one = current.reserve("a", ["h"], TTL_NS)
+    for _ in range(24 * 60 - 1):
+        clocks.run(59)
+        one = current.renew(one.name, "a", one.token, TTL_SECONDS_MAX * SECOND_NS)
+        assert one.expire_ns <= TTL_SECONDS_MAX * SECOND_NS
+    asyncio.run(current.persisted())
+    current = clocks.load(tmp_path)
+    clocks.run(24 * 60 + 58)
+    current.renew(one.name, "a", one.token, TTL_SECONDS_MAX * SECOND_NS)
+    clocks.run(3)
+    with pytest.raises(NotFound, match="Reserve again"):
+        current.renew(one.name, "a", one.token, TTL_NS)
+
+
+def test_an_operator_releases_what_others_reserved(tmp_path: Path) -> None:
+    """Nobody could undo a scheduler that had the fleet."""
+    current = Clocks().load(tmp_path)
+    one = current.reserve("a", ["h"], TTL_NS, login="scheduler a")
+    with pytest.raises(PermissionDenied, match="operator"):
+        current.release(one.name, "b", 0)
+    assert current.release(one.name, "b", 0, by_operator=True) and not current.active()

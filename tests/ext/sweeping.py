@@ -11,7 +11,7 @@ from tests.fake_nvml.scenario import Gpu
 
 #: What NVML gives; the rest is what the sweep says of NVML.
 OF_THE_SWEEP = {"calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"}
-LIBRARY_READINGS = set(READINGS) - OF_THE_SWEEP - {"lost_state"}
+LIBRARY_READINGS = set(READINGS) - OF_THE_SWEEP - {"lost_state", "error_code_state"}
 
 
 class Sweeping:

@@ -407,11 +407,37 @@ EXPORT int dcgmPolicyRegister(uintptr_t handle, uintptr_t group, unsigned condit
 }
 #endif
 
+typedef struct { unsigned version; char build[512]; } VersionInfo;
+static int tell_version(VersionInfo *info, const char *line, const char *otherwise)
+{
+    char form[64], text[64];
+    if (info->version != VERSION(VersionInfo, 2))
+        return VER_MISMATCH;
+    snprintf(text, sizeof text, "%s", otherwise);
+    snprintf(form, sizeof form, "%s %%63s", line);
+    for (int i = 0; i < line_count; i++)
+        sscanf(lines[i], form, text);
+    snprintf(info->build, sizeof info->build, "version:%s;arch:x86_64;buildtype:Release;buildid:7", text);
+    return 0;
+}
+EXPORT int dcgmVersionInfo(VersionInfo *info)
+{
+    int code = enter("dcgmVersionInfo", 0, "");
+    return code ? code : tell_version(info, "library_version", MAJOR == 3 ? "3.3.8" : "4.4.2");
+}
+EXPORT int dcgmHostengineVersionInfo(uintptr_t handle, VersionInfo *info)
+{
+    int code = enter("dcgmHostengineVersionInfo", handle, "");
+    return code ? code : tell_version(info, "engine_version", MAJOR == 3 ? "3.3.8" : "4.4.2");
+}
+
 /* For tests by ctypes: the version words as the stand-in checks them. */
 EXPORT unsigned fake_dcgm_version_word(const char *name)
 {
     if (!strcmp(name, "dcgmConnectV2Params_v2"))
         return VERSION(ConnectParams, 2);
+    if (!strcmp(name, "dcgmVersionInfo_v2"))
+        return VERSION(VersionInfo, 2);
     if (!strcmp(name, "dcgmFieldValue_v2"))
         return VERSION(FieldValue, 2);
     if (!strcmp(name, "dcgmHealthSetParams_v2"))

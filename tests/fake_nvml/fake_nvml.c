@@ -29,6 +29,7 @@ struct gpu host;
 static struct gpu *gpus;
 static unsigned int gpu_count, told_count;
 static int counts_told, users;
+static int hides_gpus; /* initialized without attaching, on a driver that then has no GPUs */
 static char drivers[8][80]; /* the version at each step; the last holds on */
 static int driver_count;
 static const char *step_text; /* the step file, mapped: a step costs no system call */
@@ -150,6 +151,24 @@ static void look_at_place(const struct gpu *gpu, int call)
                  (*place)->call, (*place)->device, (*place)->entered_ns ? "" : ", left");
 }
 
+/* Microseconds that `cost` and `field_cost` lines have taken in this process. */
+static unsigned long spent;
+
+EXPORT unsigned long fake_nvml_spent(void) { return spent; }
+
+/* Take this long, as a driver's call does: on the processor. */
+static void spend(unsigned int microseconds)
+{
+    struct timespec now, began;
+    if (!microseconds)
+        return;
+    __atomic_add_fetch(&spent, microseconds, __ATOMIC_RELAXED);
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - began.tv_sec) * 1000000 + (now.tv_nsec - began.tv_nsec) / 1000 < (long)microseconds);
+}
+
 nvmlReturn_t enter(struct gpu *gpu, int call)
 {
     nvmlValue_t code = {0};
@@ -164,6 +183,7 @@ nvmlReturn_t enter(struct gpu *gpu, int call)
     }
     if (gpu->blocks[call])
         wait_for(gpu->blocks[call]);
+    spend(gpu->costs[call]);
     if (gpu->errors[call].steps)
         said(&gpu->errors[call], &code);
     return (nvmlReturn_t)code.ullVal;
@@ -248,6 +268,21 @@ static int parse_field(struct gpu *gpu, char *rest)
     return 0;
 }
 
+static int parse_cost(struct gpu *gpu, const char *name, const char *rest)
+{
+    int call = find(call_names, name);
+    return call < 0 || sscanf(rest, "%u", &gpu->costs[call]) != 1;
+}
+
+static int parse_field_cost(struct gpu *gpu, const char *rest)
+{
+    unsigned int id, microseconds;
+    if (sscanf(rest, "%u %u", &id, &microseconds) != 2 || id >= FIELDS_MAX)
+        return 1;
+    gpu->field_costs[id] = microseconds;
+    return 0;
+}
+
 static int parse_drivers(char *rest)
 {
     driver_count = 0;
@@ -260,6 +295,14 @@ static const char *driver(void)
 {
     int now = step();
     return drivers[now < driver_count ? now : driver_count - 1];
+}
+
+/* Drivers before 590.37 show no GPU to a process that initialized with NVML_INIT_FLAG_NO_ATTACH. */
+static int is_before_590_37(void)
+{
+    int major = 0, minor = 0;
+    sscanf(driver(), "%d.%d", &major, &minor);
+    return major < 590 || (major == 590 && minor < 37);
 }
 
 /* Return 0, or 1 for a line that means nothing. */
@@ -292,6 +335,10 @@ static int parse_line(char *line)
         return snprintf(gpu->serial, sizeof gpu->serial, "%s", rest) < 1;
     if (!strcmp(word, "field"))
         return parse_field(gpu, rest);
+    if (!strcmp(word, "field_cost"))
+        return parse_field_cost(gpu, rest);
+    if (!strcmp(word, "cost"))
+        return sscanf(rest, "%63s %n", name, &used) < 1 || parse_cost(gpu, name, rest + used);
     if (!strcmp(word, "error") || !strcmp(word, "block"))
         return sscanf(rest, "%63s %n", name, &used) < 1 || parse_call(gpu, word, name, rest + used);
     if (find(value_names, word) < 0)
@@ -367,7 +414,7 @@ static nvmlReturn_t load(void)
     return bad ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
 }
 
-static nvmlReturn_t start(int call)
+static nvmlReturn_t start(int call, unsigned int flags)
 {
     pthread_mutex_lock(&lock);
     nvmlReturn_t code = users ? NVML_SUCCESS : load();
@@ -376,8 +423,10 @@ static nvmlReturn_t start(int call)
         code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     if (code == NVML_SUCCESS)
         code = enter(&host, call);
-    if (code == NVML_SUCCESS && !users++)
+    if (code == NVML_SUCCESS && !users++) {
         nodes_open_control();
+        hides_gpus = (flags & NVML_INIT_FLAG_NO_ATTACH) && is_before_590_37();
+    }
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -398,7 +447,7 @@ EXPORT const char *fake_nvml_call_name(int call)
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-    nvmlReturn_t code = start(CALL_nvmlInitWithFlags);
+    nvmlReturn_t code = start(CALL_nvmlInitWithFlags, flags);
     if (code == NVML_SUCCESS && !gpu_count && !(flags & NVML_INIT_FLAG_NO_GPUS)) {
         nvmlShutdown();
         return NVML_ERROR_DRIVER_NOT_LOADED;
@@ -406,7 +455,7 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
     return code;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void) { return start(CALL_nvmlInit_v2); }
+EXPORT nvmlReturn_t nvmlInit_v2(void) { return start(CALL_nvmlInit_v2, 0); }
 
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
@@ -447,7 +496,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
     nvmlReturn_t code = users ? enter(&host, CALL_nvmlDeviceGetCount_v2) : NVML_ERROR_UNINITIALIZED;
     if (code == NVML_SUCCESS)
-        *count = counts_told ? told_count : gpu_count;
+        *count = hides_gpus ? 0 : counts_told ? told_count : gpu_count;
     return code;
 }
 
@@ -465,7 +514,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice
 {
     if (!users)
         return NVML_ERROR_UNINITIALIZED;
-    return index < gpu_count ? attach(&gpus[index], CALL_nvmlDeviceGetHandleByIndex_v2, device) : NVML_ERROR_INVALID_ARGUMENT;
+    return index < gpu_count && !hides_gpus ? attach(&gpus[index], CALL_nvmlDeviceGetHandleByIndex_v2, device) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
@@ -475,7 +524,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDev
         return NVML_ERROR_UNINITIALIZED;
     if (sscanf(bus_id, "%x:%x:%x.%x", &asked[0], &asked[1], &asked[2], &asked[3]) < 3)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned int i = 0; i < gpu_count; i++) {
+    for (unsigned int i = 0; i < gpu_count && !hides_gpus; i++) {
         sscanf(gpus[i].address, "%x:%x:%x.%x", &own[0], &own[1], &own[2], &own[3]);
         if (!memcmp(asked, own, 3 * sizeof *own))
             return attach(&gpus[i], CALL_nvmlDeviceGetHandleByPciBusId_v2, device);
@@ -487,7 +536,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 {
     if (!users)
         return NVML_ERROR_UNINITIALIZED;
-    for (unsigned int i = 0; i < gpu_count; i++)
+    for (unsigned int i = 0; i < gpu_count && !hides_gpus; i++)
         if (!strcmp(uuid, gpus[i].uuid))
             return attach(&gpus[i], CALL_nvmlDeviceGetHandleByUUID, device);
     return NVML_ERROR_NOT_FOUND;
@@ -524,6 +573,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
         if (parts_field && parts_field(gpu, &values[i]))
             continue;
         unsigned int id = values[i].fieldId;
+        if (id < FIELDS_MAX) {
+            spend(gpu->field_costs[id]);
+            values[i].latencyUsec = gpu->field_costs[id];
+        }
         const struct series *series = id < FIELDS_MAX ? &gpu->fields[id] : NULL;
         if (values[i].scopeId == 1 && id == NVML_FI_DEV_POWER_INSTANT)
             series = &gpu->values[VALUE_module_power];

@@ -87,6 +87,7 @@ struct gpu {
     char uuid[96], address[32], name[96], serial[30];
     struct series values[VALUE_COUNT], fields[FIELDS_MAX], errors[CALL_COUNT];
     nvmlValueType_t types[FIELDS_MAX];
+    unsigned int costs[CALL_COUNT], field_costs[FIELDS_MAX]; /* microseconds that each takes */
     const char *blocks[CALL_COUNT]; /* "fifo PATH", "file PATH", "read PATH", "seconds N", "crash -"; NULL: none */
 };
 

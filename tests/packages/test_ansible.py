@@ -166,3 +166,16 @@ def test_wrong_variables_are_rejected(fleet: Fleet) -> None:
     assert ended.returncode != 0
     assert "set gangline_version (such as 0.1.0-1) or gangline_package_files" in ended.stdout
     assert fleet.order() == []
+
+
+def test_packages_are_staged_in_no_folder_of_another_user() -> None:
+    """Between the copy and the installation its owner could put in another package, which root installs."""
+    for manager in ("apt", "dnf"):
+        tasks = yaml.safe_load(
+            (PLAYBOOK.parent / f"roles/gangline/tasks/{manager}.yml").read_text()
+        )
+        (stage,) = [
+            task["ansible.builtin.file"] for task in tasks if "ansible.builtin.file" in task
+        ]
+        assert stage["follow"] is False and stage["mode"] == "0755"
+        assert stage["owner"] == stage["group"] and stage["owner"].startswith("{{ 'root' if")

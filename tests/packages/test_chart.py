@@ -272,7 +272,7 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
             assert "memory" in container["resources"]["limits"], name
             if name == "gangline-agent/state-folder":
                 assert not context["allowPrivilegeEscalation"]
-                assert set(context["capabilities"]["add"]) == {"CHOWN", "FOWNER", "DAC_READ_SEARCH"}
+                assert set(context["capabilities"]["add"]) == {"CHOWN"}
                 continue
             assert context["runAsNonRoot"] and context["runAsUser"], name
             assert bool(context.get("privileged")) == (

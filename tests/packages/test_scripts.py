@@ -56,9 +56,15 @@ class Host:
             (self.tree / f"versions/{VERSION}/{package}.complete").touch()
         for name in STUBS:
             code = int(name in failing or name == "getent")  # nobody is known yet
-            stub = folder / "bin" / name
-            stub.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.calls}\nexit {code}\n')
-            stub.chmod(0o755)
+            self.stub(name, f"exit {code}")
+        if "runuser" not in failing:
+            self.stub("runuser", 'shift 3\nexec "$@"')  # runuser -u USER -- COMMAND
+
+    def stub(self, name: str, script: str) -> None:
+        """Make a command that notes its arguments and then runs *script*."""
+        stub = self.folder / "bin" / name
+        stub.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.calls}\n{script}\n')
+        stub.chmod(0o755)
 
     def unpack(self, package: str, content: str) -> None:
         """What dpkg does: a new file takes the place of the old one."""
@@ -253,6 +259,7 @@ def test_removal_takes_a_package_out_of_every_version(tmp_path: Path) -> None:
 
 def store(host: Host, version: int) -> Path:
     """A store of that version, where the settings put it."""
+    host.stub("getent", "exit 0")
     data = host.folder / "var/lib/gangline-aggregator"
     data.mkdir(parents=True, exist_ok=True)
     (data / "gangline.duckdb").touch()
@@ -281,11 +288,14 @@ def test_a_store_that_will_be_migrated_is_backed_up_first(
 ) -> None:
     """By the version that is installed, which knows the store as it is."""
     host = Host(tmp_path, running=True)
-    store(host, have)
-    (host.tree / "bin/gangline").write_text("#!/bin/sh\n")
+    data = store(host, have)
+    backup = host.folder / "var/backups/gangline/2026-11-28"
+    (host.tree / "bin/gangline").write_text(f"#!/bin/sh\nmkdir -p {backup}\n")
     (host.tree / "bin/gangline").chmod(0o755)
     assert host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1").returncode == 0
-    assert len(host.called("runuser")) == calls
+    assert backup.exists() == bool(calls)
+    noted = [path.read_text() for path in data.glob("backup_before_*")]
+    assert noted == [f"{backup}\n"] * calls
 
 
 def test_an_upgrade_without_its_backup_is_refused(tmp_path: Path) -> None:
@@ -309,8 +319,6 @@ def test_a_backup_that_fails_refuses_the_upgrade_though_an_older_one_is_there(
     (host.folder / "var/backups/gangline/2026-11-27").mkdir(parents=True)
     (host.tree / "bin/gangline").write_text("#!/bin/sh\necho no aggregator answers >&2\nexit 3\n")
     (host.tree / "bin/gangline").chmod(0o755)
-    runs = host.folder / "bin" / "runuser"
-    runs.write_text('#!/bin/sh\nshift 3\nexec "$@"\n')  # runuser -u USER -- COMMAND
     result = host.run("gangline-aggregator.preinst", "upgrade", "0.1.0-1")
     assert result.returncode == 1 and "could not be backed up" in result.stderr
     assert "no aggregator answers" in result.stderr

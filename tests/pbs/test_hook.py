@@ -88,6 +88,9 @@ def test_a_file_that_is_not_whole_and_current_says_nothing(
     file.write_bytes(whole)
     file.chmod(0o666)
     assert buckets(FakePbs("n1"), file, monkeypatch) == {0}
+    file.chmod(0o644)
+    file.parent.chmod(0o777)  # others may put another file there
+    assert buckets(FakePbs("n1"), file, monkeypatch) == {0}
     file.unlink()
     os.mkfifo(file)
     assert buckets(FakePbs("n1"), file, monkeypatch) == {0}

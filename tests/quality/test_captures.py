@@ -48,7 +48,7 @@ def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(
 ) -> None:
     """A table of zeros that could show nothing else."""
     one = told["kernel_log/dmesg-with-xid-119.log"]
-    assert {signal for signal, _ in one.true} == {"gpu.xid", "gpu.driver_message"}
+    assert {signal for signal, _ in one.true} == {"gpu.xid", "gpu.needs_reset"}
     assert HealthState.UNHEALTHY in one.bed.states
     assert len(replace(one, capture=replace(one.capture, true={})).false) == len(one.true)
     assert replace(one, capture=replace(one.capture, worst=HealthState.HEALTHY)).false == [

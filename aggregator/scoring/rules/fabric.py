@@ -15,7 +15,7 @@ from ...fleet.peers import PEERS_MIN
 from ...fleet.tables import FAST_SECONDS
 from ...rule_catalogue import network as rules
 from ...rule_catalogue import nvlink
-from ...rule_declaration import Rule
+from ...rule_declaration import Rule, equals
 from ..symptom import (
     PeerOutlier,
     Symptom,
@@ -23,6 +23,7 @@ from ..symptom import (
     peer_outliers,
     rate_symptoms,
     recent_counts,
+    short,
     threshold_symptom,
     threshold_symptoms,
 )
@@ -312,6 +313,63 @@ def _links(view: FleetView) -> Iterator[Symptom]:
                 yield replace(symptom, capacity_ratio=left)
     yield from threshold_symptoms(view, nvlink.BIT_ERRORS)
     yield from rate_symptoms(view, nvlink.COUNTERS)
+
+
+#: Boards whose NVLinks lead to a bridge that a host may lack, by a part of their names. Others are connected on their baseboard.
+BRIDGED_BOARDS = ("PCI", "NVL", "RTX", "Quadro", "A40", "A30", "L40")
+
+
+@detects(nvlink.NEVER_UP)
+def links_never_up(view: FleetView) -> Iterator[Symptom]:
+    """A GPU has fewer NVLinks up since the boot than most GPUs of its host, which have all of theirs."""
+    once_up: Flags = view.fleet.ever_up.nvlinks
+    down = view.where(nvlink.CHANGES, "link_state", equals(0))
+    never_up: dict[int, list[int]] = {}
+    for row in down[~once_up[down]].tolist():
+        never_up.setdefault(view.name(nvlink.CHANGES, row)[0], []).append(row)
+    for host, rows in never_up.items():
+        yield from _missing_links(view, host, rows)
+
+
+def _missing_links(view: FleetView, host: int, never_up: list[int]) -> Iterator[Symptom]:
+    devices, state = (
+        view.fleet.tables[nvlink.CHANGES].devices,
+        view.state(nvlink.CHANGES, "link_state"),
+    )
+    if _is_bridged(view, host, devices.names[never_up[0]].partition("/")[0]):
+        return
+    missing = Counter(devices.names[row].partition("/")[0] for row in never_up)
+    up = Counter({devices.names[row].partition("/")[0]: 0 for row in devices.rows_of(host)})
+    up.update(
+        devices.names[row].partition("/")[0] for row in devices.rows_of(host) if state[row] > 0
+    )
+    whole = [gpu for gpu, links in up.items() if links == max(up.values()) and gpu not in missing]
+    if len(whole) <= len(missing) or len(whole) < PEERS_MIN - 1:
+        return
+    kind = "XGMI links" if _is_xgmi(view, host, whole[0]) else "NVLinks"
+    first_row = {devices.names[row].partition("/")[0]: row for row in reversed(never_up)}
+    for gpu, links in missing.items():
+        if not _should_be_up(view, host, gpu):
+            continue
+        yield Symptom(
+            rule=nvlink.NEVER_UP,
+            host=host,
+            device=gpu,
+            signal="nvlink.link_state",
+            value=float(up[gpu]),
+            unit="links",
+            normal=f"{up[whole[0]]} links up, as on {len(whole)} other GPUs of the host",
+            message=f"{short(gpu)}: {links} of its {kind} are inactive since the boot, and those of the host's "
+            f"{len(whole)} other GPUs are up",
+            sql=view.sql(nvlink.CHANGES, first_row[gpu], "link_state", 600),
+            capacity_ratio=up[gpu] / up[whole[0]],
+        )
+
+
+def _is_bridged(view: FleetView, host: int, gpu: str) -> bool:
+    """Return whether a GPU's links may be without a bridge; also of a GPU whose model is not known."""
+    name = view.fleet.attributes[host].get(("gpu", gpu), {}).get("name", "")
+    return not name or any(part in name for part in BRIDGED_BOARDS)
 
 
 def _share_up(view: FleetView, row: int, once_up: Flags) -> float:

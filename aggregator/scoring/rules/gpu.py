@@ -34,6 +34,25 @@ ACTIONS = {
 #: What concerns its links to others only.
 PARTIAL = (3, 5)
 
+#: `gpu.error_code_state` as text (nvmlReturn_t of nvml.h), and the codes that mean that the GPU itself cannot be used.
+#: Others, such as 17 (operating system), 19 (in use) and 20 (memory), may be of the host or the process.
+NVML_ERRORS = {
+    8: "INSUFFICIENT_POWER: its power cables are not attached",
+    10: "TIMEOUT",
+    11: "IRQ_ISSUE: the kernel found a problem with its interrupts",
+    14: "CORRUPTED_INFOROM",
+    16: "RESET_REQUIRED: it must be reset before it can be used",
+    17: "OPERATING_SYSTEM",
+    19: "IN_USE",
+    20: "MEMORY",
+    23: "INSUFFICIENT_RESOURCES",
+    27: "NOT_READY",
+    29: "INVALID_STATE",
+    999: "UNKNOWN: an internal error of its driver",
+}
+RESET_REQUIRED = 16
+UNUSABLE = frozenset((8, 10, 11, RESET_REQUIRED, 999))
+
 
 @detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
@@ -54,6 +73,29 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
             state=HealthState.SUSPECT if partial else None,
             reason=Reason.NVLINK_ERRORS if partial else None,
             hazard_factor=50.0 if partial else 0.0,
+        )
+
+
+@detects(rules.NO_ANSWER)
+def gpus_without_answer(view: FleetView) -> Iterator[Symptom]:
+    """A GPU answers no call of NVML, or NVML says that it must be reset: CUDA does not work there either."""
+    codes = view.state("gpu_1s_changes", "error_code_state")
+    for row in np.flatnonzero(codes > 0).tolist():
+        host, device = view.name("gpu_1s_changes", row)
+        code = int(codes[row])
+        error = f"NVML error {code}" + (f" ({NVML_ERRORS[code]})" if code in NVML_ERRORS else "")
+        verb = "reports" if code == RESET_REQUIRED else "answers every call with"
+        yield Symptom(
+            rule=rules.NO_ANSWER,
+            host=host,
+            device=device,
+            signal="gpu.error_code_state",
+            value=float(code),
+            normal="0",
+            message=f"{short(device)} {verb} {error}",
+            sql=view.sql("gpu_1s_changes", row, "error_code_state", 120),
+            state=HealthState.UNHEALTHY if code in UNUSABLE else None,
+            hazard_factor=1000.0 if code in UNUSABLE else 0.0,
         )
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from ...config import AggregatorConfig
 from ...model import Finding
 from ..duckdb_file import THREAD_NAME_PREFIX, StoreError, cause
+from ..retention_clock import RetentionClock
 from .export import DamagedSegmentError, TableChangedError, export
 from .maintenance import HistoryMaintenance, StoreFindings, is_closed, parts_of
 from .segment_store import SegmentStore, StoreAccess
@@ -39,8 +40,8 @@ BEHIND_SECONDS = 120
 RETRY_SECONDS = 60
 #: How often house is kept.
 ROUND_SECONDS = 30
-#: A clock that moves by more than it should is not believed when it says that something is old.
-JUMP_SECONDS, AGE_PAUSE_SECONDS = 3600, 86_400
+#: Deviation of the wall clock between two turns that is reported, and for how long the finding stays.
+JUMP_SECONDS, JUMP_REPORTED_SECONDS = 3600, 86_400
 _FAILURES = (
     OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, TableChangedError, ValueError,
 )  # fmt: skip
@@ -68,9 +69,9 @@ class History:
         config: AggregatorConfig,
         access: StoreAccess,
         submit_findings: Callable[[Sequence[Finding]], None],
+        clock: RetentionClock,
         *,
         free_bytes: Callable[[], tuple[int, int]] | None = None,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
         step: Callable[[str], None] = lambda _: None,
         packer: PackerHandle | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class History:
         """
         self._folder = folder
         self._config = config
-        self._monotonic_ns = monotonic_ns
+        self._clock = clock
         self._free_bytes = free_bytes or (lambda: _disk(folder))
         rows_max = config.history_rows_max
         self._packer = packer or PackerProcess(folder, rows_max, config.history_memory_bytes_max)
@@ -88,14 +89,16 @@ class History:
             folder, access, self._packer, rows_max=rows_max, step=step
         )
         self._findings = StoreFindings(submit_findings)
-        self._maintenance = HistoryMaintenance(folder, config, self._segment_store, self._findings)
+        self._maintenance = HistoryMaintenance(
+            folder, config, self._segment_store, self._findings, clock
+        )
         self._is_scanned = self._round_over = self._is_starved = False
         self._failures: dict[str, Failure] = {}  # by what failed, the longest first
         self._jobs: dict[str, Job] = {}
         self._due: list[tuple[str, str]] = []
         self._current_job = self._export_name = ""
         self._clocks: tuple[int, int] | None = None
-        self._age_paused_until_ns = 0
+        self._jump_reported_until_ns = 0
         self._now_ns = self._room_made_ns = self._round_us = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -258,20 +261,21 @@ class History:
         return 0 < wait_us <= RETRY_SECONDS * 1_000_000  # not for hours when the clock is set back
 
     def _check_clock(self) -> None:
-        """A wall clock that jumped must not end what is kept by age."""
-        now = self._now_ns, self._monotonic_ns()
-        wall_ns, steady_ns = self._clocks or now
+        """Report a jump of the wall clock. Retention does not depend on it."""
+        self._clock.observe(self._now_ns)
+        now = self._now_ns, self._clock.run_ns
+        wall_ns, run_ns = self._clocks or now
         self._clocks = now
-        jump_ns = (now[0] - wall_ns) - (now[1] - steady_ns)
+        jump_ns = (now[0] - wall_ns) - (now[1] - run_ns)
         if abs(jump_ns) > JUMP_SECONDS * 1_000_000_000:
-            self._age_paused_until_ns = now[1] + AGE_PAUSE_SECONDS * 1_000_000_000
+            self._jump_reported_until_ns = now[1] + JUMP_REPORTED_SECONDS * 1_000_000_000
             self._findings.raise_finding(
                 "store.clock_jumped",
-                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is deleted "
-                "because of its age for a day: check the clock",
+                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is deleted too soon, because "
+                "the age of data is the time that the aggregator has run since: check the clock",
                 "a day has passed",
             )
-        elif now[1] >= self._age_paused_until_ns:
+        elif now[1] >= self._jump_reported_until_ns:
             self._findings.clear("store.clock_jumped")
 
     # -- jobs -----------------------------------------------------------------------------------------
@@ -346,8 +350,7 @@ class History:
         return self._maintain()
 
     def _maintain(self) -> Job:
-        by_age = self._monotonic_ns() >= self._age_paused_until_ns
-        yield from self._maintenance.run_round(self.failing, by_age=by_age)
+        yield from self._maintenance.run_round(self.failing)
         self.files_count, self.files_bytes = self._segment_store.totals()
         self._round_over, self._round_us = True, self._segment_store.now_us
 

@@ -17,6 +17,7 @@ import duckdb
 
 from ...config import AggregatorConfig
 from ...model import AGGREGATOR_HOST, Finding
+from ..retention_clock import RetentionClock
 from . import export, segment_files, views
 from .export import DamagedSegmentError
 from .retention import (
@@ -154,7 +155,6 @@ AHEAD_SECONDS = 3600
 REREAD_BYTES = 16 << 20
 #: Files retired, and hosts looked at, in one transaction.
 FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
-_FOREVER_SECONDS = 1 << 40
 _LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
 Job = Iterator[str]
@@ -169,11 +169,13 @@ class HistoryMaintenance:
         config: AggregatorConfig,
         segment_store: SegmentStore,
         findings: StoreFindings,
+        clock: RetentionClock,
     ) -> None:
         self._folder = folder
         self._config = config
         self.segment_store = segment_store
         self.findings = findings
+        self._clock = clock
         self._limits = {
             RAW: RetentionLimit(config.segments_hours * 3600, config.segments_bytes_max),
             MINUTE: RetentionLimit(config.rollups_1m_days * 86_400, config.rollups_1m_bytes_max),
@@ -282,7 +284,7 @@ class HistoryMaintenance:
             log.warning("history: %s", message)
             yield message
 
-    def run_round(self, failing: str, *, by_age: bool) -> Job:
+    def run_round(self, failing: str) -> Job:
         """Do all that is due once; what cannot be merged keeps nothing else from being done.
 
         Raises OSError, duckdb.Error, PackerError, Damaged.
@@ -294,7 +296,7 @@ class HistoryMaintenance:
             raise
         except Exception as error:  # noqa: BLE001 - raised when all else is done
             merge_error = error
-        yield from self._expire(by_age)
+        yield from self._expire()
         yield from self._drop_live(failing)
         yield from self._unlink_gone()
         yield from self._remake_views()
@@ -317,13 +319,11 @@ class HistoryMaintenance:
             self._unmerged.discard(key)
             self.views_due.add(due[key].table)
 
-    def _expire(self, by_age: bool) -> Job:
+    def _expire(self) -> Job:
         for grain, limit in self._limits.items():
-            effective_limit = limit if by_age else RetentionLimit(_FOREVER_SECONDS, limit.bytes)
+            before_us = self._clock.cutoff_ns(limit.seconds * 1_000_000_000) // 1000
             for batch in _batches(
-                expired(
-                    self.segment_store.of_grain(grain), effective_limit, self.segment_store.now_us
-                )
+                expired(self.segment_store.of_grain(grain), before_us, limit.bytes)
             ):
                 self._retire(batch)
                 yield f"let {len(batch)} files of {grain} go, {batch[0].path} first"

@@ -24,13 +24,12 @@ class RetentionLimit:
 
 
 def expired(
-    found: Sequence[ParquetSegment], limit: RetentionLimit, now_us: int
+    found: Sequence[ParquetSegment], before_us: int, bytes_max: int
 ) -> list[ParquetSegment]:
-    """Return what is past its age, then the oldest of what is past its bytes. *found*: oldest first."""
-    before_us = now_us - limit.seconds * 1_000_000
+    """Return the files that end before *before_us*, then the oldest beyond *bytes_max*. *found*: oldest first."""
     old = [one for one in found if span_us(one.bucket)[1] < before_us]
     retained = [one for one in found if span_us(one.bucket)[1] >= before_us]
-    over = sum(one.bytes for one in retained) - limit.bytes
+    over = sum(one.bytes for one in retained) - bytes_max
     return old + _oldest(retained, over)
 
 

@@ -111,8 +111,10 @@ class Watcher:
         self.gathering.saw(event, told, self.now_ns, self.open, self.ours, proposes=proposes)
 
     def resume(self) -> None:
-        """It was restarted: what is being carried out stands for a lease's time, whatever passed meanwhile."""
+        """After a restart a hold lasts for a lease's time, if it is being carried out or its fault is active."""
         least_ns = self.now_ns + seconds_ns(self.limits.lease_seconds)
+        for host in {seen.case.host for seen in self.cases.values()} & self.ours.keys():
+            self.ours[host].until_ns = max(self.ours[host].until_ns, least_ns)
         for one in self.open.values():
             out = self.ours.get(one.host)
             if (

@@ -21,6 +21,7 @@ from gangline.aggregator.principal import LOCAL, set_principal
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.aggregator.service.outcome import OutcomeService
 from gangline.aggregator.service.status import ErrorInterceptor
+from gangline.aggregator.store.answer_journal import AnswerJournal
 from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire.advisory_pb2_grpc import (
@@ -47,11 +48,19 @@ def dead_gpu() -> World:
     return world
 
 
-def book_of(store: TransactionalStore, world: World, *, shadow: bool = False) -> AdvisoryEngine:
+def book_of(
+    store: TransactionalStore,
+    world: World,
+    *,
+    shadow: bool = False,
+    journal: AnswerJournal | None = None,
+) -> AdvisoryEngine:
     """A book of a fleet on whose third host a gang of 32 GPUs runs, by its scheduler's word."""
     gangs = ScheduledGangs()
     observer = Observer(work=WorkloadLookup(world.fleet, gangs))
-    book = AdvisoryEngine(store, LIMITS, observer, world.now_ns, shadow=shadow, gangs=gangs)
+    book = AdvisoryEngine(
+        store, LIMITS, observer, world.now_ns, shadow=shadow, gangs=gangs, journal=journal
+    )
     gangs.update(Gang("train-7", ("h2",), 32, 1800.0, world.now_ns * 2, "slurm", world.now_ns))
     return book
 

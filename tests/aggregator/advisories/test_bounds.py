@@ -318,8 +318,9 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
                 assert (await stub.ReportOutcomes(told)).accepted_count == 1
                 world.now_ns += SECOND_NS
             assert (await stub.ReportOutcomes(told)).known_count == 1
-        assert list(book._outcomes) == ["job-3", "job-4", "job-5"]
-        assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]
+        assert [name for _, name in book._outcomes] == ["job-3", "job-4", "job-5"]
+        again = book_of(store, world)
+        assert [name for _, name in again._outcomes] == ["job-3", "job-4", "job-5"]
 
     asyncio.run(run())
 

@@ -90,7 +90,7 @@ def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> No
     )  # fmt: skip
     assert one.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
     assert one.words.startswith(
-        "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault of what they share"
+        "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault that they share"
     )
     assert "its power, its switch" in one.words
     assert one.price.waiting_gpu_hours == 12 * 8

@@ -74,7 +74,7 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
         "UTC: one fault"
     )
     assert (
-        "Check that first (its feed, its power supplies, its power caps)" in said
+        "Check first: its feed, its power supplies, its power caps" in said
         and "h0: h0 has it" in said
     )
     world.now_ns += 60 * SECOND_NS

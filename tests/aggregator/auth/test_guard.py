@@ -104,7 +104,7 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
 #: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
 LET_IN = {
     "agent": {"health", "events"},
-    "scheduler": {"health", "read"},
+    "scheduler": {"health", "reflection", "read"},
     "operator": {"health", "reflection", "read", "permit", "grant"},
     "admin": {"health", "reflection", "read", "permit", "grant", "events"},
 }
@@ -383,7 +383,7 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
             assert refused.value.code() == MUCH and "agent_calls_per_minute_max" in str(
                 refused.value.details()
             )
-            details: Any = dict(refused.value.trailing_metadata())["grpc-status-details-bin"]
+            details: Any = dict(list(refused.value.trailing_metadata()))["grpc-status-details-bin"]
             assert b"google.rpc.RetryInfo" in details
             well = secured.channel(aggregator.port, secured.certificate("agent", "host-2"))
             code, _ = await status_of(

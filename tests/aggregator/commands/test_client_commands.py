@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands import hosts
+from gangline.aggregator.commands import executor, hosts
+from gangline.aggregator.commands.connection import (
+    FILE_VARIABLE,
+    CommandError,
+    read_connection_options,
+)
 from gangline.aggregator.commands.score_client import ScoreListing
 from gangline.aggregator.commands.terminal import width_of
+from gangline.aggregator.executors.model import DoctorLevel
 from tests.aggregator.commands.test_host_table import score
 
 COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])
@@ -128,3 +138,41 @@ def test_columns_is_honoured_where_there_is_no_terminal(
     """`COLUMNS=60 gangline hosts | less` gave lines of 240."""
     monkeypatch.setenv("COLUMNS", columns)
     assert width_of(None) == width
+
+
+def test_a_home_that_may_not_be_read_has_no_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`runuser -u slurm` keeps HOME=/root: each command ended with a traceback."""
+    exists = Path.exists
+
+    def unreadable(path: Path, **more: bool) -> bool:
+        if str(path).startswith("/root/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path, **more)
+
+    monkeypatch.setattr(Path, "exists", unreadable)
+    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    options = argparse.Namespace(aggregator="127.0.0.1:1")
+    assert read_connection_options(options).aggregator == "127.0.0.1:1"
+    monkeypatch.setenv(FILE_VARIABLE, "/root/client.toml")
+    with pytest.raises(CommandError, match=r"/root/client\.toml: Permission denied"):
+        read_connection_options(options)
+
+
+def test_doctor_as_root_leaves_the_ledger_to_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Doctor ran as root first, and made a folder that the executor, as slurm, could not use."""
+    folder = tmp_path / "state" / "executor"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert executor._ledger_finding(folder).level == DoctorLevel.NOTE and not folder.exists()
+    folder.mkdir(parents=True)
+    stat = folder.stat()
+    monkeypatch.setattr(
+        Path, "stat", lambda path, **_: os.stat_result((*stat[:4], 64030, *stat[5:]))
+    )
+    assert "run doctor as the user of the executor" in executor._ledger_finding(folder).text
+    assert not list(folder.iterdir())

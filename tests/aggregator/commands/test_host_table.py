@@ -16,6 +16,7 @@ from gangline.aggregator.commands.host_table import (
     FoldedHosts,
     caption,
     fitting,
+    fold_causes,
     folded,
     host_of,
     render,
@@ -182,13 +183,35 @@ def test_healthy_hosts_share_rows() -> None:
     lines = render(rows, 120).splitlines()
     assert len(lines) == 5
     assert lines[1].startswith("vm ") and lines[1].endswith("nothing wrong"), "a real host is named"
-    assert lines[2].startswith("20 hosts (sim) ") and "nothing wrong: sim-100, sim-101" in lines[2]
+    assert lines[2].startswith("20 hosts (sim) ") and "nothing wrong: sim-[100-119]" in lines[2]
     assert (
-        lines[3].startswith("7 hosts (sim) ") and "wait for sim-028 (job 4): sim-000, " in lines[3]
+        lines[3].startswith("7 hosts (sim) ")
+        and "wait for sim-028 (job 4): sim-[000-006]" in lines[3]
     )
     assert lines[4].startswith("sim-028 (sim) ")
     fleet = [score(f"h{n}") for n in range(99)]
     assert len(folded(fleet, 99)) == 99 and len(folded(fleet, 98)) == 1, "real ones only if need be"
+
+
+def test_hosts_of_one_shared_cause_are_one_row() -> None:
+    """A leaf is one row with its name and its advice, not 28 equal rows; "broken now" is only said at a score near 0."""
+    shared = {"shared_cause": "leaf leaf-00 network", "shared_cause_advisory": "advisories/a5"}
+    down = [
+        score(
+            f"gpu-{n:03d}",
+            state=score_pb2.SUSPECT if n else score_pb2.UNHEALTHY,
+            score=0.235,
+            **shared,
+        )
+        for n in range(28)
+    ]
+    dead = score("gpu-099", state=score_pb2.UNHEALTHY, score=0.0)
+    rows = fold_causes([dead, *down, score("gpu-200")])
+    lines = render(rows, 160).splitlines()
+    assert len(lines) == 4
+    assert "leaf leaf-00 network (gangline advise show a5): gpu-[000-027]" in lines[2]
+    assert "UNHEALTHY" in lines[2] and "broken now" not in lines[2], "0.2350 is not broken"
+    assert "broken now" in lines[3]
 
 
 @given(

@@ -24,6 +24,11 @@ BEGIN = datetime(2026, 1, 1, 3, tzinfo=UTC)
 SLOW_FROM = 6
 
 
+VERDICT = {
+    "host": "h2", "hosts": ["h2", "h3"], "shared_cause": "rack r2 power", "slowdown_ratio": 0.2, "words": "power brake",
+}  # fmt: skip
+
+
 def phase(at: int, host: str, compute: float) -> dict[str, Any]:
     return {
         "time": BEGIN + timedelta(seconds=10 * at), "host": host, "compute_ratio": compute, "wait_ratio": 1 - compute,
@@ -51,7 +56,7 @@ def answers(query: str) -> list[dict[str, Any]]:
         return [
             {
                 "job": "77", "hosts_count": 4, "gpus_count": 32, "since": BEGIN, "until": None, "pace": 0.8,
-                "straggler": "h2", "lost_gpu_hours": 1.5,
+                "straggler": "h2", "lost_gpu_hours": 1.5, "verdict": VERDICT,
             }
         ]  # fmt: skip
     if "FROM ops.job_phases" in query:
@@ -129,7 +134,8 @@ def test_the_list_has_a_row_for_each_job() -> None:
     """At 3 a.m. the question is which job, then which host."""
     lines = jobs_text(answers(LIST_QUERY)).splitlines()
     assert lines[0].split()[:3] == ["JOB", "HOSTS", "GPUS"]
-    assert lines[1].split() == ["77", "4", "32", "01-01", "03:00", "80", "%", "h2", "1.50"]
+    assert lines[1].split()[:8] == ["77", "4", "32", "01-01", "03:00", "80", "%", "1.50"]
+    assert lines[1].endswith("rack r2 power (h[2-3]), 20 % slow: power brake"), "the cause, once"
     assert "no agent sees a job" in jobs_text([])
 
 

@@ -55,12 +55,12 @@ def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
 ) -> None:
     """Who is to blame stands first in the timeline, with a cost; a pipe gets plain signs, no line too wide."""
     monkeypatch.setenv("COLUMNS", "80")
-    job.show(_options("123"), ask)
+    job.show_past(_options("123"), ask)
     text = capsys.readouterr().out
     rows = [line for line in text.splitlines() if line.startswith("sim-")]
     assert rows[0].startswith("sim-006") and "GPU-hours lost by cause" in text
     assert "\x1b" not in text and max(map(len, text.splitlines())) <= 80
-    job.show(_options("123", "--json"), ask)
+    job.show_past(_options("123", "--json"), ask)
     straggler = json.loads(capsys.readouterr().out)["stragglers"][0]
     assert (straggler["host"], straggler["verdict"]) == ("sim-006", "node")
     assert straggler["slowdown_lower_ratio"] <= straggler["slowdown_ratio"]
@@ -76,7 +76,7 @@ def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
         ("123", "-o", str(tmp_path / "nowhere" / "a.svg")): "cannot write",
     }.items():
         with pytest.raises(CommandError, match=words.replace("?", r"\?")):
-            job.show(_options(*arguments), ask)
+            job.show_past(_options(*arguments), ask)
     assert not list(tmp_path.iterdir())
 
 

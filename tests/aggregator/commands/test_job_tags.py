@@ -76,7 +76,7 @@ def test_the_file_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     options = argparse.Namespace(
         job="4711", tags=parse_target(str(file)), json=False, begin=None, end=None, last=None
     )
-    assert job.show(options, answers) == 0
+    assert job.show_past(options, answers) == 0
     assert capsys.readouterr().out == f"wrote {file}\n"
     tags = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert tags["hosts"] == ["gpu1", "gpu2", "gpu3"] and tags["lost_gpu_hours"] == 1.53
@@ -91,11 +91,13 @@ def test_of_a_job_that_runs_it_is_said(tmp_path: Path, capsys: pytest.CaptureFix
         job="4711", tags=TagTarget("file", str(tmp_path / "t.json")), json=False, begin=None, end=None, last=None
     )  # fmt: skip
     still = {"host": "gpu9", "gpus_count": 8, "since": BEGIN, "until": None}
-    job.show(options, lambda query: answers(query) + [still] * ("FROM ops.job_members" in query))
+    job.show_past(
+        options, lambda query: answers(query) + [still] * ("FROM ops.job_members" in query)
+    )
     assert capsys.readouterr().out.endswith("; the job still runs: as of now\n")
     options.job = "471"
     with pytest.raises(CommandError, match="did you mean 4711"):
-        job.show(options, lambda query: [JOB] if query == LIST_QUERY else [])
+        job.show_past(options, lambda query: [JOB] if query == LIST_QUERY else [])
 
 
 TEXTS = {

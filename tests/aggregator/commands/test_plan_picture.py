@@ -52,7 +52,7 @@ def test_a_picture_is_xml_with_every_node() -> None:
     """Names come from labels that anybody may set: a browser reads the file whatever they are."""
     for nodes in (9, 2000):
         root = ElementTree.fromstring(picture_svg(drawn(nodes), "4 nodes & <more>", ["a < b"]))
-        cells = [one for one in root if one.tag.endswith("rect")]
+        cells = [one for one in root.iter() if one.tag.endswith("rect")]
         assert len(cells) == nodes + 1 + 5  # the paper and the legend
         colors = {one.get("fill") for one in cells[6:]}
         assert len(colors) == 6  # two of segments, spare, in use, out; None: free

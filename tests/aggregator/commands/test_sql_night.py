@@ -114,6 +114,26 @@ def test_no_example_of_the_page_is_empty(folder: Path) -> None:
     assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
 
 
+#: Question of the page -> text of the first row of its answer, by the faults that the night has.
+TRUTH = {
+    1: night_before.DEAD, 9: night_before.SLOW, 11: night_before.SLOW, 13: "sim-004", 14: FLAPPING_HOST,
+    17: night_before.SLOW, 21: "gpu.xid 94", 23: night_before.DEAD, 24: night_before.SLOW, 27: SILENT_HOST,
+    30: WRONG_CLOCK_HOST, 38: night_before.DEAD, 40: night_before.DEAD,
+}  # fmt: skip
+
+
+def test_the_answers_of_the_page_are_true() -> None:
+    """Question 11 asks who is to blame, and put a waiting host on top."""
+    questions = re.split(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), flags=re.MULTILINE)
+    first_rows = {
+        int(number): text.split("```\n$ gangline sql", 1)[1].splitlines()[2]
+        for number, text in zip(questions[1::2], questions[2::2], strict=True)
+        if int(number) in TRUTH
+    }
+    wrong = {number: row for number, row in first_rows.items() if TRUTH[number] not in row}
+    assert not wrong
+
+
 def test_no_example_names_a_moment(folder: Path) -> None:
     """The night of `gangline run --scenario night` is tonight: a query about 2023 shows nothing of it."""
     queries = sql_page.queries(sql_page.PAGE.read_text())

@@ -217,7 +217,7 @@ def test_no_file_and_an_old_file(
     with duckdb.connect(str(store / "operators.duckdb")) as connection:
         connection.execute("UPDATE snapshot SET taken = taken - INTERVAL 2 MINUTE")
     assert sql.main(["SELECT 1", "--data", str(store)]) == 0
-    assert "no aggregator seems to be writing" in capsys.readouterr().err
+    assert "no aggregator runs in" in capsys.readouterr().err
     (store / "operators.duckdb").write_bytes(b"no database" * 100)
     assert sql.main(["SELECT 1", "--data", str(store)]) == 1
     words = capsys.readouterr().err

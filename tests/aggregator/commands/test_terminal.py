@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from gangline.aggregator.commands.terminal import LINE_SECONDS, ProgressBar, refreshed, table
+from gangline.aggregator.commands.terminal import (
+    LINE_SECONDS,
+    ProgressBar,
+    clean_texts,
+    refreshed,
+    table,
+)
+from gangline.contract.wire import score_pb2
 
 
 class Terminal(io.StringIO):
@@ -144,3 +151,15 @@ def test_a_view_elsewhere_is_one_text_below_the_other(
         show("first")
         show("second")
     assert out.getvalue() == "first\nsecond\n"
+
+
+def test_no_text_of_a_host_is_more_than_a_line() -> None:
+    """A process named "x\\nHEALTHY" forged a line of `gangline explain`."""
+    score = score_pb2.NodeScore(node="nodes/h1", reason_words="a\nb\x1b[2J")
+    score.contributions.add(device="GPU\n\nVerdict: HEALTHY", words="x\ry")
+    clean_texts(score)
+    assert score.reason_words == "a?b?[2J"
+    assert (score.contributions[0].device, score.contributions[0].words) == (
+        "GPU??Verdict: HEALTHY",
+        "x?y",
+    )

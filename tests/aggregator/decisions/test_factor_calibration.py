@@ -188,9 +188,9 @@ def test_of_three_reporters_none_counts_for_more_than_twice_the_mean() -> None:
     reporters = ["a"] * 1000 + ["b"] * 4 + ["c"] * 4
     weights = report_weights(reporters, np.zeros(1008), HALF_LIFE_DAYS)
     of_each = [float(weights[first:end].sum()) for first, end in ((0, 1000), (1000, 1004), (1004, 1008))]  # fmt: skip
-    assert of_each == pytest.approx([16.0, 4.0, 4.0])
+    assert of_each == pytest.approx([8.0, 4.0, 4.0])  # and none for more than half
     two = report_weights(reporters[:1004], np.zeros(1004), HALF_LIFE_DAYS)
-    assert two == pytest.approx(np.ones(1004))
+    assert two.tolist() == pytest.approx([0.004] * 1000 + [1.0] * 4)  # each half
     aged = report_weights(["a", "a"], np.array([0.0, 90.0]), HALF_LIFE_DAYS)
     assert aged == pytest.approx([1.0, 0.5])
 

@@ -50,6 +50,22 @@ LIMITS = AdvisoryLimits(
 )  # fmt: skip
 
 
+def case_of(
+    host: str,
+    number: int,
+    action: Action = Action.AVOID,
+    *,
+    job: str = "",
+    checkpoint_seconds: float = 0.0,
+    scope: Scope = Scope.HOST,
+) -> Case:
+    """Return a certain fault of *host*."""
+    return Case(
+        f"{host}/{number}", host, "XID", Basis.DETERMINISTIC, action, scope, "GPU 3: XID 79", time.time_ns(), place=NOWHERE,
+        job=job, checkpoint_seconds=checkpoint_seconds, price=Price(100.0, 1.0), gpus=8,
+    )  # fmt: skip
+
+
 class LockedTables(Tables):
     """Advice and outcomes are written by two threads, and a connection of DuckDB is for one at a time."""
 
@@ -107,13 +123,11 @@ class AdviceServer:
     ) -> str:
         """Something is wrong with *host*; return its key. With *tell* it is proposed before this returns."""
         self._number += 1
-        key = f"{host}/{self._number}"
+        case = case_of(
+            host, self._number, action, job=job, checkpoint_seconds=checkpoint_seconds, scope=scope
+        )
+        key, now_ns = case.key, case.since_ns
         self._faults.setdefault(host, []).append(key)
-        now_ns = time.time_ns()
-        case = Case(
-            key, host, "XID", Basis.DETERMINISTIC, action, scope, "GPU 3: XID 79", now_ns, place=NOWHERE,
-            job=job, checkpoint_seconds=checkpoint_seconds, price=Price(100.0, 1.0), gpus=8,
-        )  # fmt: skip
         if tell:
             self._do([*self._waiting, CaseSeen(now_ns, case)])
             self._waiting = []

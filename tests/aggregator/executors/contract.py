@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
-from gangline.aggregator.executors import core
+from gangline.aggregator.executors import core, evictions
 from gangline.aggregator.executors.client import AggregatorClient, NodeDictionary
 from gangline.aggregator.executors.executor import Executor, undo_all
 from gangline.aggregator.executors.launchers import Launchers
@@ -62,6 +62,14 @@ class Site(ABC):
 
     @abstractmethod
     def cancel(self, job: str) -> None: ...
+
+    def forbid_moving(self, job: str) -> None:
+        """A budget, or the owner, forbids that *job* leaves its nodes."""
+        raise AssertionError(f"{job}: this executor moves no jobs")
+
+    def allow_moving(self, job: str) -> None:
+        """End what `forbid_moving` began."""
+        raise AssertionError(f"{job}: this executor moves no jobs")
 
     def set_weight(self, node: str, weight: int) -> None:
         """A person gives a node a weight."""
@@ -250,6 +258,46 @@ class ExecutorContract:
         found = rig.advice.of(node)
         assert found is not None and f"job {job} was left: " in found.state_words, rig.states()
 
+    def test_a_job_that_nobody_reported_leaves_the_node_too(self, rig: Rig) -> None:
+        """The fault came before the gang was reported: EVICT_NOW was DONE, and the job stayed on the broken node."""
+        if not rig.site.requeues:
+            pytest.skip("this executor moves no jobs")
+        rig.start()
+        rig.until(lambda: rig.client is not None and rig.client.is_live(), "it is connected")
+        job = rig.site.submit(2)
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.advice.fault(node, Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+        assert node not in rig.site.scheduler.read_jobs()[job].nodes, rig.states()
+        found = rig.advice.of(node)
+        assert found is not None and f"job {job} was requeued" in found.state_words, rig.states()
+
+    def test_a_job_that_may_not_leave_is_tried_again(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A budget forbade the eviction for a minute: the job stayed on the dead GPU for good."""
+        if not rig.site.requeues:
+            pytest.skip("this executor moves no jobs")
+        monkeypatch.setattr(evictions, "RETRY_SECONDS", 0.2)
+        rig.start()
+        job = rig.site.submit(2)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.site.forbid_moving(job)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+
+        def reported() -> bool:
+            found = rig.advice.of(node)
+            return found is not None and f"job {job} was left: " in found.state_words
+
+        rig.until(reported, "it says that the job is still there")
+        assert node in rig.site.scheduler.read_jobs()[job].nodes
+        rig.site.allow_moving(job)
+        rig.until(lambda: node not in rig.site.scheduler.read_jobs()[job].nodes, "it left")
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
         """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
         rig.start()
@@ -276,7 +324,7 @@ class ExecutorContract:
         assert rig.advice.unavailable().keys() == {others}
 
     def test_a_node_that_somebody_drained_stays_theirs(self, rig: Rig) -> None:
-        """Before ours: nothing is accepted. After ours: ours goes, theirs stands."""
+        """AVOID is not accepted of a drained node. A later drain stays, and the mark protects the node when the drain ends."""
         rig.start()
         first, second = rig.site.node(1), rig.site.node(2)
         rig.site.drain(first, "bad fan")
@@ -285,11 +333,32 @@ class ExecutorContract:
         rig.advice.fault(second, Action.AVOID)
         rig.until(lambda: rig.is_done(second), "done")
         rig.site.drain(second, "burn-in")
-        rig.until(lambda: not rig.site.ours(), "ours is given up")
         rig.until(lambda: second in rig.advice.unavailable(), "it is reported")
         rig.turn()
         nodes = rig.site.scheduler.read_nodes()
         assert "bad fan" in nodes[first].out and "burn-in" in nodes[second].out
+        rig.site.resume(second)
+        rig.until(lambda: second not in rig.advice.unavailable(), "its return is reported")
+        rig.until(lambda: rig.site.ours(), "ours is in force")
+        assert set().union(*rig.site.ours().values()) == {second}
+
+    def test_running_work_leaves_a_node_that_somebody_drained(self, rig: Rig) -> None:
+        """A foreign taint or drain keeps new work off, but a gang that runs on a dead GPU must leave."""
+        if not rig.site.requeues:
+            pytest.skip("this executor moves no jobs")
+        rig.start()
+        job = rig.site.submit(2)
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.site.drain(node, "bad fan")
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+        assert node not in rig.site.scheduler.read_jobs()[job].nodes
+        assert "bad fan" in rig.site.scheduler.read_nodes()[node].out
+        rig.site.resume(node)
+        rig.until(lambda: node not in rig.advice.unavailable(), "its return is reported")
+        assert node in set().union(*rig.site.ours().values())
 
     def test_what_a_person_takes_away_is_not_set_again(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch

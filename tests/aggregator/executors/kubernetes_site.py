@@ -60,6 +60,13 @@ class KubernetesSite(Site):
     def cancel(self, job: str) -> None:
         self.people.cancel(job.rpartition("/")[2])
 
+    def forbid_moving(self, job: str) -> None:
+        app = job.rpartition("/")[2]
+        self.people.add_budget(app, len(self.scheduler.read_jobs()[job].nodes))
+
+    def allow_moving(self, job: str) -> None:
+        self.people.remove_budget(job.rpartition("/")[2])
+
     def clean(self) -> None:
         """Have an empty cluster again."""
         jobs, _ = self.people.api.list_all("/apis/batch/v1/jobs")

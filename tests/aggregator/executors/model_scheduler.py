@@ -46,6 +46,8 @@ class ModelScheduler(Scheduler):
         self.holds: dict[str, NodeHold] = {}
         self.commands: list[Step] = []
         self._drain_until: dict[str, float] = {}
+        #: Jobs whose requeue is refused for now.
+        self.fixed: set[str] = set()
         #: Raised instead of an answer while it is away.
         self.is_away = False
 
@@ -111,7 +113,7 @@ class ModelScheduler(Scheduler):
 
     def _requeue(self, name: str) -> None:
         job, count = self.jobs[name]
-        if not job.may_requeue:
+        if not job.may_requeue or name in self.fixed:
             raise SchedulerError("Requested operation is presently disabled")
         if not job.is_running:
             raise SchedulerError("ScheduledJob is pending execution")
@@ -156,7 +158,7 @@ class ModelScheduler(Scheduler):
         ours = reason.startswith("gangline:v1;")
         out = "" if ours and state == "DOWN" else f"{state}: {reason}"
         self.nodes[node] = Node(
-            node, state, reason, True, out, "", ours, weight=self.nodes[node].weight
+            node, state, reason, True, out, "", ours, ours, weight=self.nodes[node].weight
         )
 
     def resume(self, node: str) -> None:

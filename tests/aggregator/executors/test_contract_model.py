@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.ledger import ExecutorLedger, LedgerError
 from gangline.aggregator.executors.model import Scheduler
-from tests.aggregator.executors.advice_server import serving_advice
+from tests.aggregator.executors.advice_server import LIMITS, serving_advice
 from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.aggregator.executors.model_scheduler import ModelScheduler
 from tests.processes import GUARD_SECONDS
@@ -45,6 +47,12 @@ class ModelSite(Site):
     def cancel(self, job: str) -> None:
         self._model.end(job)
 
+    def forbid_moving(self, job: str) -> None:
+        self._model.fixed.add(job)
+
+    def allow_moving(self, job: str) -> None:
+        self._model.fixed.remove(job)
+
     def set_weight(self, node: str, weight: int) -> None:
         self._model.set_weight(node, weight)
 
@@ -53,6 +61,71 @@ class TestModel(ExecutorContract):
     @pytest.fixture(params=[False, True], ids=["drains stay", "drains end"])
     def site(self, request: pytest.FixtureRequest) -> Site:
         return ModelSite(request.param)
+
+
+def test_a_replica_without_its_ledger_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was frozen while another took over answered DONE from the state that it had read before."""
+    site = ModelSite(drain_ends=False)
+    with serving_advice() as advice, ExitStack() as stack:
+        rig = Rig(site, advice, tmp_path, stack)
+        rig.start()
+        save = rig.ledger.save
+
+        def refused() -> None:
+            if site.ours():
+                raise LedgerError("another executor wrote it")
+            save()
+
+        monkeypatch.setattr(rig.ledger, "save", refused)
+        advice.fault("n1", Action.AVOID)
+        rig.until(site.ours, "a hold")
+        rig.turn()
+        assert not rig.is_done("n1"), rig.states()
+        monkeypatch.setattr(rig.ledger, "save", save)
+        rig.until(lambda: rig.is_done("n1"), "done")
+
+
+def test_another_store_of_the_aggregator_begins_the_ledger_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The aggregator was reset and the ledger kept: new advice was refused for hours, and a healthy node stayed reserved."""
+    site = ModelSite(drain_ends=False)
+    job = site.submit(2)
+
+    def advise(nodes: list[str]) -> ExecutorLedger:
+        """Begin with an empty store of the aggregator, and take out *nodes*."""
+        with serving_advice() as advice, ExitStack() as stack:
+            rig = Rig(site, advice, tmp_path, stack)
+            rig.start()
+            for node in nodes:
+                advice.fault(node, Action.AVOID)
+            rig.until(lambda: all(map(rig.is_done, nodes)), "done")
+            rig.until(lambda: job in advice.gangs(), "the gang is reported")
+            assert set().union(*site.ours().values()) == set(nodes)
+            return rig.ledger
+
+    before = advise(["n5", "n6", "n7"]).store
+    ledger = advise(["n8"])
+    assert ledger.store not in ("", before) and ledger.tokens == {"a1": 1}
+    assert caplog.text.count("the aggregator has another store") == 1
+
+
+def test_a_mark_is_restored_behind_an_outage_that_is_longer_than_its_hold(tmp_path: Path) -> None:
+    """Its fault was active all the time: the node stayed open after the aggregator was back."""
+    site = ModelSite(drain_ends=False)
+    with serving_advice(replace(LIMITS, hold_seconds=2.0)) as advice, ExitStack() as stack:
+        rig = Rig(site, advice, tmp_path, stack)
+        rig.start()
+        advice.fault("n1", Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done("n1"), "done")
+        with advice.away():
+            rig.until(lambda: not site.ours() and not rig.ledger.entries, "it has expired")
+            job = site.submit(1)
+        rig.until(site.ours, "it is in force again")
+        rig.until(lambda: "n1" not in site.scheduler.read_jobs()[job].nodes, "the job left")
+        assert advice.advisories().keys() == {"a1"}
 
 
 class Killed(BaseException):

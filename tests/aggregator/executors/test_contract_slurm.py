@@ -58,6 +58,12 @@ class SlurmSite(Site):
     def cancel(self, job: str) -> None:
         self.cluster.command("scancel", job)
 
+    def forbid_moving(self, job: str) -> None:
+        self.cluster.command("scontrol", "update", f"jobid={job}", "requeue=0")
+
+    def allow_moving(self, job: str) -> None:
+        self.cluster.command("scontrol", "update", f"jobid={job}", "requeue=1")
+
     def set_weight(self, node: str, weight: int) -> None:
         self.cluster.command("scontrol", "update", f"nodename={node}", f"weight={weight}")
 
@@ -105,6 +111,85 @@ class TestSlurm(ExecutorContract):
         rig.until(lambda: rig.is_done(node), "done")
         assert cluster.job(job)["Restarts"] == "0"
         assert re.search(rf"lost {node} \(.*EVICTED", cluster.output(job))
+
+    @pytest.mark.parametrize("flags", ["overlap", "maint,ignore_jobs"])
+    def test_a_job_in_a_reservation_that_overrides_holds_leaves(
+        self, rig: Rig, cluster: SlurmCluster, flags: str
+    ) -> None:
+        """Slurm ignores the executor's reservation for jobs in such a reservation: they restarted on the broken node."""
+        rig.start()
+        job, create = "", ["scontrol", "create", "reservation", "reservationname=site", "starttime=now"]  # fmt: skip
+        try:
+            avoided = rig.site.node(5)
+            rig.advice.fault(avoided, Action.AVOID)
+            rig.until(lambda: rig.is_done(avoided), "a hold")
+            cluster.command(*create, "duration=60", "nodes=gpu[1-3,5]", f"users={cluster.user}", f"flags={flags}")  # fmt: skip
+            rig.until(lambda: rig.site.scheduler.read_nodes()[avoided].is_managed, "a drain")
+            job = cluster.submit(SCRIPT, "-N2", "--requeue", "--reservation=site")
+            cluster.until(lambda: cluster.job(job)["JobState"] == "RUNNING", f"{job} runs")
+            node = min(rig.site.scheduler.read_jobs()[job].nodes)
+            rig.advice.fault(node, Action.EVICT_NOW)
+            rig.until(lambda: rig.is_done(node), "done")
+            rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+            assert not {node, avoided} & rig.site.scheduler.read_jobs()[job].nodes
+            for healed in (node, avoided):
+                rig.advice.heal(healed)
+            rig.until(lambda: not rig.site.ours(), "nothing is set")
+        finally:
+            if job:
+                cluster.command("scancel", job)
+            cluster.until(
+                lambda: not cluster.node_states("MIXED", "ALLOCATED", "COMPLETING"), "no job"
+            )
+            cluster.command("scontrol", "delete", "reservationname=site")
+
+    @pytest.mark.parametrize("pin", ["--nodelist={node}", "--constraint=fast"])
+    def test_a_job_that_can_run_nowhere_else_is_left(
+        self, rig: Rig, cluster: SlurmCluster, pin: str
+    ) -> None:
+        """A job that was pinned to the bad node was requeued, and never ran again."""
+        features = ["scontrol", "update", "availablefeatures=fast", "activefeatures=fast"]
+        node, other = rig.site.node(3), rig.site.node(4)
+        cluster.command(*features, f"nodename={node}")
+        rig.start()
+        job = cluster.submit(SCRIPT, "-N1", "--requeue", pin.format(node=node))
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+
+        def reported() -> bool:
+            found = rig.advice.of(node)
+            return found is not None and "it can run nowhere else" in found.state_words
+
+        rig.until(reported, "it says so")
+        rig.turn()
+        assert rig.site.scheduler.read_jobs()[job].is_running and not rig.is_done(node)
+        if "constraint" in pin:
+            cluster.command(*features, f"nodename={other}")
+            rig.until(lambda: rig.is_done(node), "done")
+            rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+            assert rig.site.scheduler.read_jobs()[job].nodes == {other}
+        cluster.command("scancel", job)
+        for name in (node, other):
+            cluster.command("scontrol", "update", f"nodename={name}", "availablefeatures=", "activefeatures=")  # fmt: skip
+
+    def test_a_job_of_a_dead_slurmd_runs_again_at_once(
+        self, rig: Rig, cluster: SlurmCluster
+    ) -> None:
+        """The most common loss: the node was DOWN, its advisory was deferred, and the job waited behind Slurm's delay."""
+        rig.start()
+        job = rig.site.submit(2)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = max(rig.site.scheduler.read_jobs()[job].nodes)
+        cluster.kill_node(node)
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
+        found = rig.site.scheduler.read_jobs()[job]
+        assert found.restarts == 1 and node not in found.nodes
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.advice.fault(node, Action.EVICT_NOW)
+        rig.until(lambda: rig.is_done(node), "done")
+        cluster.start_node(node)
+        rig.advice.heal(node)
+        rig.until(lambda: not rig.site.ours(), "nothing is set")
 
     def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
         """Both parts leave when a node of the second one is evicted, and both start again."""

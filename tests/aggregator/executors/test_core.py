@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.executors import core, reports
-from gangline.aggregator.executors.core import ExecutorPolicy, Situation, decide
+from gangline.aggregator.executors.core import decide
 from gangline.aggregator.executors.ledger import (
     DOWN,
     DRAIN,
@@ -25,6 +25,7 @@ from gangline.aggregator.executors.model import (
     Answer,
     Capabilities,
     Drain,
+    ExecutorPolicy,
     Node,
     NodeHold,
     PlaceHold,
@@ -34,6 +35,7 @@ from gangline.aggregator.executors.model import (
     Resume,
     ScheduledJob,
     SchedulerState,
+    Situation,
     StartNow,
     Step,
 )
@@ -71,7 +73,7 @@ def kinds(steps: list[Step]) -> list[str]:
     return [type(step).__name__ for step in steps]
 
 
-OUT = Node("n1", "IDLE+DRAIN", "bad fan", out="DRAIN: bad fan")
+OUT = Node("n1", "IDLE+DRAIN", "bad fan", out="DRAIN: bad fan", may_drain=False)
 OURS = Node("n1", "IDLE+DRAIN", "gangline:v1;act=drain;adv=a1", out="DRAIN", is_managed=True)
 
 
@@ -142,8 +144,9 @@ LATER = replace(DONE, expires=NOW + 900)
         (situation(DONE, holds=STANDS), []),
         (situation(LATER, holds=STANDS), ["ExtendHold"]),
         (situation(DONE), ["GiveBack"]),
-        (situation(DONE, node=OUT, holds=STANDS), ["RemoveHold"]),
-        (situation(ACCEPTED, node=OUT, holds=STANDS), ["RemoveHold", "Answer"]),
+        # A foreign drain may end at any moment, so the hold stays.
+        (situation(DONE, node=OUT, holds=STANDS), []),
+        (situation(ACCEPTED, node=OUT, holds=STANDS), ["Answer"]),
         (situation(replace(DONE, state="WITHDRAWN"), holds=STANDS), ["RemoveHold"]),
         (situation(replace(DONE, state="WITHDRAWN")), ["Forget"]),
         (situation(replace(DONE, expires=NOW - 1), holds=STANDS), ["RemoveHold"]),
@@ -168,6 +171,31 @@ def test_what_becomes_of_a_hold(about: Situation, steps: list[str], ledger: Exec
     assert kinds(decide(about, ledger)) == steps
 
 
+@pytest.mark.parametrize(
+    ("about", "restored"),
+    [
+        (situation(DONE), True),
+        (situation(replace(DONE, owner="scheduler x/me")), True),
+        (situation(replace(DONE, owner="other")), False),
+        (situation(replace(DONE, expires=NOW)), False),
+        (situation(DONE, is_live=False), False),
+        (situation(replace(DONE, state="FAILED")), False),
+        (situation(replace(DONE, action="RETURN_TO_SERVICE")), False),
+        (situation(DONE, node=OUT), False),
+    ],
+)
+def test_a_mark_that_ended_in_an_outage_is_restored(
+    about: Situation, restored: bool, ledger: ExecutorLedger
+) -> None:
+    """The aggregator was away for longer than the hold, and is back: the fault is active, and its node was open."""
+    about = replace(about, policy=ExecutorPolicy(actor="me"))
+    steps = decide(about, ledger)
+    assert kinds(steps) == (["Restore"] if restored else [])
+    if restored:
+        core.record_accept(ledger, about, about.advice["a1"])
+        assert kinds(decide(about, ledger)) == ["PlaceHold"]
+
+
 def test_a_drain_of_ours_ends_with_us_and_not_a_persons(ledger: ExecutorLedger) -> None:
     """On a Slurm without `resumeafter` the executor itself ends it, also while the aggregator is away."""
     ledger.add(replace(ENTRY, mark=DRAIN, hold=""))
@@ -176,6 +204,71 @@ def test_a_drain_of_ours_ends_with_us_and_not_a_persons(ledger: ExecutorLedger) 
     assert kinds(decide(replace(over, scheduler=situation(node=OUT).scheduler), ledger)) == [
         "Forget"
     ]
+
+
+def test_running_work_leaves_a_node_that_somebody_else_took_out(ledger: ExecutorLedger) -> None:
+    """A controller tainted the node for the same XID: the eviction was deferred, and the gang kept its dead GPU."""
+    evict = replace(ADVICE, action="EVICT_NOW")
+    for advice, accepted in ((evict, True), (ADVICE, False), (replace(ADVICE, action="DRAIN_AFTER_JOB"), False)):  # fmt: skip
+        about = situation(advice, node=OUT, jobs={"7": JOB})
+        assert any(isinstance(step, Accept) for step in decide(about, ledger)) == accepted
+        only_drains = replace(about, capabilities=Capabilities(has_hold=False))
+        assert not decide(only_drains, ledger)
+    # A hold beside their drain, whose reason stays.
+    about = situation(
+        replace(ACCEPTED, action="EVICT_NOW"), node=OUT, jobs={"7": JOB}, policy=ExecutorPolicy(mark="drain")
+    )  # fmt: skip
+    core.record_accept(ledger, about, about.advice["a1"])
+    (hold,) = decide(about, ledger)
+    assert isinstance(hold, PlaceHold)
+    core.record_intent(hold, ledger, about)
+    core.record_result(hold, "", ledger, NOW)
+    assert kinds(decide(held(about, hold.hold), ledger)) == ["Requeue"]
+
+
+def held(about: Situation, name: str, *, overrides_holds: bool = False) -> Situation:
+    """Return *about* with a hold of n1."""
+    hold = NodeHold(name, frozenset(["n1"]), NOW + 600, overrides_holds=overrides_holds)
+    holds = {**about.scheduler.holds, name: hold}
+    return replace(about, scheduler=replace(about.scheduler, holds=holds))
+
+
+@pytest.mark.parametrize("has_hold", [True, False])
+def test_a_drain_is_restored_behind_that_of_somebody_else(
+    has_hold: bool, ledger: ExecutorLedger
+) -> None:
+    """A health check drained the node for a moment and resumed it: the executor's own drain did not come back."""
+    ledger.add(replace(ENTRY, mark=DRAIN, hold=""))
+    able = Capabilities(has_hold=has_hold)
+    theirs = situation(DONE, node=OUT, capabilities=able)
+    assert core.reconcile(ledger, theirs)
+    assert kinds(decide(theirs, ledger)) == (["PlaceHold"] if has_hold else [])
+    back = situation(DONE, capabilities=able)
+    core.reconcile(ledger, back)
+    assert kinds(decide(back, ledger)) == (["PlaceHold"] if has_hold else ["Drain"])
+
+
+def test_a_hold_without_effect_becomes_a_drain(ledger: ExecutorLedger) -> None:
+    """Jobs in a site's reservation with `overlap` start on held nodes."""
+    ledger.add(replace(ENTRY))
+    about = held(situation(DONE, holds=STANDS), "site", overrides_holds=True)
+    assert core.reconcile(ledger, about)
+    (drain,) = decide(about, ledger)
+    assert isinstance(drain, Drain) and not drain.down
+    core.record_intent(drain, ledger, about)
+    core.record_result(drain, "", ledger, NOW)
+    drained = replace(about, scheduler=replace(about.scheduler, nodes={"n1": OURS}))
+    assert not core.reconcile(ledger, drained)
+    assert kinds(decide(drained, ledger)) == ["RemoveHold"]
+    # A person drained the node: their drain has the effect.
+    ledger.add(replace(ENTRY))
+    about = replace(about, scheduler=replace(about.scheduler, nodes={"n1": OUT}))
+    assert not core.reconcile(ledger, about)
+    # The same at the first decision, and during a maintenance without a drain.
+    maintained = Node("n1", "IDLE+MAINTENANCE", out="MAINTENANCE")
+    assert core.mark_of(held(situation(ACCEPTED), "site", overrides_holds=True), ACCEPTED) == DRAIN
+    about = held(situation(replace(ADVICE, action="EVICT_NOW"), node=maintained), "site", overrides_holds=True)  # fmt: skip
+    assert kinds(decide(about, ExecutorLedger(ledger.path.parent / "other"))) == ["Accept"]
 
 
 def test_two_advisories_of_a_node_share_its_drain(ledger: ExecutorLedger) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.executors import kubernetes_doctor
+from gangline.aggregator.executors import kubernetes, kubernetes_doctor
 from gangline.aggregator.executors.kubernetes import Kubernetes
 from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiError, ApiServer
 from gangline.aggregator.executors.kubernetes_state import (
     LEASE_SECONDS,
     ConfigMapLedger,
     ExecutorLease,
+    lease_identity,
 )
 from gangline.aggregator.executors.ledger import Entry, LedgerError
 from gangline.aggregator.executors.model import (
@@ -27,6 +28,7 @@ from gangline.aggregator.executors.model import (
     PlaceHold,
     RemoveHold,
     Requeue,
+    ScheduledJob,
     SchedulerError,
     Step,
 )
@@ -231,6 +233,47 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
     assert before <= {pod["metadata"]["uid"] for pod in live_pods(site)}
 
 
+def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
+    site: KubernetesSite,
+) -> None:
+    """A gang started just before the taint, and the watch was late: the eviction was DONE while it ran on the node."""
+    site.kubernetes.read_jobs()
+    pods: Any = site.kubernetes._pods
+    with delayed(pods):
+        job = site.people.submit(1)
+        until(
+            lambda: [pod for pod in live_pods(site) if pod["spec"].get("nodeName")], "it is bound"
+        )
+        (node,) = {pod["spec"]["nodeName"] for pod in live_pods(site)}
+        assert not site.kubernetes.read_jobs().get(f"{NAMESPACE}/job/{job}", NO_JOB).nodes
+        succeed(site, hold(6, node, evict=True))
+        assert site.kubernetes.read_jobs()[f"{NAMESPACE}/job/{job}"].nodes == {node}
+
+
+NO_JOB = ScheduledJob("", "PENDING")
+
+
+@contextmanager
+def delayed(objects: Any) -> Iterator[None]:
+    """The watch receives nothing for a while."""
+    take, main = objects._take, threading.get_ident()
+    waiting: list[tuple[str, Any]] = []
+
+    def hold_back(kind: str, thing: Any) -> str:
+        if threading.get_ident() == main:
+            return str(take(kind, thing))
+        waiting.append((kind, thing))
+        return ""
+
+    objects._take = hold_back
+    try:
+        yield
+    finally:
+        objects._take = take
+        for kind, thing in waiting:
+            take(kind, thing)
+
+
 # ---------------------------------------------------------------- rights
 
 
@@ -319,6 +362,21 @@ def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.Fixture
     assert first.attempt() == ""
 
 
+def test_two_executors_of_one_host_have_two_identities(
+    cluster: UsedCluster, request: pytest.FixtureRequest
+) -> None:
+    """Both had the host's name: each took the Lease for its own, and overwrote the ledger of the other."""
+    ensure_namespace(cluster)
+    name, identities = f"lease-{time.time_ns()}", (lease_identity(), lease_identity())
+    assert all(len(one) <= 63 for one in identities)
+    leases = [
+        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, one) for one in identities
+    ]
+    for lease in leases:
+        request.addfinalizer(lease.release)
+    assert leases[0].attempt() == "" and leases[1].attempt() == identities[0]
+
+
 def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedCluster) -> None:
     """It was suspended for a minute, and does not know yet that another one acts."""
     ensure_namespace(cluster)
@@ -401,7 +459,7 @@ def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.Monk
     assert int(version) > 0
 
 
-def test_a_wrong_token_is_said(cluster: UsedCluster) -> None:
+def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that ran out looked like an empty cluster."""
     with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
         with pytest.raises(ApiError, match="401: Unauthorized"):
@@ -409,6 +467,10 @@ def test_a_wrong_token_is_said(cluster: UsedCluster) -> None:
         scheduler = Kubernetes(api)
         with pytest.raises(ApiError, match="Unauthorized"):
             scheduler.capabilities()
+        # Without waiting for LIST_SECONDS_MAX.
+        monkeypatch.setattr(kubernetes, "LIST_SECONDS_MAX", 3600.0)
+        with closing(scheduler), pytest.raises(SchedulerError, match="Unauthorized"):
+            scheduler.read_nodes()
 
 
 def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: KubernetesSite) -> None:

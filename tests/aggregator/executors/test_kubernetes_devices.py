@@ -23,6 +23,7 @@ from gangline.aggregator.executors.model import (
     PlaceHold,
     RemoveHold,
     SchedulerState,
+    Situation,
 )
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
 from tests.aggregator.executors.test_kubernetes import run_expiry
@@ -199,5 +200,5 @@ def test_the_answer_says_that_the_node_goes_on() -> None:
         Entry("a1", "n1", "AVOID", "", 0, 0.0, 1000.0, "hold", "gangline_a1", "set", 1.0, 1000.0)
     )
     state = SchedulerState({"n1": Node("n1", "Ready")}, {}, {"gangline_a1": hold})
-    (step,) = core.decide(core.Situation({"a1": advice}, state, 2.0, True, Capabilities(has_drain=False)), ledger)  # fmt: skip
+    (step,) = core.decide(Situation({"a1": advice}, state, 2.0, True, Capabilities(has_drain=False)), ledger)  # fmt: skip
     assert isinstance(step, Answer) and "of gpu-3 alone: other GPUs of n1 continue" in step.why

@@ -23,6 +23,7 @@ from gangline.aggregator.executors.kubernetes_health import (
     label_patch,
 )
 from gangline.aggregator.executors.kubernetes_marks import KubernetesNode
+from gangline.aggregator.executors.model import PlaceHold
 from gangline.aggregator.executors.scores import NodeHealth, health_of
 from gangline.contract.wire import score_pb2
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
@@ -179,6 +180,29 @@ def test_an_aggregator_that_is_away_changes_nothing(site: KubernetesSite) -> Non
     )
     assert publisher.turn() == 0
     assert bucket(site, "n1") == "3"
+
+
+def test_health_ends_with_the_hold_of_its_node(site: KubernetesSite) -> None:
+    """The aggregator was away: the taint ended, and bucket 3 and the condition False stayed on a node that took pods."""
+    scores = Scores(site)
+    scores.health = {"n1": BROKEN, "n2": BROKEN}
+    scores.publisher.turn()
+    seen(site, "n1", "3")
+    assert not site.kubernetes.apply([PlaceHold("a1", "why", "gangline_a1_evict", "n1", 600.0)])
+    assert scores.publisher.turn() == 1  # its end
+    until(lambda: scores.publisher.turn() == 0, "it is written")
+
+    def away() -> dict[str, NodeHealth]:
+        raise ClientError("scores: UNAVAILABLE", True)
+
+    publisher = NodeHealthPublisher(
+        site.people.api, site.kubernetes.current_nodes, away, wall=lambda: scores.now
+    )
+    assert publisher.turn() == 0
+    scores.now += 601
+    assert publisher.turn() == 1
+    assert (bucket(site, "n1"), bucket(site, "n2")) == (None, "3")
+    assert "GanglineHealthy" not in conditions(site, "n1")
 
 
 def test_a_turn_writes_so_many_nodes_at_most() -> None:

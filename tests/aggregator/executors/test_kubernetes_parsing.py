@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.executors import kubernetes_api
+from gangline.aggregator.executors import kubernetes_api, kubernetes_doctor
 from gangline.aggregator.executors.kubernetes_api import (
     ApiAccess,
     ApiError,
@@ -21,12 +21,13 @@ from gangline.aggregator.executors.kubernetes_api import (
     kubeconfig_access,
     service_account_access,
 )
-from gangline.aggregator.executors.kubernetes_doctor import cluster_findings
+from gangline.aggregator.executors.kubernetes_doctor import cluster_findings, resource_findings
 from gangline.aggregator.executors.kubernetes_jobs import (
     RECREATED_SECONDS_MAX,
     GangHistory,
     GangPod,
     budget_refusal,
+    count_gpus,
     parse_pod,
     parse_time,
     selects,
@@ -42,7 +43,11 @@ from gangline.aggregator.executors.kubernetes_marks import (
     usual_keys,
 )
 from gangline.aggregator.executors.model import SchedulerError
-from gangline.aggregator.executors.settings import GPU_RESOURCES, USUAL_TAINTS
+from gangline.aggregator.executors.settings import (
+    GPU_RESOURCES,
+    USUAL_TAINTS,
+    KubernetesConfig,
+)
 
 Json = dict[str, Any]
 
@@ -169,6 +174,65 @@ def test_a_label_of_the_site_comes_first() -> None:
     """The site's launcher knows better."""
     found = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
     assert found is not None and found.gang == "ml/run/r9"
+
+
+@pytest.mark.parametrize(
+    ("limits", "gpus"),
+    [
+        ({"nvidia.com/gpu": "8", "cpu": "4"}, 8),
+        ({"nvidia.com/mig-3g.40gb": "1"}, 1),
+        ({"nvidia.com/mig-1g.10gb.me": "2", "nvidia.com/mig-2g.20gb": "1"}, 3),
+        ({"nvidia.com/gpu.shared": "1"}, 1),
+        ({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "2"}, 2),
+        ({"nvidia.com/gpu-a100": "4"}, 4),
+        ({"nvidia.com/GRID_T4-2Q": "1"}, 1),
+        ({"nvidia.com/NVIDIA_L40S-48Q": "1"}, 1),
+        ({"nvidia.com/GA102GL_A10": "2"}, 2),
+        ({"nvidia.com/pgpu": "1"}, 1),
+        ({"nvidia.com/vgpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}, 1),
+        ({"nvidia.com/gpumem-percentage": "50"}, 1),
+        ({"amd.com/gpu": "8"}, 8),
+        ({"amd.com/cpx_nps4": "8"}, 8),
+        ({"gpu.intel.com/i915": "1", "gpu.intel.com/memory.max": "1000"}, 1),
+        ({"gpu.intel.com/xe": "2"}, 2),
+        ({"habana.ai/gaudi": "8"}, 8),
+        ({"k8s.amazonaws.com/vgpu": "10"}, 10),
+        ({"aliyun.com/gpu-mem": "12"}, 1),
+        ({"volcano.sh/vgpu-number": "2", "volcano.sh/vgpu-memory": "3000"}, 2),
+        ({"nvidia.com/hostdev": "8", "rdma/hca": "1", "cpu": "4", "hugepages-2Mi": "4Mi"}, 0),
+        ({"gpu.intel.com/i915_monitoring": "1"}, 0),
+        ({"nvidia.com/gpu": "none"}, 0),
+    ],
+)  # fmt: skip
+def test_pods_are_known_by_every_kind_of_gpu(limits: dict[str, str], gpus: int) -> None:
+    """Pods with MIG instances or shared GPUs were not seen: a drain ended at once, and a reset could run under the pod."""
+    for containers in ("containers", "initContainers"):
+        spec = {"containers": [{}], containers: [{"resources": {"limits": limits}}]}
+        found = parse_pod(pod(spec=spec), GPU_RESOURCES)
+        assert (found.gpus if found else 0) == gpus
+    assert count_gpus(parse_node(node_with(limits)).gpus, GPU_RESOURCES) == gpus
+
+
+def node_with(allocatable: dict[str, str]) -> Json:
+    document = node()
+    document["status"]["allocatable"] = allocatable
+    return document
+
+
+def test_the_doctor_names_resources_that_look_like_gpus() -> None:
+    """Pods with a site's own GPU resource were ignored, and the doctor did not report that."""
+    offered = {
+        "corp.example/fast-gpu": "8",
+        "example.com/fpga": "1",
+        "nvidia.com/mig-3g.40gb": "2",
+        "old.example/gpu": "0",
+    }
+    nodes = [parse_node(node_with(offered))]
+    (finding,) = resource_findings(nodes, GPU_RESOURCES)
+    assert finding.text.startswith(
+        "nodes offer corp.example/fast-gpu, which gpu_resources does not match"
+    )
+    assert not list(resource_findings(nodes, (*GPU_RESOURCES, "corp.example/*")))
 
 
 def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
@@ -414,6 +478,39 @@ def test_an_event_that_is_none_ends_the_watch(
     with answering(http(body)) as api, pytest.raises(ApiError, match=message) as caught:
         list(api.watch("/api/v1/nodes", "1"))
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("settings", "user"),
+    [
+        ({}, ""),
+        ({"kubernetes_server": "http://127.0.0.1:8001"}, "system:serviceaccount:gangline:gangline-executor"),
+        ({"kubernetes_server": "http://127.0.0.1:8001", "ledger": "/var/lib/x"}, ""),
+        ({"kubernetes_server": "http://127.0.0.1:8001", "namespace": "ops"}, "system:serviceaccount:ops:gangline-executor"),
+    ],
+)  # fmt: skip
+def test_the_doctor_asks_for_the_rights_of_the_executor(
+    settings: dict[str, Any], user: str
+) -> None:
+    """Through `kubectl proxy` it tested the administrator, who has all rights, before the service account existed."""
+    bodies: list[Any] = []
+
+    class Api:
+        def call(self, method: str, path: str, body: Any) -> Any:
+            bodies.append((path.rpartition("/")[2], body["spec"].get("user", "")))
+            if len(bodies) == 99:
+                raise ApiError(403, "forbidden")
+            return {"status": {"allowed": True}}
+
+    api: Any = Api()
+    (finding,) = kubernetes_doctor._rights(api, KubernetesConfig(**settings))
+    assert finding.text == f"{user} has all rights that it needs".strip()
+    kind = "subjectaccessreviews" if user else "selfsubjectaccessreviews"
+    assert set(bodies) == {(kind, user)}
+    if user:
+        bodies[:] = [("", "")] * 98
+        (finding,) = kubernetes_doctor._rights(api, KubernetesConfig(**settings))
+        assert finding.level == "note" and user in finding.text
 
 
 def test_the_doctor_counts_outages() -> None:

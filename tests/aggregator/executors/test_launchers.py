@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action
-from gangline.aggregator.executors import attribution, launcher_segments, reports
+from gangline.aggregator.executors import attribution, launcher_segments, launchers, reports
 from gangline.aggregator.executors.attribution import (
     AttributionBoard,
     HealthView,
+    JobView,
     health_view,
     job_of_log,
     recommend,
@@ -234,6 +236,33 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
     launcher_segments.sync(tmp_path, {}, tidy=True)
     assert theirs.read_text() == "out by hand\n" and theirs_too.read_text() == ""
     assert not (tmp_path / "segment_health_check.1.3").exists() and not (tmp_path / "elsewhere").exists()  # fmt: skip
+
+
+def test_a_launcher_never_reads_a_file_that_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes an empty file for healthy: one whose writer was killed stayed so, and the executor left it as another's."""
+    path, content = tmp_path / "segment_health_check.1.1", "gangline:v1;act=out;adv=a1;node=n1\n"
+
+    def full(*arguments: object) -> None:
+        assert not path.exists(), "it is seen before it is whole"
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
+    assert list(tmp_path.iterdir()) == [], "nothing is left of it"
+    path.touch()
+    [_] = launcher_segments.sync(tmp_path, {path.name: content}, tidy=True)
+    assert path.read_text() == "", "somebody may be about to write"
+    os.utime(path, (1.0, 1.0))
+    assert launcher_segments.sync(tmp_path, {path.name: content}, tidy=True) == []
+    assert path.read_text() == content
+    path.write_text("gangline:v1;ac")  # left by an earlier executor on a full disk
+    assert launcher_segments.managed_files(tmp_path) == [path.name]
+    launcher_segments.sync(tmp_path, {}, tidy=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None:
@@ -453,3 +482,42 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
     assert parse_listen("[::1]:1") == ("::1", 1)
     with pytest.raises(ValueError, match=r"ADDRESS:PORT, as 127\.0\.0\.1:9482"):
         parse_listen(listen)
+
+
+def test_the_first_claim_of_a_log_is_kept() -> None:
+    """Any client of the port mapped another's log to its own job, whose STOP that job's launcher then got."""
+    board = AttributionBoard(0.0)
+    jobs = {"7": JobView("7", frozenset({"n1"})), "666": JobView("666", frozenset({"n2"}))}
+    board.view = HealthView(jobs, {"n2": advice("n2")}, is_live=True)
+    assert board.submit("/logs/a", "7", NOW)
+    assert not board.submit("/logs/a", "666", NOW)
+    assert board.submit("/logs/a", "", NOW + 5) and board.submit("/logs/a", "7", NOW + 5)
+    assert "no host of this job" in board.answer("/logs/a", NOW + 9, wait=True).reason
+    # The launcher's own file decides, whoever claimed the log first.
+    assert board.submit("/logs/b", "666", NOW)
+    jobs["7"] = replace(jobs["7"], log_file="/logs/b")
+    assert not board.submit("/logs/b", "666", NOW)
+    assert "no host of this job" in board.answer("/logs/b", NOW + 9, wait=True).reason
+
+
+def test_one_users_file_keeps_no_others_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """active_nodes: "[0-9]9999999999" in one file: an AssertionError, and no cycle of any job was read any more."""
+    with pytest.raises(CycleInfoError, match="active_nodes"):
+        parse_cycle_info(described(active_nodes="[0-9]9999999999"))
+
+    def failing(folder: Path, job: str) -> CycleInfo | None:
+        if job == "6":
+            raise AssertionError("of a library")
+        return read_cycle_info(folder, job)
+
+    monkeypatch.setattr(launchers, "read_cycle_info", failing)
+    (tmp_path / "cycle_info.7.0.1").write_text(described())
+    (tmp_path / "cycle_info.7.current").symlink_to("cycle_info.7.0.1")
+    complaints: list[str] = []
+    reader: Any = launchers.Launchers.__new__(launchers.Launchers)
+    reader._folders = (tmp_path,)
+    reader._complain = complaints.append
+    assert set(reader._read(("6", "7"))) == {"7"}
+    assert "cycle_info.6: AssertionError" in complaints[0]

@@ -125,6 +125,9 @@ def test_the_label_at_start(tmp_path: Path) -> None:
     file.write_bytes(whole)
     file.chmod(0o666)
     assert labels(str(file), "n1") == ""
+    file.chmod(0o644)
+    tmp_path.chmod(0o777)  # others may put another file there
+    assert labels(str(file), "n1") == ""
 
 
 def test_wrong_usage_of_the_helper() -> None:

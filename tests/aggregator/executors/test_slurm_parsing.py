@@ -18,8 +18,10 @@ from gangline.aggregator.executors.model import (
     EndStep,
     ScheduledJob,
     SchedulerError,
+    SchedulerState,
     StartNow,
 )
+from gangline.aggregator.executors.recovery import free_nodes
 from gangline.aggregator.executors.slurm import (
     Slurm,
     apply_comment,
@@ -35,6 +37,7 @@ from gangline.aggregator.executors.slurm_doctor import (
     missing_config,
     parse_config,
 )
+from gangline.aggregator.slurm_text import parse_reason
 
 NODE = "NodeName=gpu1 Arch=x86_64 OS=Linux 6.1 #1 SMP  RealMemory=100 Boards=1 State={state} ThreadsPerCore=1 Partitions=main{reason}\n"
 
@@ -71,6 +74,98 @@ def test_states_of_nodes(
     assert (node.out, node.down, node.is_managed, node.is_responding) == (
         out, down, managed, responding,
     )  # fmt: skip
+
+
+#: Names of node states and flags of Slurm 20.11 to 25.05, long and short, by their meaning.
+OUT = "DRAIN DRAINED DRAINING drain drng FAIL FAILING fail failg MAINT MAINTENANCE maint IDLE$ mix$ DOWN$"
+DOWN = (
+    "DOWN down ERROR ERR err FUTURE FUTR futr UNKNOWN UNK unk INVAL inval INVALID_REG POWER_DOWN pow_dn POWERED_DOWN "
+    "POWERING_DOWN POWER_DRAIN REBOOT boot REBOOT_REQUESTED REBOOT_ISSUED IDLE~ idle! MIXED% ALLOC@ IDLE^ DOWN*"
+)
+BUSY = "COMPLETING comp BLOCKED block PERFCTRS npc POWERING_UP POWER_UP pow_up idle# IDLE+COMPLETING IDLE+BLOCKED"
+FREE = (
+    "IDLE idle MIXED mix ALLOCATED alloc ALLOCATED+ RESERVED resv PLANNED plnd IDLE- CLOUD DYNAMIC_NORM DYNAMIC_FUTURE "
+    "EXTERNAL RESUME UNDRAIN CANCEL_REBOOT REBOOT_CANCEL IDLE+CLOUD+DYNAMIC_NORM+RESERVED+PLANNED"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "down", "busy"),
+    [(OUT, True, False, False), (DOWN, False, True, False), (BUSY, False, False, True), (FREE, False, False, False)],
+    ids=["out", "down", "busy", "free"],
+)  # fmt: skip
+def test_every_word_of_a_state_is_read(words: str, out: bool, down: bool, busy: bool) -> None:
+    """`scontrol` says MAINTENANCE and INVALID_REG where `sinfo` says MAINT and INVAL: executors acted on such nodes."""
+    for word in words.split():
+        for state in (word, f"IDLE+{word}", f"{word}+CLOUD"):
+            (node,) = parse_nodes(NODE.format(state=state, reason="")).values()
+            assert (bool(node.out), bool(node.down), node.is_busy) == (out, down, busy), state
+    for state in ("IDLE*", "no_resp", "NO_RESPOND", "IDLE+NOT_RESPONDING", "DOWN*+DRAIN"):
+        (node,) = parse_nodes(NODE.format(state=state, reason="")).values()
+        assert not node.is_responding, state
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "author"),
+    [
+        ("first line [root@2026-11-28T18:52:22]        second line", "first line second line", "root"),
+        ("a [root@2026-11-28T18:52:22]   b   c Comment=x", "a b c", "root"),
+        ("Not responding [slurm@2026-11-28T18:52:22] Comment=a Extra=b InstanceId=c InstanceType=d ReservationName=e", "Not responding", "slurm"),
+        ("gres/gpu count reported lower than configured (7 < 8) [slurm@2026-01-25T15:12:23]",
+         "gres/gpu count reported lower than configured (7 < 8)", "slurm"),
+        ("[x] by [y@z] [64030@2026-11-28T18:52:22]", "[x] by [y@z]", "64030"),
+        ("no author", "no author", ""),
+        ("no author Comment=[root@2026-11-28]", "no author", ""),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_the_reason_and_who_wrote_it(text: str, reason: str, author: str) -> None:
+    """The author of a reason of two lines was lost: a drain by the controller counted as a person's."""
+    (node,) = parse_nodes(NODE.format(state="DOWN", reason=f" Reason={text}")).values()
+    assert node.reason == reason and parse_reason(text) == (reason, author)
+    assert bool(node.down) == (author == "slurm" or not reason)
+
+
+def test_a_drain_by_the_controller_is_no_persons() -> None:
+    """A node with 7 of its 8 GPUs, drained by the controller: out of service, not a spare, and its drain stays."""
+    line = NODE.format(
+        state="IDLE+DRAIN+INVALID_REG", reason=" Reason=gres/gpu count 7 < 8 [slurm@2026-01-25T15:12:23]"
+    )  # fmt: skip
+    (node,) = parse_nodes(line).values()
+    assert node.down.startswith("DRAIN+INVALID_REG: gres/gpu") and not node.out
+    assert not node.may_drain and not free_nodes(SchedulerState({"gpu1": node}))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gres/gpu:8", 8), ("gres/gpu:h100:8", 8), ("gres/gpu:a100:4,gres/nvme:1", 4), ("gres:gpu:h100:8", 8), ("gpu:8", 8),
+        ("gpu:h100:8", 8), ("gpu", 1), ("gres:gpu", 1), ("gres/gpu:h100", 1), ("gpu:nvidia_h100_80gb_hbm3:2", 2), ("gpu:1g.10gb:7", 7),
+        ("gpu:h100:8(S:0-1)", 8), ("gpu:h100:4(IDX:0,2-3,5)", 4), ("gpu:a100:2,gpu:h100:2", 4), ("gres/gpu=8", 8),
+        ("cpu=4,gres/gpu=8,gres/gpu:h100=8,billing=1", 8), ("gres/gpu:h100=8", 8), ("gres/gpumem:80G", 0), ("gres/shard:4", 0),
+        ("gres/mps:100", 0), ("gres/gpu_util:5", 0), ("nvme:gpu:2", 0), ("N/A", 0), ("(null)", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_requests_for_gpus(text: str, gpus: int) -> None:
+    """Slurm since 23.11 prints `gres/gpu:h100:8`, which counted as no GPU."""
+    identity = f"7|7|RUNNING|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|{text}|a,b\n"
+    assert parse_jobs(identity, COUNT.format(number=7), NOW)["7"].gpus == 2 * gpus
+
+
+@pytest.mark.parametrize(
+    "listed", ["a3mega-0001-[0000000001-0000000002]", "n[1-999999999]", "n[1-2", "n[5-1]", "n x", "ä[1-2]", "n[a-b]"]
+)  # fmt: skip
+def test_a_host_list_that_cannot_be_read_hides_no_other_job(listed: str) -> None:
+    """One odd list in one job made all jobs unreadable, and the executor stopped."""
+    identity = LINE.format(number=7, shown="7", state="RUNNING", nodes=listed) + LINE.format(
+        number=8, shown="8", state="RUNNING", nodes="a,b"
+    )
+    counts = COUNT.format(number=7) + COUNT.format(number=8)
+    jobs = parse_jobs(identity, counts, NOW)
+    assert not jobs["7"].nodes and "host list" in jobs["7"].problem
+    assert jobs["8"].nodes == {"a", "b"} and not jobs["8"].problem
+    text = f"ReservationName=odd EndTime=x Nodes={listed} State=ACTIVE x\nReservationName=good EndTime=x Nodes=n1 State=ACTIVE x\n"
+    assert parse_reservations(text)["good"].nodes == {"n1"}
 
 
 LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|gres:gpu:h100:4|{nodes}\n"
@@ -140,6 +235,7 @@ def test_comments_of_jobs(comment: str, seconds: int, restarts_itself: bool) -> 
         ("", []),
         ("(null)", []),
         ("(None assigned)", []),
+        ("None assigned", []),
     ],
 )
 def test_host_lists(listed: str, names: list[str]) -> None:
@@ -162,6 +258,12 @@ def test_reservations() -> None:
         "gangline_a1": ({"gpu2", "gpu3"}, True),
         "licenses": (set(), False),
     }
+    line = "ReservationName={} EndTime=x Nodes=gpu1 NodeCnt=1 Flags={} TRES=cpu=24 State=ACTIVE x\n"
+    for name, flags, overrides in (
+        ("site", "OVERLAP,SPEC_NODES", True), ("site", "MAINT,IGNORE_JOBS", True), ("site", "SPEC_NODES,FLEX", False), ("gangline_a2", "OVERLAP", False),
+    ):  # fmt: skip
+        found = parse_reservations(line.format(name, flags))[name]
+        assert found.overrides_holds == overrides
 
 
 def test_drains_of_a_version_that_lets_them_end() -> None:

@@ -12,16 +12,18 @@ import pytest
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors import core, torchft
-from gangline.aggregator.executors.core import ExecutorPolicy, Situation, decide
+from gangline.aggregator.executors.core import decide
 from gangline.aggregator.executors.executor import describe
 from gangline.aggregator.executors.ledger import HOLD, SET, Entry, ExecutorLedger
 from gangline.aggregator.executors.model import (
     Advice,
     Answer,
+    ExecutorPolicy,
     KillReplicas,
     Node,
     NodeHold,
     SchedulerState,
+    Situation,
 )
 from gangline.aggregator.executors.settings import ExecutorConfig
 from gangline.aggregator.executors.torchft import (

@@ -62,6 +62,7 @@ class Past:
 
     folder: Path
     now_ns: int = NOW_NS
+    jumped_ns: int = 0
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     disk: tuple[int, int] = (10**12, 10**12)
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -74,14 +75,16 @@ class Past:
     def open(self) -> Past:
         values = {"commit_seconds": 0.01, "ops_seconds": 3600.0, "history_on": False}
         config = AggregatorConfig(data=self.folder, **{**values, **self.settings})
-        self.store = Store.open(self.folder, config, lambda: self.now_ns)
+        self.store = Store.open(
+            self.folder, config, lambda: self.now_ns, lambda: self.now_ns - self.jumped_ns
+        )
         self.history = History(
             self.folder,
             config,
             StoreAccess(self.store.in_transaction, self.store.reading),
             self._take,
+            self.store.retention_clock,
             free_bytes=lambda: self.disk,
-            monotonic_ns=lambda: self.now_ns,
             step=lambda name: self.step(name),
             packer=self.packing or PacksHere(self.folder),
         )
@@ -100,6 +103,11 @@ class Past:
 
     def later(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock by *seconds*, or have the aggregator not run meanwhile."""
+        self.later(seconds)
+        self.jumped_ns += int(seconds * SECOND_NS)
 
     def turn(self) -> list[str]:
         done: list[str] = self.history.turn(self.now_ns, 1e9)

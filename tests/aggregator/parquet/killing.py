@@ -80,8 +80,11 @@ class Expiring(Exporting):
         self._put(past, 1)
         past.later(306)
         past.turn()
-        past.later(30 * 3600)
         past.settings["expected"] = past.ask(READINGS)
+
+    def act(self, past: Any) -> None:
+        past.later(30 * 3600)
+        super().act(past)
 
     def wrong(self, past: Any, expected: list[Any], *, finished: bool) -> list[str]:
         found = json.loads(json.dumps(past.ask(READINGS), default=str))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import io
 import json
 import os
@@ -270,7 +271,31 @@ def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
                 sql_output.write_json(parts, out)
         shown = screen.getvalue()
         assert "ü" in shown and all(one.isprintable() or one == "\n" for one in shown)
-        assert "\x9b31m\u202e" in file.getvalue()  # a program gets what is stored
+        stored = (
+            "\x9b31m\u202e" in file.getvalue()
+        )  # a program gets what is stored; JSON escapes nothing less
+        assert stored == (form == "json")
+
+
+def test_a_csv_file_has_no_control_characters_and_no_formulas() -> None:
+    """A host's own text was a formula in the operator's spreadsheet, and turned the terminal that showed the file."""
+    texts = [
+        "=cmd|' /C calc'!A0",
+        "@SUM(1)",
+        "+x",
+        "-x",
+        "a\x1b[2Jb",
+        "-1.5",
+        "+2",
+        "two\nlines",
+        "x=1",
+    ]
+    answer = pa.table({"=a": texts})
+    out = io.StringIO()
+    sql_output.write_csv(answer.schema.names, answer.to_batches(), out)
+    assert [row for (row,) in csv.reader(io.StringIO(out.getvalue()))] == [
+        "'=a", "'=cmd|' /C calc'!A0", "'@SUM(1)", "'+x", "'-x", "a?[2Jb", "-1.5", "+2", "two\nlines", "x=1",
+    ]  # fmt: skip
 
 
 def test_two_columns_of_one_name() -> None:

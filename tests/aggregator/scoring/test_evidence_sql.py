@@ -105,6 +105,12 @@ def _many_mounts(world: StoredWorld, host: Host) -> None:
         )
 
 
+def _links_never_up(world: StoredWorld, host: Host) -> None:
+    for gpu in range(4):
+        for link in range(4):
+            host.set("nvlink_10s_changes", f"{gpu_of(host, gpu)}/link{link}", link_state=gpu > 0)
+
+
 #: Rule -> what trips it. One host each.
 TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.thermal", _thermal),
@@ -115,6 +121,8 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.unseen", _vanished),
     ("gpu.unseen", _never_seen),
     ("gpu.lost", _set("gpu_1s", "", lost_state=1)),
+    ("nvlink.never_up", _links_never_up),
+    ("gpu.no_answer", _set("gpu_1s_changes", "", error_code_state=16)),
     ("gpu.recovery_action", _set("gpu_1s", "", recovery_action_state=1)),
     ("gpu.held_by_the_dead", _set("gpu_job_1s_changes", "", dead_count=2, dead_memory_bytes=6e10)),
     ("gpu.ecc_burst", _grow("gpu_1s_changes", "", ecc_corrected_volatile_errors=40)),

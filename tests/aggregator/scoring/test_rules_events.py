@@ -38,11 +38,15 @@ def lived(hosts: int = 2) -> tuple[World, Host, str]:
         ("host.hardware_error", 2, 1, H, 0), ("host.hardware_error", 3, 1, H, 0),
         ("rdma.driver_error", 0, 1, W, 610), ("rdma.driver_error", 1, 1, H, 610),
         ("rdma.adapter_failed", 0, 1, S, 0), ("host.out_of_memory", 0, 1, W, 610),
-        ("host.hung_task", 0, 9, W, 610), ("host.lockup", 0, 1, W, 0), ("host.lockup", 1, 1, S, 0),
+        ("host.hung_task", 0, 9, W, 610), ("host.hung_task", 1, 1, S, 610), ("host.lockup", 3, 1, S, 0),
+        ("filesystem.error", 2, 1, W, 0), ("disk.error", 1, 1, S, 0), ("host.lockup", 0, 1, W, 0), ("host.lockup", 1, 1, S, 0),
         ("host.lockup", 2, 1, W, 0), ("filesystem.error", 0, 1, W, 0),
         ("filesystem.error", 1, 1, W, 0), ("disk.error", 0, 9, W, 0),
         ("host.kernel_fault", 0, 1, W, 0), ("host.kernel_log_lost", 0, 900, H, 610),
-        ("gpu.driver_message", 0, 1, H, 610), ("gpu.driver_event", 16, 1, H, 610),
+        ("gpu.driver_message", 0, 1, H, 610), ("gpu.driver_message", 1, 1, S, 610),
+        ("gpu.driver_message", 2, 1, S, 610), ("gpu.needs_reset", 0, 1, U, 0),
+        ("gpu.needs_reboot", 0, 1, U, 0), ("gpu.hang", 0, 1, W, 0), ("gpu.hang", 2, 1, S, 0),
+        ("gpu.driver_event", 16, 1, H, 610),
         ("gpu.dcgm_failure", 3, 1, S, 610), ("gpu.dcgm_warning", 44, 1, W, 610),
         ("gpu.dcgm_policy", 8, 1, W, 610), ("gpu.diagnostic", 0, 1, H, 0),
         ("gpu.diagnostic", 1, 1, W, 0), ("gpu.diagnostic", 2, 1, S, 0),
@@ -144,6 +148,10 @@ def test_a_process_in_the_line_is_named_and_not_blamed() -> None:
     world.event(host, 119, gpu, process_name="nvidia-smi", process_id=17)
     world.run(1)
     assert "met by nvidia-smi, which may not be its cause" in world.score(host).reason_message
+    world.event(host, 31, gpu, process_name="oob", process_id=9, attributes={"job": "Slurm job 42"})
+    world.run(1)
+    (evidence,) = [one for one in world.score(host).evidence if one.value == 31]
+    assert "(met by oob of Slurm job 42" in evidence.words
 
 
 def test_a_reboot_ends_all_with_a_record() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.score import base_hazard_per_hour
-from tests.worlds import World, all_well
+from tests.worlds import World, all_well, gpu_of
 
 
 def test_climbing_retransmissions_are_found_within_25_seconds() -> None:
@@ -368,3 +370,44 @@ def test_a_port_that_is_another_by_the_same_name_starts_over() -> None:
     host.set("rdma_1s_changes", "mlx5_0/1", link_downed_events=42)
     world.run(5)
     assert world.score(host).reason is Reason.RAIL_DOWN
+
+
+@pytest.mark.parametrize(
+    ("model", "dead", "links", "state"),
+    [
+        ("NVIDIA H100 80GB HBM3", [2], 18, HealthState.SUSPECT),
+        ("NVIDIA H100 80GB HBM3", [2, 5], 18, HealthState.SUSPECT),
+        ("NVIDIA H100 80GB HBM3", [2], 4, HealthState.SUSPECT),
+        ("NVIDIA H100 80GB HBM3", [], 0, HealthState.HEALTHY),
+        (
+            "NVIDIA H100 80GB HBM3",
+            range(8),
+            18,
+            HealthState.HEALTHY,
+        ),  # no fabric manager: another finding
+        ("NVIDIA H100 80GB HBM3", range(5), 18, HealthState.HEALTHY),  # who is wrong?
+        ("NVIDIA H100 PCIe", [6, 7], 18, HealthState.HEALTHY),  # a pair without a bridge
+        ("NVIDIA H100 NVL", [6, 7], 18, HealthState.HEALTHY),
+    ],
+)
+def test_links_that_were_never_up_are_compared_with_the_hosts_other_gpus(
+    model: str, dead: Iterable[int], links: int, state: HealthState
+) -> None:
+    """A GPU came up without a single NVLink; nobody had seen them up in this boot, so the host was HEALTHY."""
+    world = World()
+    host = world.hosts[0]
+    world.register(host, model=model)
+    for gpu in range(8):
+        for link in range(18):
+            is_dead = gpu in dead and link < links
+            host.set(
+                "nvlink_10s_changes", f"{gpu_of(host, gpu)}/link{link}", link_state=not is_dead
+            )
+    world.run(40)
+    score = world.score(host)
+    assert score.state is state
+    assert {one.device for one in score.evidence} == (
+        {gpu_of(host, gpu) for gpu in dead} if state is HealthState.SUSPECT else set()
+    )
+    if state is HealthState.SUSPECT:
+        assert f"{links} of its NVLinks are inactive since the boot" in score.reason_message

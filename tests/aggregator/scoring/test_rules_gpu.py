@@ -28,6 +28,33 @@ def test_lost_gpus_and_what_the_driver_asks_for(
     assert world.score(world.hosts[0]).state is state
 
 
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (0, HealthState.HEALTHY),
+        (8, HealthState.UNHEALTHY),
+        (10, HealthState.UNHEALTHY),
+        (16, HealthState.UNHEALTHY),
+        (999, HealthState.UNHEALTHY),
+        (17, HealthState.UNKNOWN),
+        (19, HealthState.UNKNOWN),
+        (20, HealthState.UNKNOWN),
+        (77, HealthState.UNKNOWN),
+    ],
+)
+def test_a_gpu_that_answers_nothing_is_never_healthy(code: int, state: HealthState) -> None:
+    """A GPU whose every call returned RESET_REQUIRED was HEALTHY: the code only raised a counter."""
+    world = World()
+    world.run(10)
+    host = world.hosts[0]
+    host.set("gpu_1s_changes", gpu_of(host, 0), error_code_state=float(code))
+    world.run(9)
+    assert world.score(host).state is HealthState.HEALTHY  # a GPU that is being reset
+    world.run(15)
+    assert world.score(host).state is state
+    assert world.score(host).reason is (Reason.GPU_UNUSABLE if code else Reason.NONE)
+
+
 def test_lost_pcie_lanes_count_under_load_only() -> None:
     """Idle links shrink by themselves; a x8 link under load halves a GPU's host bandwidth."""
     world = World()

@@ -16,6 +16,7 @@ import pytest
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
+from gangline.aggregator.service import decision as decision_service
 from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
 from gangline.contract.wire import (
     decision_pb2,
@@ -342,3 +343,25 @@ def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
     with pytest.raises(ValueError, match="11 bytes, expected a sealed one of 1 to 10"):
         shared_snapshot.mapped_file(descriptor, 10)
     os.close(descriptor)
+
+
+def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for at once, it was in the commit after the one that ran: "no decision is stored", for a moment."""
+    monkeypatch.setattr(decision_service, "BATCH_SECONDS", 0.0)
+    settled: list[int] = []
+
+    class Log:
+        async def settle(self) -> None:
+            settled.append(1)
+
+    class Writer:
+        def run_on_writer_thread(self, work: Any) -> None:
+            work(None)
+
+    service = decision_service.DecisionService(Log(), Writer())  # type: ignore[arg-type]
+    row = object()
+    monkeypatch.setattr(service, "_read", lambda _: row if len(settled) >= 4 else None)
+    monkeypatch.setattr(decision_service, "_message", lambda found, **_: found)
+    monkeypatch.setattr(decision_service, "check_decision_id", lambda _, name: name)
+    request: Any = decision_pb2.GetDecisionRequest(decision_id="d")
+    assert asyncio.run(service.GetDecision(request, None)) is row and len(settled) == 4

@@ -145,7 +145,7 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(worl
     assert world.seconds() == LEASE_SECONDS
     bad = snapshot(50)
     gone = tuple(replace(host, simulated=True, last_received_ns=1) for host in bad.hosts[:50])
-    world.snapshot = replace(bad, hosts=(*gone, *bad.hosts[50:]))
+    world.snapshot = replace(bad, hosts=(*gone, *bad.hosts[50:]), simulation_ended=True)
     assert world.seconds() == LEASE_SECONDS
 
 

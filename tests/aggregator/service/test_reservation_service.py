@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from grpc_health.v1 import health
 
-from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
-from gangline.aggregator.principal import LOCAL, set_principal
+from gangline.aggregator.auth.access import AccessControl
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from gangline.aggregator.metrics import CallCounters
+from gangline.aggregator.principal import LOCAL, Principal, Role, set_principal
 from gangline.aggregator.reservations import SECOND_NS, Reservations
+from gangline.aggregator.service import reservation
+from gangline.aggregator.service.grpc_server import (
+    PLACEMENT,
+    RECOVERY,
+    RESERVATION,
+    SCORE,
+    make_server,
+    serve_on,
+)
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService
 from gangline.aggregator.service.reservation import ReservationService
+from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.store.decision_records import ChoiceRecord
 from gangline.contract.wire import placement_pb2, recovery_pb2
 from gangline.contract.wire import reservation_pb2 as wire
@@ -25,13 +41,14 @@ from tests.aggregator.service.test_placement_service import (
     gang,
     placed_world,
 )
+from tests.processes import GUARD_SECONDS
 
 
 class ReservedFleet:
     """Services over eight hosts, of which the fourth is broken."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = placed_world()
+        self.world, self.principal = placed_world(), LOCAL
         self.now_ns = 1_700_000_000 * SECOND_NS
         self.source = SnapshotStandIn(self.world.run(20))
         self.reservations = Reservations(folder, lambda: self.now_ns, lambda: self.now_ns)
@@ -47,7 +64,7 @@ class ReservedFleet:
 
     def call(self, method: Callable[..., Any], request: Any) -> Any:
         async def guarded() -> Any:
-            set_principal(LOCAL)
+            set_principal(self.principal)
             return await method(request, None)
 
         return asyncio.run(guarded())
@@ -205,3 +222,67 @@ def test_which_option_was_taken_is_noted_again_after_a_restart(tmp_path: Path) -
     again = Reservations(tmp_path, lambda: fleet.now_ns, lambda: fleet.now_ns)
     service(again).record_choices()
     assert noted == [expected, expected]
+
+
+def login(name: str, role: Role = Role.SCHEDULER) -> Principal:
+    return Principal(role, name, auth_method=f"token {name}", proof=(1, 1))
+
+
+def test_one_login_reserves_a_share_and_an_operator_more(tmp_path: Path) -> None:
+    """A scheduler's token reserved the whole fleet, under many names of owners."""
+    fleet = ReservedFleet(tmp_path)
+    fleet.principal = login("a")
+    for node in (0, 1, 2, 4, 5, 6):
+        assert fleet.reserve(f"owner-{node}", node).reservation.name
+    with pytest.raises(ResourceExhausted, match="at most 500 of 6, so that others can reserve"):
+        fleet.reserve("another", 7)
+    fleet.principal = login("b")
+    assert fleet.reserve("b", 7).reservation.name
+    fleet.principal = login("o", Role.OPERATOR)
+    for one in fleet.reservations.active():
+        request = wire.ReleaseReservationRequest(name=one.name, owner="night shift")
+        assert fleet.call(fleet.service.Release, request).known
+    assert fleet.reserve("o", 0, 1, 2, 4, 5, 6, 7).reservation.name
+
+
+def test_a_reservation_counts_as_free_for_its_own_login_only(tmp_path: Path) -> None:
+    """B named A's reservation in its request, and A's nodes were in B's plan."""
+    fleet = ReservedFleet(tmp_path)
+    fleet.principal = login("a")
+    name = fleet.reserve("a", 0, 1, 2, 4).reservation.name
+    fleet.judge()
+    assert fleet.planned(5, name).options
+    fleet.principal = login("b")
+    for claimed in (name, f"{name} scheduler a"):
+        assert not fleet.planned(5, claimed).options
+    with pytest.raises(InvalidArgument, match="reservation"):
+        fleet.planned(5, *[name] * 17)
+
+
+def test_the_second_client_on_the_page_works(tmp_path: Path) -> None:
+    """Whoever copies it from docs/placement.md reads scores, watches, reserves and plans a recovery."""
+    page = (Path(reservation.__file__).parents[2] / "docs/placement.md").read_text()
+    code = page.split("```python\n")[2].partition("```")[0]
+    fleet = ReservedFleet(tmp_path)
+
+    async def scenario() -> tuple[str, str]:
+        config = AggregatorConfig(data=tmp_path)
+        server = make_server(config, AccessControl(config), CallCounters())
+        services = {
+            SCORE: ScoreService(fleet.source), PLACEMENT: fleet.placement, RECOVERY: fleet.recovery,
+            RESERVATION: fleet.service,
+        }  # fmt: skip
+        serve_on(server, services, cast(Any, health).aio.HealthServicer())
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd="/",
+            env={**os.environ, "GANGLINE_AGGREGATOR": f"127.0.0.1:{port}"},
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(child.communicate(), GUARD_SECONDS)
+        await server.stop(None)
+        return out.decode(), errors.decode()
+
+    out, errors = asyncio.run(scenario())
+    assert "snapshot 8 nodes" in out and "reserved: reservations/" in out, errors
+    assert "RECOVERY_" in out and fleet.reservations.active() == [], errors

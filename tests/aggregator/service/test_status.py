@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import grpc
@@ -139,3 +139,44 @@ def test_words_without_end_still_arrive() -> None:
         len(errors.cut_utf8(words, errors.MESSAGE_BYTES_MAX).encode()) <= errors.MESSAGE_BYTES_MAX
     )
     assert 3 * errors.MESSAGE_BYTES_MAX + len(details) * 4 / 3 < 8192
+
+
+async def _run(work: Awaitable[Any]) -> None:
+    await work
+
+
+def test_a_malformed_message_is_a_line_of_the_log_and_an_error_of_its_field(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each malformed request logged a traceback: a client that sends garbage filled the log."""
+
+    async def handled(request: Any, context: Any) -> None:
+        async for _ in request:
+            pass
+        raise AssertionError("the service saw it")
+
+    class Context:
+        def __init__(self) -> None:
+            self.answer: tuple[Any, ...] = ()
+
+        def peer(self) -> str:
+            return "ipv4:10.0.0.1:4711"
+
+        async def abort(self, *answer: Any) -> None:
+            self.answer = answer
+
+    async def stream(request: Any) -> Any:
+        yield request
+
+    read = errors.deserialised(status_pb2.ErrorStatus.FromString)
+    assert read is not None and isinstance(read(b"\xff\xff"), errors.Malformed)
+    assert read(status_pb2.ErrorStatus(code=3).SerializeToString()).code == 3
+    handler = with_error_status(handled, CallCounters(), "ScoreService/ScoreNodes")
+    for request in (read(b"\xff\xff"), stream(read(b"\xff\xff"))):
+        context = Context()
+        caplog.clear()
+        asyncio.run(_run(handler(request, context)))
+        assert context.answer[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert "malformed protobuf message" in context.answer[1]
+        (record,) = caplog.records
+        assert record.exc_info is None and "10.0.0.1" in record.getMessage()

@@ -101,7 +101,7 @@ def test_the_oldest_decisions_go_by_bytes_and_by_age(connection: Any) -> None:
     choice = ChoiceRecord("reservations/1", decision(9).decision, 1, "slurm", START_NS, START_NS, 2)
     put_decisions(connection, [DecisionCommit(choices=[choice, choice])], limits)
     put(connection, [decision(20, time_ns=START_NS + 29 * DAY_NS)], limits)
-    drop_old_decisions(connection, START_NS + 31 * DAY_NS, limits)
+    drop_old_decisions(connection, START_NS + DAY_NS)
     for name, count in (("decisions", 1), ("decision_records", 1), ("decision_choices", 0)):
         assert connection.execute(f"SELECT count(*) FROM {name}").fetchall() == [(count,)]
 

@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 import pytest
@@ -96,21 +96,44 @@ def test_an_empty_store_and_one_of_long_ago(base: Any) -> None:
     assert rows(base) == [("a", 399, 1.0, 2.0, None)]
 
 
-@contextmanager
-def opened(folder: Path, now_us: int) -> Iterator[Store]:
-    config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0, history_days=3)
-    store = Store.open(folder, config, lambda: now_us * 1000)
-    try:
-        yield store
-    finally:
-        store.close(GUARD_SECONDS)
+@dataclass
+class Life:
+    """A store and its clock, from one start to its end."""
+
+    folder: Path
+    now_us: int
+    store: Any = None
+
+    def __enter__(self) -> Self:
+        config = AggregatorConfig(
+            data=self.folder, commit_seconds=0.01, ops_seconds=3600.0, history_days=3
+        )
+
+        def now_ns() -> int:
+            return self.now_us * 1000
+
+        self.store = Store.open(self.folder, config, now_ns, now_ns)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close(GUARD_SECONDS)
+
+    def put(self, host: str, time_us: int) -> None:
+        self.store.in_transaction(lambda base: put(base, host, time_us, 1.0))
+
+    def commit_at(self, now_us: int) -> None:
+        """Commit once, and with the commit apply retention."""
+        self.now_us = now_us
+        self.store.submit_findings([Finding("b", "gpu.xid", "", "new", now_us * 1000)])
+        self.store.request_commit()
+        self.store.in_transaction(lambda _: None)
 
 
-def committed(folder: Path, now_us: int) -> None:
-    """Let one commit pass, with what is done once an hour."""
-    with opened(folder, now_us) as store:
-        store.submit_findings([Finding("b", "gpu.xid", "", "new", now_us * 1000)])
-        store.request_commit()
+def committed(folder: Path, since_us: int, *times_us: int) -> None:
+    """Start at *since_us*, and let a commit pass at each of *times_us*."""
+    with Life(folder, since_us) as life:
+        for now_us in times_us:
+            life.commit_at(now_us)
 
 
 def counted(folder: Path) -> tuple[int, int]:
@@ -122,14 +145,14 @@ def counted(folder: Path) -> tuple[int, int]:
 @pytest.mark.slow
 def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
     """Scores are kept for two weeks, a model needs eight: what was measured went with the score that bore it."""
-    committed(tmp_path, TEN_US - 20 * DAY_US)
-    for day in (20, 10, 1):
-        at_us = MIDNIGHT_US - day * DAY_US
-        with opened(tmp_path, at_us) as store:
-            store.in_transaction(lambda base, at=at_us: put(base, "a", at + SECOND_US, 1.0))  # type: ignore[misc]
-    committed(tmp_path, TEN_US)
+    with Life(tmp_path, MIDNIGHT_US - 20 * DAY_US) as life:
+        for day in (20, 10, 1):
+            at_us = MIDNIGHT_US - day * DAY_US
+            life.put("a", at_us + SECOND_US)
+            life.commit_at(at_us + 2 * SECOND_US)
+        life.commit_at(TEN_US)
     assert counted(tmp_path) == (1, 3)
-    committed(tmp_path, TEN_US + 385 * DAY_US)
+    committed(tmp_path, TEN_US, TEN_US + 385 * DAY_US)
     assert counted(tmp_path) == (0, 2)
 
 
@@ -137,7 +160,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from gangline.aggregator.store import writer as hostdays
-from tests.aggregator.store.test_host_days import TEN_US, committed
+from tests.aggregator.store.test_host_days import DAY_US, TEN_US, committed
 
 real = hostdays.fill_host_days
 def fill(connection, now_us):
@@ -146,15 +169,15 @@ def fill(connection, now_us):
     os.kill(os.getpid(), signal.SIGKILL)
 
 hostdays.fill_host_days = fill
-committed(Path(sys.argv[1]), TEN_US)
+committed(Path(sys.argv[1]), TEN_US - 5 * DAY_US, TEN_US)
 """
 
 
 @pytest.mark.slow
 def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> None:
     """Killed in the commit that had taken the day and was to delete its score: both, or neither."""
-    with opened(tmp_path, MIDNIGHT_US - 5 * DAY_US) as store:
-        store.in_transaction(lambda base: put(base, "a", MIDNIGHT_US - 5 * DAY_US, 1.0))
+    with Life(tmp_path, MIDNIGHT_US - 5 * DAY_US) as life:
+        life.put("a", MIDNIGHT_US - 5 * DAY_US)
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, str(tmp_path)], capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
     )  # fmt: skip
@@ -162,5 +185,5 @@ def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> 
     with duckdb.connect(str(tmp_path / STORE_FILE)) as base:  # with what its WAL has
         assert base.execute("SELECT count(*) FROM scores").fetchall() == [(1,)]
         assert base.execute("SELECT count(*) FROM host_days").fetchall() == [(0,)]
-    committed(tmp_path, TEN_US)
+    committed(tmp_path, TEN_US - 5 * DAY_US, TEN_US)
     assert counted(tmp_path) == (0, 1)

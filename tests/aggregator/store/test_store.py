@@ -39,7 +39,7 @@ NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 @contextmanager
 def opened(folder: Path, wall_ns: Callable[[], int], **changes: Any) -> Iterator[Store]:
     values = {"commit_seconds": 0.01, "ops_seconds": 3600.0, **changes}
-    store = Store.open(folder, AggregatorConfig(data=folder, **values), wall_ns)
+    store = Store.open(folder, AggregatorConfig(data=folder, **values), wall_ns, wall_ns)
     try:
         yield store
     finally:
@@ -140,7 +140,7 @@ def test_hours_go_by_age(tmp_path: Path) -> None:
     now = [NOW_NS]
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
         for hour in range(5):
-            now[0] = NOW_NS + hour * HOUR_NS
+            now[0] = NOW_NS + hour * HOUR_NS + HOUR_NS // 20
             put(store, hour)
     tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
     assert sorted(name for (name,) in tables) == [
@@ -215,7 +215,7 @@ def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
         put(store, 3, block)
     assert [ask(tmp_path, each) for each in rows_of.values()] == [[(3,)], [(1,)]]
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
-        now[0] += 3 * HOUR_NS
+        now[0] += 3 * HOUR_NS + HOUR_NS // 20
         put(store, 4, block)
     assert ask(tmp_path, rows_of["readings"]) == [(1,)]
     tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")

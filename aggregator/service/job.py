@@ -1,0 +1,288 @@
+"""JobService: the jobs that run, their last minutes and their verdicts, from memory."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite, nan
+from typing import Any
+
+import numpy as np
+
+from ...contract.wire import job_pb2 as wire
+from ...contract.wire.job_pb2_grpc import JobServiceServicer
+from ..advisories.advisory import Advisory
+from ..errors import NotFound
+from ..fleet.fleet import Fleet
+from ..runs.job_pace import MEASURES
+from ..runs.job_windows import STATES, JobRecord
+from ..runs.run_log import RunLog
+from ..runs.verdicts import JobVerdict
+from .advisory import PREFIX
+from .validation import PAGE_SIZE_MAX, check_text, page_size_of, timestamp
+
+JOB_CHARACTERS_MAX = 512
+#: Verdicts, ranks and advisories of one answer; the worst are sent.
+VERDICTS_MAX, RANKS_MAX, ADVICE_MAX = 64, 100_000, 5
+#: Ranks with an older report are left out.
+RANK_AGE_SECONDS_MAX = 300.0
+#: Steps of a share in JobWindow.shares.
+SHARE_STEPS = 250
+STEP_PARTS = ("data_loading", "forward", "backward", "optimizer")
+
+
+class JobService(JobServiceServicer):
+    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+
+    def __init__(
+        self,
+        runs: RunLog,
+        fleet: Fleet,
+        open_advisories: Callable[[], Sequence[Advisory]],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._runs, self._fleet = runs, fleet
+        self._open_advisories, self._wall_ns = open_advisories, wall_ns
+
+    async def ListJobs(self, request: wire.ListJobsRequest, context: Any) -> wire.ListJobsResponse:
+        """Return all jobs."""
+        size = page_size_of(request.page_size) if request.page_size else PAGE_SIZE_MAX
+        records = sorted(self._records(), key=self._order)
+        advisories = self._advisories_by_host()
+        jobs = [self._job(one, advisories) for one in records[:size]]
+        return wire.ListJobsResponse(jobs=jobs, left_out_count=max(len(records) - size, 0))
+
+    async def GetJob(self, request: wire.GetJobRequest, context: Any) -> wire.JobStory:
+        """Return the largest job of the requested name."""
+        check_text("job", request.job, JOB_CHARACTERS_MAX)
+        found = self._runs.windows.find(request.job)
+        if not found:
+            raise NotFound(self._unknown(request.job))
+        record = max(found, key=lambda one: one.run.gpus_max)
+        advisories = self._advisories_by_host()
+        story = wire.JobStory(
+            job=self._job(record, advisories),
+            nodes=[f"nodes/{host}" for host in _hosts(record)],
+            windows=_windows(record),
+            verdicts=[
+                _verdict(one, advisories)
+                for one in self._runs.verdicts.of_run(record.run.run_id)[:VERDICTS_MAX]
+            ],
+            advice=self._advice(record),
+            ranks=self._ranks(record.run.job),
+            forecast=_forecast(self._runs.forecasts.rows_of(record.run.key)),
+            now=timestamp(self._wall_ns()),
+        )
+        if (run := self._run(record)) is not None:
+            story.run.CopyFrom(run)
+        self._put_steps(story, record)
+        return story
+
+    def _records(self) -> Iterator[JobRecord]:
+        yield from self._runs.windows.records.values()
+        yield from self._runs.windows.ended.values()
+
+    def _order(self, record: JobRecord) -> tuple[bool, float, str]:
+        lost = self._runs.verdicts.lost_gpu_hours(record.run.run_id)
+        return record.ended_ns != 0, -lost, record.run.job
+
+    def _unknown(self, job: str) -> str:
+        names = sorted({one.run.job for one in self._records() if one.run.job})
+        near = difflib.get_close_matches(job, names, 3, 0.5)
+        if near:
+            return f"no job {job!r}; did you mean {', '.join(near)}?"
+        if not names:
+            return f"no job {job!r}: no agent sees a job on a GPU, and no scheduler reported one"
+        return (
+            f"no job {job!r} runs or ended within the last hour; `gangline job` lists {len(names)}"
+        )
+
+    def _advisories_by_host(self) -> dict[str, Advisory]:
+        return {one.host: one for one in self._open_advisories() if one.host}
+
+    def _job(self, record: JobRecord, advisories: Mapping[str, Advisory]) -> wire.Job:
+        run, pace = record.run, record.pace
+        job = wire.Job(
+            job=run.job, run_id=run.run_id, source=run.source, hosts_count=len(run.hosts), gpus_count=run.gpus_max,
+            start_time=timestamp(run.begun_ns), pace=nan if record.ended_ns else pace.current,
+            pace_measure=MEASURES[pace.measure], lost_gpu_hours=self._runs.verdicts.lost_gpu_hours(run.run_id),
+        )  # fmt: skip
+        if record.ended_ns:
+            job.end_time.CopyFrom(timestamp(record.ended_ns))
+        if (reference := pace.reference) is not None:
+            job.pace_reference = reference.name
+            if reference.at_ns:
+                job.pace_reference_time.CopyFrom(timestamp(reference.at_ns))
+        verdict = next(iter(self._runs.verdicts.of_run(run.run_id)), None)
+        if verdict is not None and not verdict.until_ns:
+            job.verdict.CopyFrom(_verdict(verdict, advisories))
+        return job
+
+    def _advice(self, record: JobRecord) -> list[wire.JobAdvice]:
+        """Return the open advisories about the hosts and causes of the verdicts."""
+        verdicts = self._runs.verdicts.of_run(record.run.run_id)
+        hosts = {host for one in verdicts for host in one.fault.hosts}
+        causes = {one.fault.advisory for one in verdicts}
+        return [
+            wire.JobAdvice(
+                advisory=f"{PREFIX}{one.name}", subject=one.subject, state=one.state.name,
+                action=one.action.name, words=one.words,
+            )
+            for one in self._open_advisories()
+            if one.name in causes or one.host in hosts
+        ][:ADVICE_MAX]  # fmt: skip
+
+    def _ranks(self, job: str) -> list[wire.JobRank]:
+        """Return the latest report of each rank of *job*."""
+        table = self._fleet.tables["step_1s"]
+        names = table.devices.names
+        age_seconds = table.age_seconds(self._fleet.boot, self._fleet.host_now_ns(self._wall_ns()))
+        rows = [
+            row
+            for row in np.flatnonzero(age_seconds <= RANK_AGE_SECONDS_MAX).tolist()
+            if names[row].rpartition("/")[0] == job
+        ][:RANKS_MAX]
+        at = np.array(rows, dtype=np.intp)
+        columns = {
+            name: table.gauge_at(name, at)
+            for name in ("step_seconds", "spread_seconds", "since_seconds")
+        }
+        counts = table.values_at("steps_count", at)
+        return [
+            wire.JobRank(
+                rank=_rank(names[row]), node=f"nodes/{self._fleet.names[int(table.devices.host[row])]}",
+                steps_count=int(counts[number]),
+                **{name: float(values[number]) for name, values in columns.items()},
+            )
+            for number, row in enumerate(rows)
+        ]  # fmt: skip
+
+    def _run(self, record: JobRecord) -> wire.JobRun | None:
+        assessment = self._runs.latest.get(record.run.key)
+        if assessment is None or record.ended_ns:
+            return None
+        pace = assessment.pace
+        return wire.JobRun(
+            workload_class=assessment.workload_class.name, class_confidence=assessment.workload_class.confidence,
+            earlier_runs=assessment.earlier_runs, pace_ratio=pace.ratio if pace else nan,
+            pace_ratio_lower=pace.lower if pace else nan, pace_ratio_upper=pace.upper if pace else nan,
+            slower_than_before=bool(pace and pace.is_slower), verdict=assessment.verdict.value,
+            slow_nodes=[f"nodes/{host}" for host in assessment.slow_hosts],
+        )  # fmt: skip
+
+    def _put_steps(self, story: wire.JobStory, record: JobRecord) -> None:
+        """Set step time, parts of the step and checkpoint interval of *story*: medians over the GPUs of the job."""
+        table = self._fleet.tables["gpu_fast_10s"]
+        gpus = self._fleet.devices["gpu"]
+        rows = [
+            table.devices.find(int(gpus.host[row]), gpus.names[row])
+            for row in record.run.rows.tolist()
+        ]
+        at = np.array([row for row in rows if row >= 0], dtype=np.intp)
+        reported = [one.step_seconds for one in story.ranks if isfinite(one.step_seconds)]
+        story.steps_reported = bool(reported)
+        steps = np.array(reported) if reported else table.gauge_at("step_seconds", at)
+        story.step_seconds = _median(steps)
+        story.checkpoint_interval_seconds = _median(
+            table.gauge_at("checkpoint_interval_seconds", at)
+        )
+        story.step_parts_confidence_ratio = _median(
+            table.gauge_at("step_parts_confidence_ratio", at)
+        )
+        for part in STEP_PARTS:
+            shares = table.gauge_at(f"step_{part}_ratio", at)
+            # A part is shown if most GPUs with a step have the part.
+            if np.isfinite(shares).sum() * 2 >= max(int(np.isfinite(steps).sum()), 1):
+                story.step_part_ratios[part] = _median(shares)
+
+
+def _hosts(record: JobRecord) -> list[str]:
+    seen = dict.fromkeys(host for window in record.windows for host in window.hosts)
+    return sorted(seen or dict.fromkeys(record.run.hosts))
+
+
+def _windows(record: JobRecord) -> list[wire.JobWindow]:
+    index = {host: at for at, host in enumerate(_hosts(record))}
+    pace = record.pace
+    changes = {one.window: one.ratio for one in pace.changes()}
+    by_time = {
+        window.time_ns: (value, window.step_seconds, changes.get(at, 0.0))
+        for at, (window, value) in enumerate(zip(pace.windows, pace.paces(), strict=True))
+    }
+    messages: list[wire.JobWindow] = []
+    for window in record.windows:
+        value, step_seconds, change = by_time.get(window.time_ns, (nan, nan, 0.0))
+        shares = np.rint(np.clip(window.shares, 0.0, 1.0) * SHARE_STEPS).astype(np.uint8)
+        messages.append(
+            wire.JobWindow(
+                time=timestamp(window.time_ns), node_index=[index[host] for host in window.hosts],
+                shares=shares.tobytes(), estimated=window.is_estimated, pace=value,
+                step_seconds=step_seconds, change_ratio=change,
+            )
+        )  # fmt: skip
+    assert not messages or len(STATES) * len(messages[0].node_index) == len(messages[0].shares)
+    return messages
+
+
+def _verdict(one: JobVerdict, advisories: Mapping[str, Advisory]) -> wire.JobVerdict:
+    fault = one.fault
+    own = advisories.get(one.host)
+    advisory = fault.advisory or (own.name if own else "")
+    message = wire.JobVerdict(
+        verdict=fault.verdict, cause=fault.cause, reason=fault.reason, shared_cause=fault.shared_cause,
+        advisory=f"{PREFIX}{advisory}" if advisory else "", nodes=[f"nodes/{host}" for host in fault.hosts],
+        device=fault.device, slowdown=1.0 if one.is_stopped else one.slowdown,
+        slowdown_lower=nan if one.is_stopped else fault.slowdown_lower,
+        slowdown_upper=nan if one.is_stopped else fault.slowdown_upper, stops=one.is_stopped,
+        start_time=timestamp(one.since_ns), lost_gpu_hours=one.lost_gpu_hours, words=fault.message,
+        evidence_sql=fault.sql, next_command=_next_command(one, advisory),
+    )  # fmt: skip
+    if one.until_ns:
+        message.end_time.CopyFrom(timestamp(one.until_ns))
+    return message
+
+
+def _next_command(one: JobVerdict, advisory: str) -> str:
+    if one.until_ns:
+        return ""
+    if one.fault.shared_cause or advisory:
+        return f"gangline advise show {advisory}"
+    return f"gangline explain {one.host}" if one.host else ""
+
+
+def _forecast(rows: Sequence[Mapping[str, Any]]) -> list[wire.JobForecast]:
+    return [
+        wire.JobForecast(
+            horizon_seconds=row["horizon_seconds"], reason=row["reason"], power_watts=row["power_watts"],
+            power_watts_lower=row["power_watts_lower"], power_watts_upper=row["power_watts_upper"],
+            checkpoint=_event(row, "checkpoint"), host_stall=_event(row, "host_stall"),
+        )
+        for row in sorted(rows, key=lambda one: float(one["horizon_seconds"]))
+    ]  # fmt: skip
+
+
+def _event(row: Mapping[str, Any], name: str) -> wire.JobForecastEvent:
+    event = wire.JobForecastEvent(
+        probability=row[f"next_{name}_probability"], reason=row[f"{name}_reason"]
+    )
+    seconds = (
+        row[f"next_{name}_seconds"],
+        row[f"next_{name}_lower_90"],
+        row[f"next_{name}_upper_90"],
+    )
+    if all(map(isfinite, seconds)):
+        at, begin, until = (timestamp(row["time"] + round(one * 1e9)) for one in seconds)
+        event.at.CopyFrom(at)
+        getattr(event, "from").CopyFrom(begin)
+        event.until.CopyFrom(until)
+    return event
+
+
+def _median(values: Any) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else nan
+
+
+def _rank(device: str) -> int:
+    text = device.rpartition("/")[2]
+    return int(text) if text.isascii() and text.isdigit() else -1

@@ -1,0 +1,77 @@
+"""Parses texts that Slurm's commands print: states of nodes, reasons with their authors, requests for GPUs. Pure.
+
+Slurm's commands and versions name the same state differently: MAINTENANCE, MAINT, maint, `IDLE$`. The parser accepts every
+name, in any combination.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Suffix of a state -> long name.
+MARKS = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
+    "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
+}  # fmt: skip
+#: Short name -> long name.
+LONG_NAMES = {
+    "DRNG": "DRAINING", "FAILG": "FAILING", "ERR": "ERROR", "UNK": "UNKNOWN", "FUTR": "FUTURE",
+    "POW_DN": "POWER_DOWN", "POW_UP": "POWER_UP", "BOOT": "REBOOT_ISSUED", "NO_RESP": "NOT_RESPONDING", "NO_RESPOND": "NOT_RESPONDING",
+    "COMP": "COMPLETING", "BLOCK": "BLOCKED", "NPC": "PERFCTRS", "PLND": "PLANNED", "RESV": "RESERVED", "MIX": "MIXED", "ALLOC": "ALLOCATED",
+}  # fmt: skip
+#: A drain: by a person, or by the controller.
+DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"})
+#: Somebody keeps work off the node.
+OUT = DRAINED | {"MAINT", "MAINTENANCE"}
+#: The controller keeps work off the node, or the node lacks something that it should have.
+DOWN = frozenset(
+    {
+        "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL", "INVALID_REG", "POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN",
+        "POWER_DRAIN", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED",
+    }
+)  # fmt: skip
+#: The node is in service, and no job can start there now.
+BUSY = frozenset({"BLOCKED", "COMPLETING", "PERFCTRS", "POWER_UP", "POWERING_UP"})
+#: The author follows the first line of the reason.
+AUTHOR = re.compile(r" \[([^\[\]@\s]+)@[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\]")
+#: Fields that newer versions print behind the reason.
+NEXT_FIELD = re.compile(
+    r"\s(?:Comment|Extra|InstanceId|InstanceType|ReservationName|Topology|ResumeAfterTime)="
+)
+#: A request for GPUs in all forms: gpu, gpu:8, gpu:h100:8, gres:gpu:8, gres/gpu:h100:8, gres/gpu=8.
+GPU_REQUEST = re.compile(
+    r"(?:gres[:/])?gpu(?::(?P<type>[^:=]*[^:=0-9][^:=]*))?(?P<sign>[:=])?(?P<count>[0-9]{1,5})?",
+    re.ASCII,
+)
+
+
+def state_names(state: str) -> frozenset[str]:
+    """Return the long names in a state such as `IDLE+DRAIN`, `DOWN*`, `mix$` or `DRAIN+INVALID_REG+NOT_RESPONDING`."""
+    found = set[str]()
+    for part in state.split("+"):
+        word = part.rstrip("".join(MARKS))
+        found |= {MARKS[mark] for mark in part[len(word) :]}
+        word = word.upper()
+        found.add(LONG_NAMES.get(word, word))
+    return frozenset(found - {""})
+
+
+def parse_reason(text: str) -> tuple[str, str]:
+    """Return (reason, author) of the text behind `Reason=`. Slurm prints the author behind the first line of several."""
+    author = AUTHOR.search(text)
+    first, rest = (text[: author.start()], text[author.end() :]) if author else ("", text)
+    field = NEXT_FIELD.search(rest)
+    reason = f"{first} {rest[: field.start()] if field else rest}"
+    return " ".join(reason.split()), author[1] if author else ""
+
+
+def gpus_of(text: str) -> int:
+    """Return the GPUs of `gpu:h100:8`, `gres/gpu:4`, `gres:gpu:a100:2,gres:nvme:1`; 0 if none are named."""
+    requests = [
+        match
+        for item in re.sub(r"\([^()]*\)", "", text).split(",")
+        if (match := GPU_REQUEST.fullmatch(item.strip()))
+    ]
+    # `gres/gpu=8,gres/gpu:h100=8`: with equals signs the first is the total of the typed ones.
+    totals = [match for match in requests if match["sign"] == "=" and not match["type"]]
+    return sum(int(match["count"] or 1) for match in totals or requests)

@@ -1,0 +1,140 @@
+"""Latency of the operator's commands at the client: `hosts`, `explain`, `job` and `advise`, for 32 and 1,000 hosts.
+
+A real aggregator in a process of its own, with hosts of eight GPUs that run one job of all hosts, idle and while it judges
+each second. Peer: an echo of as many bytes by the same server library. The time of a call includes decoding; starting Python
+(about half a second) is not included.
+
+    python -m bench operator_answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import grpc
+import numpy as np
+
+from bench import score_server
+from bench.measure import Result, percentile
+from bench.score_server import ECHO
+from gangline.aggregator.commands.connection import ConnectionOptions
+from gangline.aggregator.commands.job_client import JobClient
+from gangline.aggregator.commands.score_client import ScoreClient
+from gangline.aggregator.runs.accumulator import ActiveRun
+from gangline.aggregator.runs.job_pace import WINDOWS_MAX, PaceTracker, PaceWindow
+from gangline.aggregator.runs.job_windows import WINDOW_NS, HostWindow, JobRecord
+from gangline.contract.wire import advisory_pb2
+from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
+
+JOB = "bench"
+SIZES = (32, 1000)
+#: Most that a call may take, by size.
+BUDGET_SECONDS = {32: 0.2, 1000: 1.0}
+CALLS = 15
+
+
+def _job(hosts: tuple[str, ...]) -> JobRecord:
+    """Return a job of all hosts with five minutes of phases and pace."""
+    run = ActiveRun(f"slurm/{JOB}", JOB, "slurm", time.time_ns() - 3600 * 10**9)
+    run.hosts, run.gpus_max = hosts, 8 * len(hosts)
+    record = JobRecord(run, PaceTracker())
+    begin_ns = time.time_ns() // WINDOW_NS * WINDOW_NS - WINDOWS_MAX * WINDOW_NS
+    shares = np.tile([0.7, 0.2, 0.05, 0.05, 0.0], (len(hosts), 1))
+    for number in range(WINDOWS_MAX):
+        at_ns = begin_ns + number * WINDOW_NS
+        record.windows.append(HostWindow(at_ns, hosts, shares, is_estimated=False))
+        record.pace.observe(PaceWindow(at_ns, (2.0, 0.4, 0.7), 0.5))
+    return record
+
+
+async def _serve(hosts: int) -> None:
+    with score_server._made(hosts) as aggregator:
+        await aggregator.start()
+        while aggregator.snapshot_holder.snapshot is None:
+            await asyncio.sleep(0.05)
+        windows = aggregator.runs.windows
+        # Nothing reports the job to the fleet: it must not end with the next turn.
+        windows.step = lambda *_: []  # type: ignore[method-assign]
+        windows.records[f"slurm/{JOB}"] = _job(tuple(aggregator.fleet.names))
+        moving = asyncio.create_task(score_server._move(aggregator))
+        print(json.dumps({"port": aggregator.port}), flush=True)
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            score_server.ScoreJudge.is_requested = line == "judge\n"
+        moving.cancel()
+        await aggregator.close()
+
+
+@contextmanager
+def _child(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            yield child, int(json.loads(child.stdout.readline())["port"])
+        finally:
+            child.stdin.close()
+
+
+def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], int]]:
+    """Return each command's call, and the bytes of the largest answer."""
+    options = ConnectionOptions(f"127.0.0.1:{port}")
+    scores, jobs = ScoreClient(options), JobClient(options)
+    name = scores.names()[0]
+    advice: Any = AdvisoryServiceStub(scores.channel)  # type: ignore[no-untyped-call]
+    request = advisory_pb2.ListAdvisoriesRequest()
+    return {
+        "hosts": scores.hosts,
+        "explain": lambda: scores.host(name),
+        "job": lambda: jobs.story(JOB),
+        "advise": lambda: advice.ListAdvisories(request, timeout=10),
+    }, lambda: sum(one.ByteSize() for one in scores.hosts().scores)
+
+
+def _times(call: Callable[[], Any]) -> list[float]:
+    times = []
+    for _ in range(CALLS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def run(seed: int) -> list[Result]:
+    """Return a row per command, size and state of the aggregator."""
+    results = []
+    for hosts in SIZES:
+        with _child("bench.operator_answers", str(hosts)) as (child, port):
+            assert child.stdin is not None
+            questions, size = _questions(port)
+            with (
+                _child("bench.score_server", "echo", "--bytes", str(size())) as (_, echo_port),
+                grpc.insecure_channel(f"127.0.0.1:{echo_port}") as channel,
+            ):
+                echo: Any = partial(cast("Any", channel.unary_unary(ECHO)), b"")
+                for state in ("idle", "judging"):
+                    child.stdin.write("judge\n" if state == "judging" else "rest\n")
+                    child.stdin.flush()
+                    floor = percentile(_times(echo), 0.5)
+                    for name, call in questions.items():
+                        times = _times(call)
+                        most = max(times)
+                        notes = f"p50 {1e3 * percentile(times, 0.5):.1f} ms, target {BUDGET_SECONDS[hosts]:g} s"
+                        results.append(
+                            Result(f"`{name}`, {hosts} hosts, {state}: slowest of {CALLS}", most, "s", "echo of the table, p50", floor, notes)
+                        )  # fmt: skip
+    return results
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1])))

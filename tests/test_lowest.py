@@ -1,0 +1,42 @@
+"""Tests with the oldest declared dependencies, as in an old distribution or a pinned environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.lowest import FILES, ROOT, declared, environment, installed
+
+
+@pytest.mark.slow
+def test_every_part_runs_with_the_oldest_versions_that_are_declared() -> None:
+    """The generated code refused the declared grpcio, and a call of NVIDIA's binding failed; no test had run with them."""
+    if words := installed():
+        pytest.skip(words)
+    code = "from importlib.metadata import version; import sys; print(*map(version, sys.argv[1:]))"
+    versions = subprocess.run(
+        [sys.executable, "-c", code, *declared()],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    ).stdout.split()
+    for (name, oldest), version in zip(declared().items(), versions, strict=True):
+        assert f"{version}.".startswith(f"{oldest}."), name
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lowest"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_list_is_of_files_that_are_there() -> None:
+    """A renamed file would silently leave this list."""
+    assert [name for name in FILES if not (ROOT / name).exists()] == []
+    assert {"grpcio", "h2", "duckdb"} <= declared().keys()
