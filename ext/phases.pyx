@@ -179,10 +179,6 @@ cdef class PhaseTracker:
                           s.watt_seconds / s.power_seconds if s.power_seconds > 0 else NAN))
         return found
 
-    def dbg_stretches(self, int row):
-        cdef TrackedGpu *g = self._gpu(row)
-        return sorted(((g.stretches[i].begin_ns-1000000000000)/1e9, (g.stretches[i].end_ns-g.stretches[i].begin_ns)/1e9, g.stretches[i].dips, g.stretches[i].is_copy) for i in range(g.stretch_count))
-
     def totals(self, int row):
         cdef TrackedGpu *g = self._gpu(row)
         cdef int i

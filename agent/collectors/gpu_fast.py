@@ -21,7 +21,7 @@ from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
-from ...ext.periods import estimate, repeats
+from ...ext.periods import estimate
 from ...ext.phases import (
     HISTORY_SIGNALS,
     JOB_COLUMNS,
@@ -70,8 +70,8 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
 )
 COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
 COLUMNS = len(COLUMN_NAMES)
-#: The step's period is looked for in this many of the last samples, of one GPU a second at most.
-PERIOD_SAMPLES = 3000
+#: The step's period is estimated from this many of the last samples of a job, and from at least this many.
+PERIOD_SAMPLES, PERIOD_SAMPLES_MIN = 3000, 200
 PERIOD_SIGNALS = (
     "power_watts",
     "utilization_ratio",
@@ -81,23 +81,19 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: A period takes a third of a millisecond of CPU: one GPU every this many samples, each of eight twice a minute.
+#: An estimate takes a millisecond of CPU: one GPU every this many seconds, each of eight about twice a minute.
 PERIOD_TURNS = 4
-#: A job's step is looked for from this many of its samples on.
-PERIOD_SAMPLES_MIN = 200
-#: How well the signals repeat at a step that no look has found among all periods for OTHER_NS.
-PLAIN_MIN = 0.6
-#: A step that was accepted less than YOUNG_NS ago is corrected, if the looks of SETTLED_NS show another.
-YOUNG_NS, SETTLED_NS = 90 * SECOND_NS, 20 * SECOND_NS
-#: A step is not reported when the signals have not repeated at it for this long, or the job has not computed.
-LOST_NS, HUNG_NS = 60 * SECOND_NS, 30 * SECOND_NS
-#: A first step must also have been there before the last minute: an evaluation has steps of its own.
-SECTION_NS = 60 * SECOND_NS
-#: From one look to the next a step changes by this share; by less than twice, if the looks of SLOWER_NS show the other one.
-DRIFT_MAX, SLOWER_NS = 0.04, 90 * SECOND_NS
-#: It is replaced by a much longer or shorter one when they have not for this long, and have shown that one instead.
-OTHER_NS = 120 * SECOND_NS
-#: Without computing for this long the job pauses.
+#: Estimates this near to each other are of one step.
+STEP_NEAR = 0.1
+#: A first step is reported once estimates agree on it for FIRST_NS. Another one replaces it if the estimates have agreed on the
+#: other one, and never on the first, for CHANGED_NS; for OTHER_JOB_NS if it is twice or half as long: that is another job in the
+#: same processes, and else a multiple or a part of the step. A step younger than YOUNG_NS may have been one itself.
+FIRST_NS, YOUNG_NS, CHANGED_NS, OTHER_JOB_NS = (
+    seconds * SECOND_NS for seconds in (20, 90, 90, 300)
+)
+#: A step that no estimate has shown for LOST_NS, or whose job has not computed for HUNG_NS, is not reported.
+LOST_NS, HUNG_NS = 300 * SECOND_NS, 30 * SECOND_NS
+#: A job that has not computed for this long pauses: its signals say nothing new about the step.
 PAUSED_NS = 3 * SECOND_NS
 
 #: Of a recording beside its samples: names of devices, and what zlib adds.
@@ -242,79 +238,55 @@ def _handle(nvml: Nvml, address: str) -> int:
 
 @dataclass
 class _JobStep:
-    """The step of one row's job, as far as it is known. Times are those of the samples, without the time of pauses."""
+    """The step of the job on one GPU."""
 
     job: int
     seconds: float = nan
     confidence: float = 0.0
     accepted_ns: int = 0
-    #: When a look last found it among all periods.
+    #: The last estimate near the step.
     confirmed_ns: int = 0
-    #: When the signals last repeated at it, and when they were last looked at.
-    repeated_ns: int = 0
-    looked_ns: int = 0
-    #: Another period, at each look since this time.
+    #: All estimates since `other_ns` that are not near the step are near this.
     other_seconds: float = nan
     other_ns: int = 0
     parts: tuple[float, ...] = ()
 
-    def look(
-        self, now_ns: int, found: tuple[float, float], kept: tuple[float, float], is_lasting: bool
-    ) -> None:
-        """Take in the period that a look has *found*, and the one near the step at which the signals still repeat (*kept*).
-
-        *is_lasting*: the signals repeated at the found period before the last minute, too, or nothing is known of that time.
-        """
-        seconds, confidence = found
-        self.looked_ns = now_ns
-        if not seconds > 0 or not _is_near(seconds, self.other_seconds):
+    def update(self, now_ns: int, seconds: float, confidence: float) -> None:
+        """Take an estimate of the period; NaN: the signals do not show any."""
+        if isnan(seconds):
+            return
+        if _is_near(seconds, self.seconds):
+            self.seconds, self.confidence, self.confirmed_ns = seconds, confidence, now_ns
+            self.other_seconds = nan
+            return
+        if not _is_near(seconds, self.other_seconds):
             self.other_seconds, self.other_ns = seconds, now_ns
-        other_ns = now_ns - self.other_ns
-        if not self.seconds > 0:
-            if seconds > 0 and other_ns > (0 if is_lasting else SLOWER_NS):
-                self._accept(now_ns, seconds, confidence)
-        elif seconds > 0 and abs(seconds - self.seconds) <= DRIFT_MAX * self.seconds:
-            self.seconds, self.confidence = seconds, confidence
-            self.confirmed_ns = self.repeated_ns = now_ns
-        elif kept[0] > 0 and (kept[1] >= PLAIN_MIN or now_ns - self.confirmed_ns < OTHER_NS):
-            self.repeated_ns = now_ns
-            # An early one may have been half or twice the step.
-            is_young = now_ns - self.accepted_ns < YOUNG_NS and other_ns >= SETTLED_NS
-            if seconds > 0 and (is_young or (other_ns >= OTHER_NS and confidence > kept[1] + 0.2)):
-                self._accept(now_ns, seconds, confidence)
-            else:
-                self.seconds, self.confidence = kept[0], kept[1]
-        elif seconds > 0:
-            lost_ns = now_ns - self.repeated_ns
-            ratio = seconds / self.seconds
-            if 0.5 <= ratio <= 2.0 and other_ns >= SLOWER_NS or lost_ns >= OTHER_NS <= other_ns:
-                self._accept(now_ns, seconds, confidence)
+        if now_ns - max(self.other_ns, self.confirmed_ns) >= self._patience_ns(now_ns, seconds):
+            self.seconds, self.confidence, self.other_seconds = seconds, confidence, nan
+            self.accepted_ns = self.confirmed_ns = now_ns
 
-    def _accept(self, now_ns: int, seconds: float, confidence: float) -> None:
-        self.seconds, self.confidence = seconds, confidence
-        self.accepted_ns = self.confirmed_ns = self.repeated_ns = now_ns
+    def _patience_ns(self, now_ns: int, seconds: float) -> int:
+        if isnan(self.seconds) or now_ns - self.accepted_ns < YOUNG_NS:
+            return FIRST_NS
+        return CHANGED_NS if 0.5 < seconds / self.seconds < 2.0 else OTHER_JOB_NS
 
 
 def _is_near(seconds: float, other: float) -> bool:
-    return abs(seconds - other) <= 0.1 * other
+    return abs(seconds - other) <= STEP_NEAR * other
 
 
 class StepPeriods:
-    """The period of each GPU's step, from the last minutes of its job in the history: one GPU a turn.
-
-    A step is kept until the signals have not repeated at it for LOST_NS, and replaced by one of less than half or more than twice
-    its length only if they then show that one for OTHER_NS: a job has one step, and checkpoints and evaluations besides.
-    """
+    """The step of each GPU's job, from the last minutes of its samples. A job has one step, also while it writes checkpoints."""
 
     def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
         self._history, self._tracker = history, tracker
         self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
-        self._row, self._looked_again = 0, -1
+        self._row = 0
         self._steps: dict[int, _JobStep] = {}
 
     def estimate_next(self) -> int:
-        """Look for the period of the next row, and return that row. Never raises."""
+        """Estimate the period of the next row, and return that row. Never raises."""
         row, self._row = self._row, (self._row + 1) % self._history.rows
         job = self._tracker.current_job(row)
         if job is None:
@@ -325,44 +297,30 @@ class StepPeriods:
         if step is None or step.job != number:
             step = self._steps[row] = _JobStep(number)
         now_ns = self._history.last_ns
-        if now_ns - computed_ns > PAUSED_NS:  # a pause says nothing of the step
-            paused_ns = now_ns - step.looked_ns
-            step.repeated_ns, step.accepted_ns = step.repeated_ns + paused_ns, step.accepted_ns + paused_ns
-            step.other_ns, step.looked_ns = step.other_ns + paused_ns, now_ns
-            return row
         length = min(self._history.length, PERIOD_SAMPLES, (now_ns - begin_ns) // PERIOD_NS)
-        if length < PERIOD_SAMPLES_MIN:
+        if length < PERIOD_SAMPLES_MIN or now_ns - computed_ns > PAUSED_NS:
             return row
-        signals, period = self._take(row, length), PERIOD_NS / SECOND_NS
         try:
-            found = estimate(signals, period)
-            kept = repeats(signals, period, step.seconds)
-            is_lasting = step.seconds > 0 or length * PERIOD_NS < 2 * SECTION_NS
-            if not is_lasting and found[0] > 0:
-                before, _ = repeats(signals, period, found[0], SECTION_NS / SECOND_NS)
-                is_lasting = before > 0
-            step.look(now_ns, found, kept, is_lasting)
-            if not step.seconds > 0 and step.other_seconds > 0 and self._looked_again != row:
-                self._row = self._looked_again = row
-            else:
-                self._looked_again = -1
-            step.parts = split(signals, period, step.seconds)
+            signals = self._read(row, length)
+            step.update(now_ns, *estimate(signals, PERIOD_NS / SECOND_NS))
+            step.parts = split(signals, PERIOD_NS / SECOND_NS, step.seconds)
         except Exception:
             log.exception(
                 "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
             )
         return row
 
-    def _take(self, row: int, length: int) -> memoryview[float]:
+    def _read(self, row: int, length: int) -> memoryview[float]:
         memory = memoryview(self._signals)
         for at, column in enumerate(self._columns):
             self._history.resample_to(
                 row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
             )
-        return memory[: len(self._columns) * length].cast("B").cast("f", (len(self._columns), length))  # type: ignore[return-value]
+        cells = memory[: len(self._columns) * length].cast("B")
+        return cells.cast("f", (len(self._columns), length))  # type: ignore[return-value]
 
     def step(self, row: int) -> tuple[float, float] | None:
-        """Return the seconds of the step and its confidence; None: not known, or the job on the row has not computed for HUNG_NS."""
+        """Return the seconds of the step and the confidence; None: not known, or the job does not compute now."""
         step = self._current(row)
         return (step.seconds, step.confidence) if step is not None else None
 
@@ -373,9 +331,10 @@ class StepPeriods:
 
     def _current(self, row: int) -> _JobStep | None:
         step, job = self._steps.get(row), self._tracker.current_job(row)
-        if step is None or job is None or step.job != job[0] or not step.seconds > 0:
+        if step is None or job is None or step.job != job[0] or isnan(step.seconds):
             return None
-        if self._history.last_ns - job[2] > HUNG_NS or step.looked_ns - step.repeated_ns > LOST_NS:
+        now_ns = self._history.last_ns
+        if now_ns - job[2] > HUNG_NS or now_ns - step.confirmed_ns > LOST_NS:
             return None
         return step
 
