@@ -11,7 +11,7 @@
    signals, folded at a part of it, vary as little as at the whole.
 """
 
-from libc.math cimport NAN, fmax, fmin, isnan
+from libc.math cimport NAN, fabs, fmax, fmin, isnan
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
@@ -23,6 +23,7 @@ cdef double PAUSE_SECONDS = 1.0
 cdef double PAUSE_ALIKE = 0.6       # of the median pause: a shorter one is a pause, too
 cdef double PAUSE_OUTLYING = 3.0    # times the median pause: never part of a step
 cdef double BATCHES_MAX = 8.6       # parts between two pauses that may be the micro-batches of one step
+cdef double KNOWN_OFF_MAX = 0.1     # from a known step: parts of this length are steps, however few are between two pauses
 cdef double CYCLE_SECONDS = 7.0     # a period with a pause from here on needs work that has a shape,
 cdef double CYCLE_PAUSE_SECONDS = 4.0   # or with pauses from here on
 cdef double SHAPE_MIN = 0.3         # autocorrelation of the work alone, one period later
@@ -149,12 +150,12 @@ cdef bint _is_shape_of_step(Work *work, double samples, double seconds_per_sampl
     return shape >= SHAPE_MIN and _repeats(work, 0, 2, fmin(work.segment / BATCHES_MAX, lags_of(0))) < SHAPE_PART_MAX * shape
 
 
-cdef Period _find_step(Work *work, double seconds_per_sample) noexcept nogil:
+cdef Period _find_step(Work *work, double seconds_per_sample, double known_samples) noexcept nogil:
     cdef Period period
     _fill(work)
     _find_pauses(work, seconds_per_sample)
     period = _search(work, PAUSE)
-    if not work.pause:
+    if not work.pause or fabs(period.samples - known_samples) <= KNOWN_OFF_MAX * known_samples:
         return period
     if not isnan(period.samples) and work.segment >= BATCHES_MAX * period.undivided:
         return period
@@ -167,7 +168,7 @@ cdef Period _find_step(Work *work, double seconds_per_sample) noexcept nogil:
     return period
 
 
-def estimate(const float[:, ::1] signals not None, double seconds_per_sample):
+def estimate(const float[:, ::1] signals not None, double seconds_per_sample, double known_seconds=NAN):
     cdef int k = signals.shape[0], n = signals.shape[1]
     cdef Work work
     cdef Period period
@@ -196,7 +197,7 @@ def estimate(const float[:, ::1] signals not None, double seconds_per_sample):
     work.mask = work.known + <size_t>k * n
     with nogil:
         _make_taps(work.taps)
-        period = _find_step(&work, seconds_per_sample)
+        period = _find_step(&work, seconds_per_sample, known_seconds / seconds_per_sample)
     free(memory)
     if isnan(period.samples):
         return NAN, 0.0

@@ -175,6 +175,8 @@ cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept n
         return False
     if c.interval < 3 * g.step_seconds or c.duration > 0.95 * c.interval:
         return False
+    # A known step is over long before a pause that is longer than any exchange.
+    has_steps = has_steps or (c.duration >= PAUSE_SECONDS_LONG and c.interval >= 3 * g.step_seconds)
     if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
         return True
     # Else it may be a long step: that shows after a few of them.

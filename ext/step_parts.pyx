@@ -157,18 +157,20 @@ cdef double _scale(Fold *fold, int s, double least) noexcept nogil:
     cdef double[BINS_MAX] ordered
     cdef double value, top
     cdef int i, k
-    ordered[0] = 0
+    top = 0
     for i in range(fold.bins):
         value = fold.means[s][i]
         if isnan(value):
-            return 0.0
+            top = NAN
+            break
         k = i
         while k > 0 and ordered[k - 1] > value:
             ordered[k] = ordered[k - 1]
             k -= 1
         ordered[k] = value
-    top = ordered[fold.bins - 1 - fold.bins // 12]
-    if top < least or top <= 0:
+    if not isnan(top):
+        top = ordered[fold.bins - 1 - fold.bins // 12]
+    if isnan(top) or top < least or top <= 0:
         for i in range(fold.bins):
             fold.means[s][i] = 0.0
         return 0.0

@@ -265,6 +265,10 @@ class _JobStep:
             self.seconds, self.confidence, self.other_seconds = seconds, confidence, nan
             self.accepted_ns = self.confirmed_ns = now_ns
 
+    def settled_seconds(self, now_ns: int) -> float:
+        """Return the step that the signals must contradict before another one counts; NaN: none, or it is young."""
+        return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
+
     def _patience_ns(self, now_ns: int, seconds: float) -> int:
         if isnan(self.seconds) or now_ns - self.accepted_ns < YOUNG_NS:
             return FIRST_NS
@@ -302,7 +306,7 @@ class StepPeriods:
             return row
         try:
             signals = self._read(row, length)
-            step.update(now_ns, *estimate(signals, PERIOD_NS / SECOND_NS))
+            step.update(now_ns, *estimate(signals, PERIOD_NS / SECOND_NS, step.settled_seconds(now_ns)))
             step.parts = split(signals, PERIOD_NS / SECOND_NS, step.seconds)
         except Exception:
             log.exception(

@@ -19,10 +19,11 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.quality.followed_gpu import FollowedGpu
 from bench.quality.markdown import table
 from bench.quality.paused_jobs_world import CHECKPOINT, SECOND_NS, PlayedJob, play
-from gangline.agent.collectors.gpu_fast import PERIOD_SIGNALS, PERIOD_TURNS, StepPeriods
-from gangline.ext.phases import HISTORY_SIGNALS, SIGNALS, STATES, PhaseTracker, SampleHistory
+from gangline.agent.collectors.gpu_fast import PERIOD_TURNS
+from gangline.ext.phases import STATES
 
 JOBS, SECONDS = 200, 600
 #: Judged from here on: the first minute has the start of the job.
@@ -36,11 +37,6 @@ PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
 #: A prediction came true if the checkpoint begins within this share of the interval.
 PREDICTION_NEAR = 0.1
 PREDICTION_SECONDS = 5
-#: Readings of the sampler that the history adds up.
-_SUMS = {
-    "pcie_bytes_per_second": ("pcie_transmitted_bytes_per_second", "pcie_received_bytes_per_second"),
-    "nvlink_bytes_per_second": ("nvlink_transmitted_bytes_per_second", "nvlink_received_bytes_per_second"),
-}  # fmt: skip
 
 
 @dataclass
@@ -68,41 +64,23 @@ class Judged:
 def judge(seed: int) -> Judged:
     """Play a random job into the agent's tracker and step estimator, and judge what they report."""
     job = play(seed, SECONDS)
-    history, tracker = SampleHistory(1), PhaseTracker(1)
-    tracker.begin_job(0)
-    periods = StepPeriods(history, tracker)
-    columns = [_column(job, name) for name in PERIOD_SIGNALS]
+    gpu = FollowedGpu()
     judged = Judged(job.step_seconds)
     labeled = np.zeros(SECONDS)
     last, begin = nan, 0
     for second in range(1, SECONDS + 1):
         now_ns = int(job.times_ns[0] // SECOND_NS * SECOND_NS) + second * SECOND_NS
         end = int(np.searchsorted(job.times_ns, now_ns, side="right"))
-        for at in range(begin, end):
-            history.begin(int(job.times_ns[at]))
-            for name, column in zip(PERIOD_SIGNALS, columns, strict=True):
-                history.put(0, HISTORY_SIGNALS.index(name), float(column[at]))
-        if end > begin:
-            tracker.push_samples(
-                0, job.times_ns[begin:end].copy(), np.ascontiguousarray(job.samples[begin:end])
-            )
+        gpu.push_second(job.times_ns[begin:end], job.samples[begin:end])
         begin = end
-        shares = tracker.take_second(0)
+        shares = gpu.tracker.take_second(0)
         labeled[second - 1] = shares[STATES.index("checkpoint")] if shares else 0.0
-        if second % PERIOD_TURNS == 0:
-            periods.estimate_next()
-            step = periods.step(0)
-            tracker.set_step(0, step[0] if step else nan)
-            if second >= BEGIN_SECONDS:
-                last = _judge_step(judged, job, step[0] if step else nan, last)
+        if second % PERIOD_TURNS == 0 and second >= BEGIN_SECONDS:
+            last = _judge_step(judged, job, gpu.step_seconds, last)
         if second % PREDICTION_SECONDS == 0:
-            _judge_prediction(judged, job, second, tracker.job(0, now_ns))
+            _judge_prediction(judged, job, second, gpu.tracker.job(0, now_ns))
     _judge_labels(judged, job, labeled)
     return judged
-
-
-def _column(job: PlayedJob, name: str) -> NDArray[np.float32]:
-    return np.asarray(sum(job.samples[:, SIGNALS.index(part)] for part in _SUMS.get(name, (name,))))
 
 
 def _judge_step(judged: Judged, job: PlayedJob, seconds: float, last: float) -> float:

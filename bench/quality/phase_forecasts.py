@@ -30,13 +30,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.quality import bsp_world as bsp
+from bench.quality.followed_gpu import FollowedGpu
 from bench.quality.markdown import table
 from bench.quality.pipeline_readings import RATE, DriverReadings
 from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
 from bench.quality.pipeline_world import play
-from gangline.agent.collectors.gpu_fast import PERIOD_SAMPLES
-from gangline.ext.periods import estimate
-from gangline.ext.phases import SIGNALS, STATES, PhaseTracker
+from gangline.ext.phases import SIGNALS, STATES
 
 SECOND_NS = 1_000_000_000
 CHECKPOINT = STATES.index("checkpoint")
@@ -47,8 +46,6 @@ FOLLOWED = (0, 3, 17, 30)
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
-#: A period is sought so often, in so many samples, as the agent does.
-PERIOD_SECONDS = 30
 #: Segments are read so often: the tracker holds 128 of each GPU.
 SEGMENT_SECONDS = 10
 #: This many checkpoints must have been before one can be known.
@@ -186,22 +183,17 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
 
 def follow(run: TrackedRun, gpu: TracedGpu) -> None:
     """Let a tracker follow one GPU, and add what it says to *run*."""
-    tracker = PhaseTracker(1)
-    tracker.begin_job(0)
+    followed = FollowedGpu()
+    tracker = followed.tracker
     times = ((np.arange(len(gpu.samples)) + 1) * (SECOND_NS // RATE)).astype(np.int64)
     reported = np.zeros((SECONDS, len(STATES)))
     forecasts: list[tuple[float, float, float]] = []  # when, for when, probability
     segments: dict[int, tuple[str, int]] = {}  # by their begin: state and end, ns
     for second in range(SECONDS):
         at = slice(second * RATE, (second + 1) * RATE)
-        tracker.push_samples(0, times[at].data, gpu.samples[at].data)
+        followed.push_second(times[at], gpu.samples[at])
         shares = tracker.take_second(0)
         reported[second] = shares[: len(STATES)] if shares is not None else math.nan
-        if second % PERIOD_SECONDS == PERIOD_SECONDS - 1:
-            last = gpu.samples[max(at.stop - PERIOD_SAMPLES, 0) : at.stop, :6]
-            known = last[:, ~np.isnan(last).all(axis=0)]
-            step, _ = estimate(np.ascontiguousarray(known.T).data, 1 / RATE)
-            tracker.set_step(0, step)
         if second % SEGMENT_SECONDS == 0 or second == SECONDS - 1:
             # Only the last ones are there; what they were called last counts.
             segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
