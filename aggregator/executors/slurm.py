@@ -62,6 +62,7 @@ CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
 CONTROLLER = "slurm"
 
 NODE_HEAD = re.compile(r"NodeName=(\S+) .*? ?State=(\S+)")
+ADDRESS = re.compile(r" NodeAddr=(\S{1,255})")
 WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
 #: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
@@ -369,10 +370,11 @@ def parse_nodes(text: str) -> dict[str, Node]:
         before, _, behind = line.partition(" Reason=")
         reason, author = parse_reason(behind)
         # The text of the reason may contain anything, also `Weight=`.
-        weight = WEIGHT.search(before)
+        weight, address = WEIGHT.search(before), ADDRESS.search(before)
         nodes[name] = replace(
-            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None
-        )
+            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None,
+            address=address[1] if address else "",
+        )  # fmt: skip
     return nodes
 
 
