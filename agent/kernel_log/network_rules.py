@@ -260,7 +260,7 @@ FAILED_MAX = 256
 
 
 def reported_when(parsed: ParsedLine, text: str) -> str:
-    """Return the condition under which `AdapterFilter` or `StuckTimes` reports a line as it is, for a person; "" of most."""
+    """Return the condition that `AdapterFilter` or `StuckTimes` sets for a line, for a person; "" without a condition."""
     if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
         return "it ends the event of an adapter that failed before, and is ignored of all others"
     if parsed.code and not {"stuck_seconds", "blocked_seconds"}.isdisjoint(parsed.attributes):

@@ -1,4 +1,4 @@
-"""Confirms that a core or a task has been stuck for long: the kernel reported the same one before, with a shorter time.
+"""Confirms the time for which a core or a task has been stuck, by an earlier report with a shorter time.
 
 A real lockup is reported every twenty seconds, a hung task every two minutes, with times that grow as the clock does. A virtual
 machine that was suspended, or migrated, resumes with a single line: "stuck for 3208s". Nothing is wrong with that host.
@@ -14,12 +14,12 @@ from .record import ParsedLine
 _FIELDS = (("stuck_seconds", "cpu"), ("blocked_seconds", "pid"))
 #: Cores and tasks that are remembered; the oldest are forgotten first.
 STUCK_MAX = 1024
-#: The reported time and the clock may differ by so much between two reports.
+#: Largest difference between the growth of the reported time and the time that passed.
 DIFFERENCE_SECONDS_MAX = 60.0
 
 
 class StuckTimes:
-    """Of one boot. For one thread."""
+    """The reports of this boot. For one thread."""
 
     def __init__(self) -> None:
         #: Name of the event, core or task -> reported seconds, and when, in seconds since the boot.
