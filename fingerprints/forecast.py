@@ -48,6 +48,8 @@ LATE_SECONDS_MAX = 60
 GAP_SECONDS_MAX = 30
 #: A pause: the gang computes less than this share of its usual share for this many seconds; it ends above the second share.
 PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
+#: Below this share of the usual share the second before a pause is taken for a part of the pause.
+PARTIAL_SHARE = 0.85
 #: What comes more often than this many seconds is no checkpoint.
 CHECKPOINT_INTERVAL_MIN = 10.0
 #: Time constant of the usual share of computing.
@@ -58,6 +60,11 @@ READINGS_MAX, PAIRS_MAX = 96, 1200.0
 DEMAND_MAX = 1e15
 #: Weight of what the job did in all against what it did this many seconds after a state: as this many pairs.
 PAIRS_PRIOR = 8.0
+#: Interval at which forecasts of demands are stored, to be compared with "as now" later.
+PENDING_SECONDS = 10
+#: "As now" replaces the forecast by states if its mean error was less than NAIVE_SHARE of the other's mean error.
+#: Number of comparisons: at least COMPARED_MIN, the last COMPARED_MAX.
+NAIVE_SHARE, COMPARED_MIN, COMPARED_MAX = 0.8, 18, 60
 #: Probability that is left for states that were not expected.
 SURPRISE = 0.01
 _HISTORY = max(HORIZONS_SECONDS) + 1
@@ -108,6 +115,57 @@ class JobForecast(NamedTuple):
     reason: str = ""
 
 
+class _DemandComparison:
+    """Running errors of two forecasts of the demands at one horizon: by states, and "as now". Bounded."""
+
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
+        #: Forecasts that are not due: (due time, median by states, "as now").
+        self._pending: deque[tuple[int, Floats, Floats]] = deque(
+            maxlen=horizon // PENDING_SECONDS + 1
+        )
+        #: A ring of absolute errors (by states, as now), by DEMANDS.
+        self._errors = np.full((COMPARED_MAX, 2, len(DEMANDS)), nan)
+        self._count = 0
+
+    def clear(self) -> None:
+        """Drop the forecasts that are not due: seconds are missing."""
+        self._pending.clear()
+
+    def add(self, now: int, by_states: Sequence[DemandForecast], current: Floats) -> None:
+        """Store a forecast made at *now*, at most one in PENDING_SECONDS."""
+        if not self._pending or now + self.horizon >= self._pending[-1][0] + PENDING_SECONDS:
+            medians = np.array([demand.median for demand in by_states])
+            self._pending.append((now + self.horizon, medians, current))
+
+    def compare(self, now: int, current: Floats) -> None:
+        """Compare the forecasts for *now* with the *current* demands."""
+        while self._pending and self._pending[0][0] <= now:
+            due, by_states, as_now = self._pending.popleft()
+            if due < now:
+                continue
+            self._errors[self._count % COMPARED_MAX] = np.abs(
+                np.stack([by_states, as_now]) - current
+            )
+            self._count += 1
+
+    def better(self, by_states: Sequence[DemandForecast], current: Floats) -> tuple[DemandForecast, ...]:  # fmt: skip
+        """Return for each demand the forecast that had the smaller errors."""
+        errors = self._errors[: self._count]
+        is_known = np.isfinite(errors).all(axis=1)
+        count = is_known.sum(axis=0)
+        by_states_sum, naive_sum = np.where(is_known[:, None], errors, 0.0).sum(axis=0)
+        is_naive = (count >= COMPARED_MIN) & (naive_sum < NAIVE_SHARE * by_states_sum)
+        result = list(by_states)
+        for at in np.flatnonzero(is_naive & np.isfinite(current)).tolist():
+            now = float(current[at])
+            reach = np.quantile(errors[is_known[:, at], 1, at], 0.9)
+            # Both together: the errors of some minutes do not show how far a job can fall.
+            lower, upper = np.fmin(now - reach, result[at].lower), np.fmax(now + reach, result[at].upper)  # fmt: skip
+            result[at] = DemandForecast(now, max(float(lower), 0.0), float(upper))
+        return tuple(result)
+
+
 class _Pause(NamedTuple):
     span: Span
     shares: tuple[float, ...]
@@ -137,17 +195,22 @@ class JobForecaster:
         self._pairs = {h: [[0.0] * len(STATES) for _ in STATES] for h in HORIZONS_SECONDS}
         self._pair_count = dict.fromkeys(HORIZONS_SECONDS, 0.0)
         self._mix = [0.0] * len(STATES)
+        #: Usual share of computing; the share of the last second, divided by the usual share.
         self._usual = 0.5
+        self._last_part = 1.0
         #: (states, readings, demands): a ring for each state.
         self._readings = np.zeros((len(STATES), READINGS_MAX, len(DEMANDS)), dtype=np.float32)
         self._readings_count = [0] * len(STATES)
         self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
-        #: The pause that lasts, or may become one: when it began, and seconds of each state; empty: none.
+        #: The pause that lasts, or may become one: its first second, when it began, and seconds of each state; empty: none.
+        self._pause_second = 0
         self._pause_begin = nan
         self._pause_shares: list[float] = []
         #: Rises when something may have been missed.
         self._watch = 0
         self._hint = nan, nan  # interval of checkpoints, and when the next one is due, by our time
+        self._current: Floats = np.full(len(DEMANDS), nan)
+        self._comparisons = [_DemandComparison(horizon) for horizon in HORIZONS_SECONDS]
         self._spans: dict[int, list[Span]] | None = None
         self._cadences: dict[int, Cadence] = {}
         self._open_kind = _NO_STATE
@@ -155,7 +218,7 @@ class JobForecaster:
     # What is seen --------------------------------------------------------------------------------
 
     def observe(self, second: int, summary: JobSecond) -> None:
-        """Take in a *second* (of any clock, seconds). Late and repeated seconds are left out."""
+        """Take in a second. *second*: its begin, by any clock. Late and repeated seconds are left out."""
         last = self._last
         if last is not None and last - LATE_SECONDS_MAX <= second <= last:
             self.left_out_count += 1
@@ -167,6 +230,8 @@ class JobForecaster:
             step = GAP_SECONDS_MAX
         self._now += step
         self._states.extend([_NO_STATE] * (step - 1))
+        if step > 1:
+            self._last_part = 1.0
         shares = summary.shares
         is_known = (
             len(shares) == len(STATES)
@@ -177,13 +242,14 @@ class JobForecaster:
         if not is_known:
             self.left_out_count += 1
             self._states.append(_NO_STATE)
+            self._last_part = 1.0
             return
         state = max(range(len(STATES)), key=shares.__getitem__)
         self.seen_seconds += 1
         self._states.append(state)
         self._remember(state, summary.demands)
         if isfinite(summary.next_checkpoint_seconds) and summary.checkpoint_interval_seconds > 0:
-            due = self._now + summary.next_checkpoint_seconds
+            due = self._now + 1 + summary.next_checkpoint_seconds
             self._hint = summary.checkpoint_interval_seconds, due
         is_paused = self._follow_pause(shares)
         if not is_paused:
@@ -192,26 +258,36 @@ class JobForecaster:
     def _remember(self, state: int, demands: Sequence[float]) -> None:
         place = self._readings_count[state] % READINGS_MAX
         known = [value if 0 <= value <= DEMAND_MAX else nan for value in demands]
-        self._readings[state, place] = known if len(known) == len(DEMANDS) else nan
+        self._current = np.array(known if len(known) == len(DEMANDS) else [nan] * len(DEMANDS))
+        self._readings[state, place] = self._current
         self._readings_count[state] += 1
+        for comparison in self._comparisons:
+            comparison.compare(self._now, self._current)
 
     def _interrupt(self) -> None:
         """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
         self._states.clear()
         self._pause_shares = []
+        for comparison in self._comparisons:
+            comparison.clear()
         self._watch += 1
 
     def _follow_pause(self, shares: Sequence[float]) -> bool:
         """Return whether the gang pauses, and note where pauses begin and end."""
         compute = shares[COMPUTE]
+        part = min(compute / self._usual, 1.0) if self._usual > 0 else 1.0
+        before, self._last_part = self._last_part, part
         if not self._pause_shares:
-            if compute >= PAUSE_SHARE * self._usual or shares[IDLE] > 0.5:
+            if part >= PAUSE_SHARE or shares[IDLE] > 0.5:
                 self._usual += (compute - self._usual) / min(USUAL_SECONDS, self.seen_seconds + 1)
                 return False
-            self._pause_begin, self._pause_shares = self._now - 1.0, [0.0] * len(STATES)
-        elif compute >= RESUME_SHARE * self._usual or shares[IDLE] > 0.5:
+            # Work ends within a second: before the pause, or in its first second.
+            self._pause_begin = self._now + (before - 1.0 if before < PARTIAL_SHARE else part)
+            self._pause_second, self._pause_shares = self._now, [0.0] * len(STATES)
+        elif part >= RESUME_SHARE or shares[IDLE] > 0.5:
             if self._is_paused:
-                pause = Span(self._pause_begin, self._now - 1.0, self._watch)
+                end = self._now if shares[IDLE] > 0.5 else self._now + 1.0 - part
+                pause = Span(self._pause_begin, end, self._watch)
                 self._pauses.append(_Pause(pause, tuple(self._pause_shares)))
                 self._spans = None
             self._pause_shares = []
@@ -222,7 +298,7 @@ class JobForecaster:
 
     @property
     def _is_paused(self) -> bool:
-        return bool(self._pause_shares) and self._now - self._pause_begin >= PAUSE_SECONDS_MIN
+        return bool(self._pause_shares) and self._now + 1 - self._pause_second >= PAUSE_SECONDS_MIN
 
     def _count(self, state: int) -> None:
         """Count which state followed which after this many seconds, outside pauses."""
@@ -271,6 +347,12 @@ class JobForecaster:
             known = horizon <= HORIZON_SECONDS_MAX
             found.append(self._probabilities(paths, horizon) if known else (nan,) * len(STATES))
         demands = self._demands(np.array(found))
+        for place, horizon in enumerate(horizons_seconds):
+            for comparison in self._comparisons:
+                if comparison.horizon == horizon:
+                    by_states = demands[place]
+                    demands[place] = comparison.better(by_states, self._current)
+                    comparison.add(at, by_states, self._current)
         nexts = {kind: one.next_onset() for kind, one in paths.items()}
         return [
             JobForecast(
@@ -371,7 +453,7 @@ class JobForecaster:
         open_kind = self._open_kind
         for kind in _PAUSES:
             if kind in paths:
-                is_on = paths[kind].is_on(horizon)
+                is_on = paths[kind].is_on(horizon + 0.5)  # in the middle of that second
             else:
                 open_seconds = self._now - self._pause_begin if kind == open_kind else nan
                 spans = (self._spans or {}).get(kind, [])

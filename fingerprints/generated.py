@@ -1,4 +1,4 @@
-"""Generated fingerprints for training and evaluation: simulated; every assumption is in this file.
+"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is in this file.
 
 A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a few
 percent; some are slow, on other GPUs, or without GPM.
@@ -12,7 +12,7 @@ import numpy as np
 
 from .fingerprint import NUMBERS, Floats
 
-#: The classes that are distinguished.
+#: Each workload is drawn from the ranges of its class.
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
 
 #: Number -> range from which each class draws a workload's value; shares are normalized after. These are assumptions

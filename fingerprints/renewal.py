@@ -36,6 +36,8 @@ DURATION_SPREAD_PRIOR = 0.3
 REGULAR_MIN, DURATION_RATIO_MAX = 3, 4.0
 #: Regular intervals from which on they are repeated as they were.
 SEEN_MIN = 6
+#: With more intervals "the last interval again" may replace their mean: steps of a job can become longer while it runs.
+COMPARED_MIN = 4
 #: Degrees of freedom from which a t distribution is taken for a normal one.
 DEGREES_MAX = 40
 
@@ -163,16 +165,29 @@ def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
             continue
         regular.append(value / times)
         skipped += times - 1
-    mean = float(np.mean(regular)) if regular else middle
-    prior_spread = max(SPREAD_PRIOR * mean, SPREAD_PRIOR_SECONDS)
-    squares = sum((value - mean) ** 2 for value in regular)
+    expected = float(np.mean(regular)) if regular else middle
+    errors = [value - expected for value in regular]
+    widening = sqrt(1 + 1 / max(len(regular), 1))
+    if _last_is_better(regular):
+        expected, errors, widening = regular[-1], [b - a for a, b in pairwise(regular)], 1.0
+    prior_spread = max(SPREAD_PRIOR * expected, SPREAD_PRIOR_SECONDS)
     freedom = SPREAD_PRIOR_WEIGHT + max(len(regular) - 1, 0)
-    spread = sqrt((SPREAD_PRIOR_WEIGHT * prior_spread**2 + squares) / freedom)
-    spread *= sqrt(1 + 1 / max(len(regular), 1))
+    squares = sum(error**2 for error in errors)
+    spread = widening * sqrt((SPREAD_PRIOR_WEIGHT * prior_spread**2 + squares) / freedom)
     return Cadence(
-        mean, spread, len(regular), skipped, irregular, mean_interval=float(np.mean(values)), degrees=round(freedom),
-        seen=tuple(regular),
+        expected, spread, len(regular), skipped, irregular, mean_interval=float(np.mean(values)), degrees=round(freedom),
+        seen=tuple(expected + error for error in errors),
     )  # fmt: skip
+
+
+def _last_is_better(intervals: Sequence[float]) -> bool:
+    """Return whether the previous interval predicted each interval better than the mean of all earlier intervals did."""
+    if len(intervals) <= COMPARED_MIN:
+        return False
+    values = np.array(intervals)
+    means = np.cumsum(values)[:-1] / np.arange(1, values.size)
+    after = values[1:]
+    return bool(np.abs(after - values[:-1])[1:].sum() < np.abs(after - means)[1:].sum())
 
 
 @cache

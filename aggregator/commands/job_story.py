@@ -252,8 +252,9 @@ def run_line(run: Row) -> str:
     """Return what earlier runs of the same workload say of this one: also one that was slow from its first step shows."""
     kind = str(run["workload_class"] or "unknown").replace("_", " ")
     line = f"workload: {kind}"
-    if run["class_confidence"]:
-        line += f" ({100 * run['class_confidence']:.0f} % sure)"
+    if kind != "unknown" and run["class_confidence"]:
+        # Runs of earlier versions were stored with confidences up to 1.
+        line += f" ({100 * min(run['class_confidence'], 0.98):.0f} % sure)"
     count = run["earlier_runs"] or 0
     if not count:
         return f"{line}; no earlier run of it is known"

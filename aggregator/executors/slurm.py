@@ -278,16 +278,17 @@ class Slurm(Scheduler):
 
     def _obstacle(self, job: str, node: str) -> str:
         """Return why *job* could not run without *node*; "" if no obstacle is known."""
-        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"])  # fmt: skip
+        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"], ["-o", "show", "license"])  # fmt: skip
         try:
-            shown, nodes, reservations = together(
+            shown, nodes, reservations, shown_licenses = together(
                 [partial(self._run, ["scontrol", *command]) for command in commands]
             )
             found, reserved = pending_job.parse_nodes(nodes), pending_job.parse_reservations(reservations)  # fmt: skip
+            licenses = pending_job.parse_licenses(shown_licenses)
             parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
         except (SchedulerError, MirrorError):
             return ""
-        reasons = (pending_job.obstacle(part, found, reserved, node) for part in parts)
+        reasons = (pending_job.obstacle(part, found, reserved, node, licenses) for part in parts)
         return next(filter(None, reasons), "")
 
     def _start(self, part: str, start: str) -> None:

@@ -80,7 +80,7 @@ class RunForecasts:
             if followed is None:
                 followed = self._followed[runs[number].key] = _Followed()
             if summary is not None:
-                followed.forecaster.observe(second, summary)
+                followed.forecaster.observe(second - 1, summary)
             # A clock that was set back must not leave a job without a forecast for as long.
             is_due = not second < followed.due_second <= second + REPEAT_SECONDS
             if is_due and due_max:

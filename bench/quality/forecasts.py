@@ -55,8 +55,9 @@ class Scores:
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
     #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins within".
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
-    #: Kind of pause -> of each onset (true in 50 %, true in 90 %, width of 90 %, error), and how many came without a window.
-    windows: dict[int, list[tuple[bool, bool, float, float]]] = field(default_factory=dict)
+    #: Kind of pause -> of each onset (true in 50 %, true in 90 %, width of 90 %, error, error of the last interval again), and
+    #: how many came without a window.
+    windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
     #: Kind -> seconds before each onset from which on every window of 90 % held it; 0: the last one did not.
     lead: dict[int, list[float]] = field(default_factory=dict)
@@ -184,8 +185,10 @@ def _score_onsets(
     """Score each onset by the forecast made in the middle of the interval before it, and by those up to it."""
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
-    before = 0.0
+    before, again = 0.0, np.nan
     for onset in run.onsets[kind]:
+        off_again = abs(again - onset)
+        again = 2 * onset - before if before else np.nan
         own = [(at, one) for at, one in told if before < at <= onset - 1]
         middle = (before + onset) / 2
         before = onset
@@ -198,7 +201,7 @@ def _score_onsets(
         off = onset - at
         windows.append((
             _holds(one.onset.window_50, off), _holds(one.onset.window_90, off),
-            one.onset.window_90[1] - one.onset.window_90[0], abs(one.onset.seconds - off),
+            one.onset.window_90[1] - one.onset.window_90[0], abs(one.onset.seconds - off), off_again,
         ))  # fmt: skip
         near = abs(one.onset.seconds - off) <= max(0.1 * one.interval_seconds, RESOLUTION_SECONDS)
         scores.stated.append((one.onset.probability, near))
@@ -248,17 +251,17 @@ def _onsets_table(scores: Scores) -> str:
     for kind, each in scores.windows.items():
         if not each and not scores.unpredicted[kind]:
             continue
-        found = np.array(each, dtype=np.float64).reshape(-1, 4)
+        found = np.array(each, dtype=np.float64).reshape(-1, 5)
         leads = np.array(scores.lead[kind])
-        shares, middles = [np.nan] * 2, [np.nan] * 2
+        shares, middles = [np.nan] * 2, [np.nan] * 3
         if len(found):
-            shares, middles = found[:, :2].mean(axis=0).tolist(), np.median(found[:, 2:], axis=0).tolist()  # fmt: skip
+            shares, middles = found[:, :2].mean(axis=0).tolist(), np.nanmedian(found[:, 2:], axis=0).tolist()  # fmt: skip
         rows.append([
             KINDS[kind], str(len(found)), str(scores.unpredicted[kind]), *(_percent(share) for share in shares),
             *(f"{number(middle)} s" for middle in middles), f"{number(float(np.median(leads)))} s" if len(leads) else "-",
             str(int((leads == 0).sum())),
         ])  # fmt: skip
-    heads = ("onset of", "predicted", "no prediction", "in the window of 50 %", "of 90 %", "width of 90 %, median", "error, median", "lead, median", "missed")  # fmt: skip
+    heads = ("onset of", "predicted", "no prediction", "in the window of 50 %", "of 90 %", "width of 90 %, median", "error, median", "of the last interval again", "lead, median", "missed")  # fmt: skip
     return table(heads, rows) if rows else ""
 
 
