@@ -31,8 +31,8 @@ from .reported_steps import is_long
 
 #: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
 WAITING_POWER_SHARE = 0.21
-#: Smaller changes are ignored: of the time that a member computes, by its SMs or by its power. Below POWER_SLOW_MIN a change of
-#: power is no proof: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
+#: Smaller changes of a member's computing time are ignored; it is measured by SMs, or by power. A change of power below
+#: POWER_SLOW_MIN is only WATCH: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
 BUSY_CHANGE_MIN, POWER_CHANGE_MIN, POWER_SLOW_MIN = 0.025, 0.035, 0.06
 BUSY_NOISE_MIN = 0.003
 #: The companions of a change: the member's work, and the logarithm of its gang's pace.

@@ -39,7 +39,7 @@ SLOW_BELOW = "gpu.slow_below_ratio"
 #: Where the driver says that heat, a brake or a cap holds it down. A level ends so much above where it begins.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
-#: NVIDIA's clocks have steps of 15 MHz, and a reading is off by up to half of one: a clock within that of its limit is at it.
+#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this much above its limit, because readings are rounded to steps.
 CLOCK_ERROR_HERTZ = 7.5e6
 #: A clock that is held down only little is reported after this time.
 MILD_SECONDS = 15.0
