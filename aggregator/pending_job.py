@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .host_sets import HostSetError, expand_hosts
 from .mirror_format import NODES_MAX, MirrorError, is_node_name
-from .slurm_text import BUSY, DOWN, DRAINED, OUT, gpus_of, parse_reason, state_names
+from .slurm_text import BUSY, DOWN, DRAINED, OUT, gpus_of, gres_of, parse_reason, state_names
 
 #: Slurm's flags of a node on which no job starts.
 UNAVAILABLE = OUT | DOWN | BUSY | {"NOT_RESPONDING"}
@@ -44,6 +44,10 @@ class PendingJob:
     named: frozenset[str]
     left_out: frozenset[str]
     reservation: str
+    #: Other generic resources of each node, and GPUs of a certain type: count by `name` or `name:type`.
+    gres: Mapping[str, int] = field(default_factory=dict)
+    #: Licenses that are all needed, by name.
+    licenses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class SlurmNode:
     cpus_used: int
     memory_mb: int
     memory_mb_used: int
+    gres: Mapping[str, int] = field(default_factory=dict)  #: count by `name` and by `name:type`
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,13 @@ def parse_job(text: str) -> PendingJob:
             _number(fields.get("TRES", ""), r"gres/gpu=(\d+)"),
         )
         gpus = -(-total // nodes)
+    gres: Counter[str] = Counter()
+    requested = fields.get("TresPerNode", "") + (
+        "," + fields.get("TresPerJob", "") if nodes == 1 else ""
+    )
+    for name, kind, count in gres_of(requested):
+        if (name, kind) != ("gpu", ""):
+            gres[f"{name}:{kind}" if kind else name] += count
     features = fields.get("Features", "(null)")
     plain = features == "(null)" or re.fullmatch(r"[\w.-]+(?:&[\w.-]+)*", features)
     return PendingJob(
@@ -126,7 +138,27 @@ def parse_job(text: str) -> PendingJob:
         named=_names(fields.get("ReqNodeList", "")),
         left_out=_names(fields.get("ExcNodeList", "")),
         reservation=fields.get("Reservation", "").replace("(null)", ""),
+        gres=dict(gres),
+        licenses=_requested_licenses(fields.get("Licenses", "")),
     )
+
+
+def _requested_licenses(text: str) -> dict[str, int]:
+    """Return the licenses of `ansys@db:2,tool`; nothing for alternatives (`a:1|b:1`)."""
+    if "|" in text or text in ("", "(null)"):
+        return {}
+    found = (re.fullmatch(r"([^:,]+)(?::([0-9]{1,9}))?", one) for one in re.split("[,;]", text))
+    return {one[1]: int(one[2] or 1) for one in found if one}
+
+
+def parse_licenses(text: str) -> dict[str, int]:
+    """Return how many there are of each license, in use or not, of `scontrol -o show license`."""
+    found: Counter[str] = Counter()  # a hierarchical resource has a row for each layer
+    for line in text.splitlines():
+        fields = _fields(line)
+        if "LicenseName" in fields:
+            found[fields["LicenseName"]] += _number(fields.get("Total", ""))
+    return dict(found)
 
 
 def _megabytes(text: str) -> int:
@@ -155,11 +187,21 @@ def parse_nodes(text: str) -> list[SlurmNode]:
                 _words(fields.get("ActiveFeatures", "")), gpus_of(fields.get("Gres", "")),
                 gpus_of(fields.get("GresUsed", "")), _number(fields.get("CPUTot", "")),
                 _number(fields.get("CPUAlloc", "")), _number(fields.get("RealMemory", "")), _number(fields.get("AllocMem", "")),
+                _gres_of_node(fields.get("Gres", "")),
             )
         )  # fmt: skip
     if not found:
         raise MirrorError("Slurm names no nodes: expected the text of scontrol -o show node")
     return found
+
+
+def _gres_of_node(text: str) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for name, kind, count in gres_of(text):
+        found[name] += count
+        if kind:
+            found[f"{name}:{kind}"] += count
+    return dict(found)
 
 
 def parse_reservations(text: str) -> dict[str, frozenset[str]]:
@@ -193,13 +235,17 @@ def obstacle(
     nodes: Sequence[SlurmNode],
     reservations: Mapping[str, Collection[str]],
     lost: str,
+    licenses: Mapping[str, int] | None = None,
 ) -> str:
     """Return why *job* could never run without the node *lost*; "" if no obstacle is known.
 
-    Nodes in use, reserved by others or in maintenance become free; nodes that are drained or down may not.
+    *licenses*: how many there are of each; None: not known. Nodes in use, reserved by others or in maintenance become free; nodes that are drained or down may not.
     """
     if lost in job.named:
         return f"it asks for {lost} (--nodelist)"
+    for name, count in job.licenses.items():
+        if licenses is not None and (total := licenses.get(name, 0)) < count:
+            return f"it needs {count} of license {name}, and Slurm has {total}"
     left = [one for one in nodes if one.name != lost]
     for name, reason_of in _conditions(job, reservations, None):
         if name in ("reservations", "in use"):
@@ -244,6 +290,9 @@ def _too_small(job: PendingJob, one: SlurmNode) -> str:
         return f"{one.gpus} GPUs of {job.gpus_per_node}"
     if one.cpus < job.cpus_per_node:
         return f"{one.cpus} CPUs of {job.cpus_per_node}"
+    for name, count in job.gres.items():
+        if (available := one.gres.get(name, 0)) < count:
+            return f"{available} {name} of {count}"
     too_little = one.memory_mb < job.memory_mb_per_node
     return f"{one.memory_mb} MB of {job.memory_mb_per_node}" if too_little else ""
 

@@ -74,6 +74,15 @@ ANYONE = Principal(Role.ANYONE, "anyone", auth_method="plain")
 _PRINCIPAL: ContextVar[Principal] = ContextVar("caller")
 
 
+_ACTOR = re.compile(rf"(?:{'|'.join(GRANTABLE_ROLES)}) [^/]*")
+
+
+def login_of_actor(actor: str) -> str:
+    """Return the login in an actor of the form `LOGIN/NAME`; "" if a caller without a login reported it."""
+    match = _ACTOR.match(actor)
+    return match[0] if match else ""
+
+
 def current_principal(context: Any) -> Principal:
     """Return who makes the call that is being answered. Raises PermissionDenied where no guard let it in."""
     try:

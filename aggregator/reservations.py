@@ -1,6 +1,6 @@
 """Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
 
-A login holds at most a share of the nodes, each for at most a day. A reservation ends early when the last token of its login is
+A login holds at most a share of the nodes, each for at most a day, and only half as many node-hours within any 24 hours. A reservation ends early when the last token of its login is
 revoked, or when an operator releases it.
 
 Only the aggregator writes them. All reservations are in one file in its folder, replaced atomically and durably before a caller
@@ -32,6 +32,9 @@ LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
 #: From the reservation to its end, renewals included.
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+#: Node-hours of a login within any 24 hours, for each node that it may hold: else it could reserve the same nodes again and again.
+LOGIN_HOURS_MAX, LOGIN_WINDOW_HOURS = 12, 24
 #: After this time some reservation may have ended.
 RETRY_SECONDS = 60.0
 
@@ -53,6 +56,16 @@ class HostReservation(NamedTuple):
     login: str = ""  #: `Principal.login`
     by_token: bool = False
     last_ns: int = 0  #: latest end after renewals, by the steady clock
+
+    @property
+    def begin_ns(self) -> int:
+        """When it was reserved, by the steady clock."""
+        return self.last_ns - TTL_SECONDS_MAX * SECOND_NS
+
+    @property
+    def node_ns(self) -> int:
+        """Its nodes multiplied by its time, up to its end."""
+        return len(self.hosts) * (self.expire_ns - self.begin_ns)
 
     @property
     def name(self) -> str:
@@ -88,6 +101,8 @@ class Reservations:
         self._wall_ns, self._steady_ns, self._has_login = wall_ns, steady_ns, has_login
         self._active: dict[int, HostReservation] = {}
         self._by_host: dict[str, int] = {}
+        #: Login -> hour of the steady clock -> node-time of its reservations that ended then.
+        self._ended: dict[str, dict[int, int]] = {}
         self._last_token = 0
         self._changes = self._written = 0
         self._lock = asyncio.Lock()
@@ -132,7 +147,7 @@ class Reservations:
         """Reserve *hosts*; none may be reserved already. Raises ResourceExhausted."""
         self._expire()
         if login:
-            self._check_login(login, len(hosts), login_nodes_max)
+            self._check_login(login, len(hosts), ttl_ns, login_nodes_max)
         assert not any(host in self._by_host for host in hosts)
         if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:
             raise ResourceExhausted(
@@ -152,8 +167,13 @@ class Reservations:
         self._changes += 1
         return one
 
-    def renew(self, name: str, owner: str, token: int, ttl_ns: int) -> HostReservation:
-        """Set its end to *ttl_ns* from now, at most a day after it began. Raises NotFound, PermissionDenied, EtagMismatch."""
+    def renew(
+        self, name: str, owner: str, token: int, ttl_ns: int, login_nodes_max: int = HOSTS_MAX
+    ) -> HostReservation:
+        """Set its end to *ttl_ns* from now, within a day after it began and its login's node-hours.
+
+        Raises NotFound, PermissionDenied, EtagMismatch.
+        """
         one = self._find(name, owner, token)
         if one is None:
             raise NotFound(
@@ -161,6 +181,13 @@ class Reservations:
                 "stop using its nodes"
             )
         expire_ns = min(self._steady_ns() + ttl_ns, one.last_ns)
+        if one.login:
+            left_ns = (
+                login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS - self._node_ns(one.login) + one.node_ns
+            )
+            expire_ns = min(
+                expire_ns, max(one.begin_ns + left_ns // len(one.hosts), self._steady_ns())
+            )
         renewed = one._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
         self._active[one.token] = renewed
         self._changes += 1
@@ -202,13 +229,29 @@ class Reservations:
             self._node_indexes = key, tuple(found)
         return self._node_indexes[1]
 
-    def _check_login(self, login: str, count: int, nodes_max: int) -> None:
+    def _node_ns(self, login: str) -> int:
+        """Return the node-time of the login's reservations that hold now or ended within the window, each with all its time."""
+        first = self._steady_ns() // HOUR_NS - LOGIN_WINDOW_HOURS
+        ended = {hour: ns for hour, ns in self._ended.get(login, {}).items() if hour >= first}
+        self._ended[login] = ended
+        active = sum(one.node_ns for one in self._active.values() if one.login == login)
+        return active + sum(ended.values())
+
+    def _check_login(self, login: str, count: int, ttl_ns: int, nodes_max: int) -> None:
         held = [len(one.hosts) for one in self._active.values() if one.login == login]
         if len(held) >= LOGIN_RESERVATIONS_MAX or sum(held) + count > nodes_max:
             raise ResourceExhausted(
                 f"the login {login!r} has {len(held)} reservations of {sum(held)} nodes and asks for {count} more, at "
                 f"most {LOGIN_RESERVATIONS_MAX} of {nodes_max}, so that others can reserve. Release some, or wait until "
                 "they expire",
+                RETRY_SECONDS,
+            )
+        used_ns, requested_ns = self._node_ns(login), count * ttl_ns
+        if used_ns + requested_ns > nodes_max * LOGIN_HOURS_MAX * HOUR_NS:
+            raise ResourceExhausted(
+                f"the login {login!r} reserved {used_ns / HOUR_NS:,.1f} node-hours within {LOGIN_WINDOW_HOURS} h and asks "
+                f"for {requested_ns / HOUR_NS:,.1f} more, at most {nodes_max * LOGIN_HOURS_MAX:,} ({LOGIN_HOURS_MAX} for "
+                f"each of {nodes_max} nodes), so that others can reserve. Ask for a shorter ttl or fewer nodes, or wait",
                 RETRY_SECONDS,
             )
 
@@ -238,6 +281,14 @@ class Reservations:
         del self._active[one.token]
         for host in one.hosts:
             del self._by_host[host]
+        if one.login:
+            end_ns = min(one.expire_ns, self._steady_ns())
+            self._count_ended(one.login, end_ns, one._replace(expire_ns=end_ns).node_ns)
+
+    def _count_ended(self, login: str, end_ns: int, node_ns: int) -> None:
+        hours = self._ended.setdefault(login, {})
+        hour = end_ns // HOUR_NS
+        hours[hour] = hours.get(hour, 0) + node_ns
 
     def _expire(self) -> None:
         now_ns = self._steady_ns()
@@ -248,10 +299,18 @@ class Reservations:
                 self._changes += is_revoked
 
     def _encoded(self) -> bytes:
+        ahead_ns = self._wall_ns() - self._steady_ns()
+        ended = [
+            [login, (hour + 1) * HOUR_NS - 1 + ahead_ns, node_ns]
+            for login in self._ended
+            if self._node_ns(login)
+            for hour, node_ns in self._ended[login].items()
+        ]
         return json.dumps(
             {
                 "version": 1,
                 "last_token": self._last_token,
+                "ended": ended,
                 "reservations": [
                     {
                         **one._asdict(),
@@ -266,7 +325,7 @@ class Reservations:
     def _load(self) -> None:
         try:
             with open(self._path, "rb") as file:
-                last_token, stored = _decoded(file.read(FILE_BYTES_MAX + 1))
+                last_token, stored, ended = _decoded(file.read(FILE_BYTES_MAX + 1))
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -278,6 +337,8 @@ class Reservations:
             return
         self._last_token = last_token
         now_ns, steady_ns = self._wall_ns(), self._steady_ns()
+        for login, wall_ns, node_ns in ended:
+            self._count_ended(login, min(wall_ns - now_ns, 0) + steady_ns, node_ns)
         for one in stored:
             left_ns = min(one.expire_ns - now_ns, one.ttl_ns)
             if left_ns > 0 and not any(host in self._by_host for host in one.hosts):
@@ -285,10 +346,15 @@ class Reservations:
                     one.last_ns - now_ns if one.last_ns else left_ns, TTL_SECONDS_MAX * SECOND_NS
                 )
                 self._add(one._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns))
+            elif one.login and one.last_ns:
+                self._count_ended(one.login, steady_ns + min(left_ns, 0), one.node_ns)
 
 
-def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
-    """Return the last token and the reservations of a file. Raises ValueError, TypeError, KeyError."""
+def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
+    """Return the last token, the reservations and the node-time of ended reservations: (login, wall clock, node-time).
+
+    Raises ValueError, TypeError, KeyError.
+    """
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
     fields = json.loads(data)
@@ -313,4 +379,8 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
             or type(one.by_token) is not bool
         ):
             raise TypeError("a field of the wrong type")
-    return int(fields["last_token"]), found
+    ended = [(login, wall_ns, node_ns) for login, wall_ns, node_ns in fields.get("ended", ())]
+    for login, *times in ended:
+        if not isinstance(login, str) or not all(type(one) is int for one in times):
+            raise TypeError("a field of the wrong type")
+    return int(fields["last_token"]), found, ended

@@ -39,6 +39,11 @@ NEXT_FIELD = re.compile(
     r"\s(?:Comment|Extra|InstanceId|InstanceType|ReservationName|Topology|ResumeAfterTime)="
 )
 #: A request for GPUs in all forms: gpu, gpu:8, gpu:h100:8, gres:gpu:8, gres/gpu:h100:8, gres/gpu=8.
+GENERIC_RESOURCE = re.compile(
+    r"(?:gres[:/])?(?P<name>[A-Za-z_][\w-]{0,63})(?::(?P<type>[A-Za-z_][\w.-]{0,63}))?(?:[:=](?P<count>[0-9]{1,12})(?P<unit>[KMGT]?))?",
+    re.ASCII,
+)
+GRES_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 GPU_REQUEST = re.compile(
     r"(?:gres[:/])?gpu(?::(?P<type>[^:=]*[^:=0-9][^:=]*))?(?P<sign>[:=])?(?P<count>[0-9]{1,5})?",
     re.ASCII,
@@ -75,3 +80,14 @@ def gpus_of(text: str) -> int:
     # `gres/gpu=8,gres/gpu:h100=8`: with equals signs the first is the total of the typed ones.
     totals = [match for match in requests if match["sign"] == "=" and not match["type"]]
     return sum(int(match["count"] or 1) for match in totals or requests)
+
+
+def gres_of(text: str) -> list[tuple[str, str, int]]:
+    """Return (name, type, count) of each generic resource of `gpu:h100:8(S:0-1),lic:1` or `gres/lic=2`; other items are ignored."""
+    found = []
+    for item in re.sub(r"\([^()]*\)", "", text).split(","):
+        match = GENERIC_RESOURCE.fullmatch(item.strip())
+        if match and match["name"] not in ("", "null", "none"):
+            count = int(match["count"] or 1) * GRES_UNITS[match["unit"] or ""]
+            found.append((match["name"], match["type"] or "", count))
+    return found

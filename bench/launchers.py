@@ -17,6 +17,7 @@ from bench.local_server import ECHO
 from bench.local_socket import _agent, _server
 from bench.measure import Result, percentile
 from gangline.aggregator.executors.attribution import AttributionBoard, HealthView, health_view
+from gangline.aggregator.executors.attribution_clients import AttributionClients
 from gangline.aggregator.executors.attribution_server import AttributionServer
 from gangline.aggregator.executors.cycle_info import CycleInfo
 from gangline.aggregator.executors.model import Advice, ScheduledJob, SchedulerState
@@ -59,7 +60,7 @@ def _health(folder: Path, version: str) -> Result:
 
 
 def _attribution(version: str) -> list[Result]:
-    board = AttributionBoard(60.0)
+    board = AttributionBoard(60.0, AttributionClients(lambda name: ["127.0.0.1"]))
     board.view = _view()
     worst, plain = [], []
     with closing(AttributionServer(board, "127.0.0.1:0")) as server:

@@ -101,6 +101,9 @@ class PhaseTracker:
     def job(self, row: int, now_ns: int) -> dict[str, float]:
         """Return the same of one row, by JOB_COLUMNS; NaN: missing."""
 
+    def current_job(self, row: int) -> tuple[int, int, int] | None:
+        """Return the number of the job, the time of the last sample before it and of its last one of computing; None: no job."""
+
     def state(self, row: int) -> tuple[str, float]:
         """Return the state of the last sample, and its confidence."""
 
@@ -134,6 +137,9 @@ class SampleHistory:
     @property
     def length(self) -> int:
         """Samples there are."""
+    @property
+    def last_ns(self) -> int:
+        """When the last sample was taken; 0 before the first."""
     @property
     def history_address(self) -> int:
         """Where the `History` of phases_history.pxd is, for other extension modules; there as long as this is."""

@@ -159,6 +159,10 @@ cdef class PhaseTracker:
         job_values(self._gpu(row), now_ns, found)
         return dict(zip(JOB_COLUMNS, found))
 
+    def current_job(self, int row):
+        cdef TrackedGpu *g = self._gpu(row)
+        return (g.jobs, g.job_begin_ns, g.computed_ns) if g.has_job else None
+
     def state(self, int row):
         cdef TrackedGpu *g = self._gpu(row)
         return STATES[g.state], g.confidence
@@ -219,6 +223,10 @@ cdef class SampleHistory:
     @property
     def length(self):
         return min(self.history.count, <uint64_t>self.history.samples_max)
+
+    @property
+    def last_ns(self):
+        return self.history.times[(self.history.count - 1) % self.history.samples_max] if self.history.count else 0
 
     @property
     def history_address(self):

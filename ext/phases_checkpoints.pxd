@@ -8,8 +8,6 @@ from libc.string cimport memset
 from phases_state cimport *
 
 
-# ---- segments --------------------------------------------------------------------------------------------
-
 cdef inline Segment *segment_last(TrackedGpu *g) noexcept nogil:
     return &g.segments[(g.segment_count - 1) % SEGMENTS_MAX] if g.segment_count else NULL
 
@@ -74,8 +72,6 @@ cdef inline void segment_put(TrackedGpu *g, int64_t now_ns, double seconds, int 
         segment_take(g, segment_last(g), now_ns)
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------
-
 cdef inline double middle(double *values, int count) noexcept nogil:
     """Return the median; sorts."""
     cdef int i, k
@@ -89,116 +85,187 @@ cdef inline double middle(double *values, int count) noexcept nogil:
     return values[count // 2] if count % 2 else (values[count // 2 - 1] + values[count // 2]) / 2
 
 
-cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work, Cadence *found) noexcept nogil:
-    """Say whether the *count* longest stretches come regularly. *order*: the longest first. *by_work*: after as much time
-    between them, however long each takes, as when a job writes one every n steps; else by the clock."""
-    cdef double[STRETCHES_MAX] gaps, sorted_gaps, durations
-    cdef int[STRETCHES_MAX] by_time
-    cdef int i, k, at, times
-    cdef double longest, least, usual, interval, off
-    for i in range(count):
-        at, k = order[i], i
-        while k > 0 and g.stretches[by_time[k - 1]].begin_ns > g.stretches[at].begin_ns:
-            by_time[k] = by_time[k - 1]
-            k -= 1
-        by_time[k] = at
-    for i in range(count):
-        durations[i] = (g.stretches[order[i]].end_ns - g.stretches[order[i]].begin_ns) / 1e9
-    usual = middle(durations, count)
-    for i in range(count - 1):
-        if by_work:
-            gaps[i] = (g.stretches[by_time[i + 1]].begin_ns - g.stretches[by_time[i]].end_ns) / 1e9 + usual
-        else:
-            gaps[i] = (g.stretches[by_time[i + 1]].begin_ns - g.stretches[by_time[i]].begin_ns) / 1e9
-        sorted_gaps[i] = gaps[i]
-    interval = middle(sorted_gaps, count - 1)
-    least = (g.stretches[order[count - 1]].end_ns - g.stretches[order[count - 1]].begin_ns) / 1e9
-    longest = (g.stretches[order[0]].end_ns - g.stretches[order[0]].begin_ns) / 1e9
-    if interval < CHECKPOINT_INTERVAL_MIN or interval < 3 * g.step_seconds < STEP_SECONDS_MAX:
-        return False
-    if longest > 5 * least or usual > 0.9 * interval:
-        return False
-    found[0] = Cadence(count, by_work, interval, 0, 0, 0)
-    for i in range(count - 1):
-        times = <int>(gaps[i] / interval + 0.5)
-        off = fabs(gaps[i] - times * interval) / interval
-        if 1 <= times <= 3 and off <= INTERVAL_TOLERANCE:
-            found.regular += 1
-            found.irregular += times - 1
-            found.off += off
-        else:
-            found.irregular += 1
-    return found.regular >= 2 and 4 * found.regular >= 3 * (count - 1)
+cdef inline double length_of(Stretch *stretch) noexcept nogil:
+    return (stretch.end_ns - stretch.begin_ns) / 1e9
 
 
-cdef inline void cadence_mark(TrackedGpu *g, int *order, int count) noexcept nogil:
+cdef inline double interval_before(TrackedGpu *g, Cadence *c, int i, bint is_work) noexcept nogil:
+    """Return the seconds from the member before the *i*-th to it: from begin to begin, or of work between the two."""
+    cdef Stretch *before = &g.stretches[c.members[i - 1]]
+    return (g.stretches[c.members[i]].begin_ns - (before.end_ns if is_work else before.begin_ns)) / 1e9
+
+
+cdef inline double cadence_expect(TrackedGpu *g, Cadence *c, int count, int by) noexcept nogil:
+    """Return the forecast of the interval from the begin of the last of *count* members to the next: skipped members count as one."""
+    cdef double[STRETCHES_MAX] values
+    cdef bint is_work = by == BY_USUAL_WORK or by == BY_LAST_WORK
+    cdef double usual = c.work if is_work else c.interval, value
+    cdef int i, times
+    for i in range(1, count):
+        value = interval_before(g, c, i, is_work)
+        times = <int>(value / usual + 0.5) if usual > 0 else 1
+        # Work is interrupted where a member was skipped, and its length is not known.
+        values[i - 1] = value / times if times > 1 else value
+    value = values[count - 2] if by == BY_LAST_CLOCK or by == BY_LAST_WORK else middle(values, count - 1)
+    return value + (length_of(&g.stretches[c.members[count - 1]]) if is_work else 0)
+
+
+cdef inline void cadence_choose(TrackedGpu *g, Cadence *c) noexcept nogil:
+    """Choose the forecast that would have been best so far."""
+    cdef int by, i, hits
+    cdef double off, total, best = 1e30
+    c.hits = c.tested = 0
+    for by in range(FORECASTS):
+        total = 0
+        hits = 0
+        for i in range(2, c.count):
+            off = fabs(cadence_expect(g, c, i, by) - interval_before(g, c, i, False)) / c.interval
+            total += min(off, 0.5)
+            hits += off <= 0.1
+        # A simpler forecast is kept until another is clearly better.
+        if total < 0.9 * best - 0.001:
+            best = total
+            c.by, c.hits, c.tested = <Forecast>by, hits, c.count - 2
+    c.next_seconds = cadence_expect(g, c, c.count, c.by)
+
+
+cdef inline bint cadence_is_regular(TrackedGpu *g, Cadence *c) noexcept nogil:
+    """Say whether the members come regularly: by the clock, or after as much work, however long each takes."""
+    cdef double[STRETCHES_MAX] values
+    cdef double[STRETCHES_MAX] sorted_values
+    cdef double usual, off, offs, best = 1e30
+    cdef double tolerance = INTERVAL_TOLERANCE if c.count > 3 else 0.5 * INTERVAL_TOLERANCE
+    cdef int is_work, i, times, regular, irregular
+    c.regular = 0
+    for is_work in range(2):
+        for i in range(1, c.count):
+            values[i - 1] = sorted_values[i - 1] = interval_before(g, c, i, is_work) + (c.duration if is_work else 0)
+        usual = middle(sorted_values, c.count - 1)
+        if is_work:
+            c.work = usual - c.duration
+        else:
+            c.interval = usual
+        offs = 0
+        regular = irregular = 0
+        for i in range(c.count - 1):
+            times = <int>(values[i] / usual + 0.5)
+            off = fabs(values[i] - times * usual) / usual
+            if 1 <= times <= 3 and off <= tolerance:
+                regular += 1
+                irregular += times - 1
+                offs += off
+            else:
+                irregular += 1
+        if regular - irregular > c.regular - c.irregular or c.regular == 0 or (
+                regular - irregular == c.regular - c.irregular and offs < best):
+            c.regular, c.irregular, best = regular, irregular, offs
+    c.off = best
+    return c.regular >= 2 and c.regular >= 3 * c.irregular
+
+
+cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept nogil:
+    """Say whether regular pauses are no part of a step: they are long, or rare, or many dips or known steps are between them."""
+    cdef int i, busy = 0, copies = 0
+    cdef bint has_steps
+    for i in range(1, c.count):
+        busy += g.stretches[c.members[i]].dips >= STEPS_MIN
+        copies += g.stretches[c.members[i]].is_copy
+    has_steps = 2 * busy > c.count - 1 or 2 * copies > c.count - 1 or c.interval >= STEPS_MIN * g.step_seconds
+    if c.interval < (CHECKPOINT_INTERVAL_MIN if not has_steps else 0.5 * CHECKPOINT_INTERVAL_MIN):
+        return False
+    if c.interval < 3 * g.step_seconds or c.duration > 0.95 * c.interval:
+        return False
+    if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
+        return True
+    # Else it may be a long step: that shows after a few of them.
+    return c.count >= UNSURE_MEMBERS_MIN and (c.duration >= PAUSE_SECONDS_LONG or c.interval >= 0.5 * STEP_SECONDS_MAX)
+
+
+cdef inline bint cadence_try(TrackedGpu *g, int *by_time, int first, double least, Cadence *c) noexcept nogil:
+    """Say whether the stretches since the *first* that last *least* seconds or more are checkpoints, and fill *c*."""
+    cdef double[STRETCHES_MAX] durations
+    cdef double length, longest = 0, rival = 0
+    cdef int i
+    c.count = 0
+    for i in range(first, g.stretch_count):
+        length = length_of(&g.stretches[by_time[i]])
+        if length >= least:
+            c.members[c.count] = by_time[i]
+            durations[c.count] = length
+            c.count += 1
+            longest = max(longest, length)
+        else:
+            rival = max(rival, length)
+    if c.count < 3 or longest > 5 * least:
+        return False
+    # A few that come regularly by chance do not stand out.
+    if c.count < 5 and (longest > 3 * least or rival > 0.7 * least):
+        return False
+    c.duration = middle(durations, c.count)
+    return cadence_is_regular(g, c) and cadence_is_of_checkpoints(g, c)
+
+
+cdef inline void cadence_mark(TrackedGpu *g) noexcept nogil:
     """Note which stretches are checkpoints, and call their segments so."""
     cdef Stretch *stretch
     cdef Segment *segment
-    cdef double[STRETCHES_MAX] durations
     cdef int64_t number, middle_ns
     cdef int i
-    g.last_checkpoint_ns = 0
     for i in range(g.stretch_count):
-        stretch = &g.stretches[order[i]]
-        if i >= count:
-            stretch.is_checkpoint = False
-            continue
-        durations[i] = (stretch.end_ns - stretch.begin_ns) / 1e9
-        g.last_checkpoint_ns = max(g.last_checkpoint_ns, stretch.end_ns if g.by_work else stretch.begin_ns)
-        if stretch.is_checkpoint:
-            continue
+        g.stretches[i].is_checkpoint = False
+    for i in range(g.cadence.count):
+        stretch = &g.stretches[g.cadence.members[i]]
         stretch.is_checkpoint = True
         for number in range(max(0, g.segment_count - SEGMENTS_MAX), g.segment_count):
             segment = &g.segments[number % SEGMENTS_MAX]
             middle_ns = segment.begin_ns + (segment.end_ns - segment.begin_ns) // 2
-            if segment.state != COMPUTE and segment.state != IDLE and stretch.begin_ns <= middle_ns <= stretch.end_ns:
+            if segment.state in (WAIT, HOST_STALL) and stretch.begin_ns <= middle_ns <= stretch.end_ns:
                 segment_relabel(g, segment, CHECKPOINT)
-    g.duration_seconds = middle(durations, count)
-    if g.by_work:
-        g.last_checkpoint_ns -= <int64_t>(g.duration_seconds * 1e9)
 
 
 cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
-    """Find the cadence that most of the long stretches have."""
-    cdef int[STRETCHES_MAX] order
-    cdef int i, k, count
+    """Find the cadence of the most stretches: of all since one of them that last as long as one of them."""
+    cdef int[STRETCHES_MAX] by_time
+    cdef int i, k, first
     cdef Cadence found, best
-    cdef int64_t length
-    best = Cadence(0, False, 0, 0, 0, 0)
+    best.count = 0
     for i in range(g.stretch_count):
-        length, k = g.stretches[i].end_ns - g.stretches[i].begin_ns, i
-        while k > 0 and g.stretches[order[k - 1]].end_ns - g.stretches[order[k - 1]].begin_ns < length:
-            order[k] = order[k - 1]
+        k = i
+        while k > 0 and g.stretches[by_time[k - 1]].begin_ns > g.stretches[i].begin_ns:
+            by_time[k] = by_time[k - 1]
             k -= 1
-        order[k] = i
-    for count in range(3, g.stretch_count + 1):
-        for i in range(2):
-            if not cadence_try(g, order, count, i, &found):
+        by_time[k] = i
+    for first in range(g.stretch_count - 2):
+        for i in range(first, g.stretch_count):
+            if not cadence_try(g, by_time, first, length_of(&g.stretches[by_time[i]]), &found):
                 continue
-            if best.count == count and (
-                    found.irregular > best.irregular or found.irregular == best.irregular and found.off >= best.off):
-                continue
-            best = found
-    if best.count:
-        g.by_work, g.interval_seconds = best.by_work, best.interval
-        g.regular, g.irregular = best.regular, best.irregular
-        cadence_mark(g, order, best.count)
-    else:
+            if not best.count or found.regular - 2 * found.irregular > best.regular - 2 * best.irregular or (
+                    found.regular - 2 * found.irregular == best.regular - 2 * best.irregular
+                    and (found.duration > 1.5 * best.duration or (found.off < best.off and found.duration > 0.7 * best.duration))):
+                best = found
+    if not best.count:
+        g.cadence.count = 0
         g.interval_seconds = g.duration_seconds = NAN
-        g.regular = g.irregular = 0
+        return
+    cadence_choose(g, &best)
+    g.cadence = best
+    g.duration_seconds = best.duration
+    g.interval_seconds = best.work + best.duration if best.by >= BY_USUAL_WORK else best.interval
+    g.last_checkpoint_ns = g.stretches[best.members[best.count - 1]].begin_ns
+    g.next_checkpoint_ns = g.last_checkpoint_ns + <int64_t>(best.next_seconds * 1e9)
+    cadence_mark(g)
 
 
 cdef inline double next_probability(TrackedGpu *g) noexcept nogil:
-    """Return the share of the intervals that were regular and of the predictions that came true, these twice, as the rule
-    of succession has it."""
-    return (1 + g.regular + 2 * g.recent_hits) / (2 + g.regular + g.irregular + 2 * g.recent)
+    """Return the share of the intervals and of the predictions, the recent ones counting more, that were right."""
+    return (HITS_PRIOR + g.cadence.hits + 2 * g.recent_hits) / (
+        TESTS_PRIOR + g.cadence.tested + g.cadence.irregular + 2 * g.recent)
 
 
 cdef inline void predict(TrackedGpu *g) noexcept nogil:
     """Say when the next one is due; kept until it is decided."""
-    if isfinite(g.interval_seconds) and g.last_checkpoint_ns:
-        g.predicted_ns = g.last_checkpoint_ns + <int64_t>(g.interval_seconds * 1e9)
+    if isfinite(g.interval_seconds):
+        g.predicted_ns = g.next_checkpoint_ns
         g.predicted_probability = next_probability(g)
         g.is_predicted = True
 
@@ -213,28 +280,28 @@ cdef inline void decide(TrackedGpu *g, bint came) noexcept nogil:
     g.is_predicted = False
 
 
-cdef inline void stretch_keep(TrackedGpu *g, int64_t begin_ns, int64_t end_ns) noexcept nogil:
+cdef inline void stretch_keep(TrackedGpu *g, Stretch *kept) noexcept nogil:
     """Remember a stretch in place of the oldest of those that are not much longer."""
     cdef int i, place = -1
-    cdef int64_t length = end_ns - begin_ns
     cdef Stretch *stretch
     for i in range(g.stretch_count):
         stretch = &g.stretches[i]
-        if end_ns - stretch.end_ns > <int64_t>(STRETCH_AGE_MAX * 1e9):
+        if kept.end_ns - stretch.end_ns > <int64_t>(STRETCH_AGE_MAX * 1e9):
             place = i
             break
-        if g.stretch_count == STRETCHES_MAX and stretch.end_ns - stretch.begin_ns <= 2 * length:
+        if g.stretch_count == STRETCHES_MAX and length_of(stretch) <= 2 * length_of(kept):
             if place < 0 or stretch.begin_ns < g.stretches[place].begin_ns:
                 place = i
     if place < 0 and g.stretch_count < STRETCHES_MAX:
         place = g.stretch_count
         g.stretch_count += 1
     if place >= 0:
-        g.stretches[place] = Stretch(begin_ns, end_ns, False)
+        g.stretches[place] = kept[0]
 
 
 cdef inline void stretch_end(TrackedGpu *g, int64_t end_ns) noexcept nogil:
-    cdef double computed
+    cdef double computed, sent, sent_else
+    cdef Stretch stretch
     if g.in_checkpoint:  # the samples by which its end was seen were counted to it
         computed = min(g.computing_seconds, g.checkpoint_seconds)
         g.checkpoint_seconds -= computed
@@ -245,15 +312,41 @@ cdef inline void stretch_end(TrackedGpu *g, int64_t end_ns) noexcept nogil:
     g.waiting_seconds = g.computing_seconds = 0
     g.stretch_job_seconds = g.stretch_duty_seconds = g.stretch_resident_seconds = 0
     if end_ns - g.stretch_begin_ns >= <int64_t>(STRETCH_SECONDS_MIN * 1e9):
-        stretch_keep(g, g.stretch_begin_ns, end_ns)
+        sent = g.stretch_sent_bytes / g.stretch_sent_seconds if g.stretch_sent_seconds > 0 else 0
+        sent_else = g.sent_bytes / g.sent_seconds if g.sent_seconds > 0 else sent
+        stretch = Stretch(g.stretch_begin_ns, end_ns, g.dips, sent >= COPY_BYTES_MIN and sent > 5 * sent_else, False)
+        g.dips = 0
+        stretch_keep(g, &stretch)
         cadence_find(g)
-        if not g.is_predicted:
+        if not g.is_predicted or isfinite(g.interval_seconds) and g.last_checkpoint_ns == stretch.begin_ns:
             predict(g)
+
+
+cdef inline void dip_count(TrackedGpu *g, double duty) noexcept nogil:
+    """Count how often the share of computing falls: at each step, where samples show it."""
+    if g.is_dip and duty >= 0.6:
+        g.is_dip = False
+    elif not g.is_dip and duty < 0.4:
+        g.is_dip = True
+        g.dips += 1
+
+
+cdef inline void sent_count(TrackedGpu *g, double seconds, double sent) noexcept nogil:
+    """Add up what is sent to the host, in a stretch and else."""
+    if not isfinite(sent):
+        return
+    if g.is_stretch:
+        g.stretch_sent_bytes += seconds * sent
+        g.stretch_sent_seconds += seconds
+    else:
+        g.sent_bytes += seconds * sent
+        g.sent_seconds += seconds
 
 
 cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, double duty) noexcept nogil:
     """Follow stretches without computing, and say whether this one is a checkpoint."""
     cdef double off_seconds, elapsed
+    dip_count(g, duty)
     if not g.is_stretch:
         if duty >= 0.4:
             g.waiting_seconds = 0
@@ -261,21 +354,30 @@ cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, doub
         if g.waiting_seconds == 0:
             g.stretch_begin_ns = now_ns - <int64_t>(seconds * 1e9)
             g.stretch_job_seconds = g.stretch_duty_seconds = g.stretch_resident_seconds = 0
+            g.stretch_sent_bytes = g.stretch_sent_seconds = 0
         g.waiting_seconds += seconds
         g.is_stretch = g.waiting_seconds >= STRETCH_OPEN_SECONDS - 1e-6
         g.computing_seconds = 0
     elif duty >= 0.6:
+        if g.computing_seconds == 0:
+            g.resume_ns = now_ns - <int64_t>(seconds * 1e9)
         g.computing_seconds += seconds
         if g.computing_seconds >= STRETCH_OPEN_SECONDS - 1e-6:
             g.computing_seconds -= seconds  # this one is not counted yet
-            stretch_end(g, now_ns - <int64_t>((g.computing_seconds + seconds) * 1e9))
+            stretch_end(g, g.resume_ns)
             return
-    else:
+    elif now_ns - g.resume_ns > <int64_t>(RESUME_SECONDS_MAX * 1e9):
         g.computing_seconds = 0
-    if not g.is_stretch or g.in_checkpoint or not isfinite(g.interval_seconds):
+    if not g.is_stretch or not isfinite(g.interval_seconds):
         return
     elapsed = (now_ns - g.stretch_begin_ns) / 1e9
-    off_seconds = (g.stretch_begin_ns - g.last_checkpoint_ns) / 1e9
+    if g.in_checkpoint:
+        # A job that does not come back from it hangs, or waits for a host.
+        g.in_checkpoint = elapsed < max(CHECKPOINT_TIMES_MAX * g.duration_seconds, CHECKPOINT_SECONDS_LONG)
+        return
+    if elapsed >= max(CHECKPOINT_TIMES_MAX * g.duration_seconds, CHECKPOINT_SECONDS_LONG):
+        return
+    off_seconds = (g.stretch_begin_ns - g.next_checkpoint_ns) / 1e9
     while off_seconds > 0.5 * g.interval_seconds:
         off_seconds -= g.interval_seconds
     if fabs(off_seconds) > max(0.15 * g.interval_seconds, 1.5) or g.stretch_begin_ns <= g.last_checkpoint_ns:

@@ -36,12 +36,22 @@ cdef extern from *:
     #define FORGET_SECONDS 1800.0  /* time constant of the histograms */
     #define CLASS_SECONDS_MIN 2.0  /* of either level, before both are believed */
     #define STRETCH_OPEN_SECONDS 0.3  /* this long without computing opens a stretch; this long of computing ends it */
-    #define STRETCH_SECONDS_MIN 1.0  /* a shorter one is no candidate for a checkpoint */
+    #define STRETCH_SECONDS_MIN 0.7  /* a shorter one is no candidate for a checkpoint */
     #define STRETCH_AGE_MAX 14400.0
+    #define STRETCH_GAP_MAX 5.0  /* a stretch continues over a gap of samples up to this */
     #define SEGMENT_SECONDS_MIN 0.5  /* a state that is shorter begins no segment */
     #define CHECKPOINT_INTERVAL_MIN 10.0  /* what comes more often is taken for steps */
-    #define STEP_SECONDS_MAX 90.0  /* three steps of 30 s: a longer period is rather that of checkpoints */
+    #define STEP_SECONDS_MAX 60.0  /* a longer period is rather that of checkpoints */
+    #define UNSURE_MEMBERS_MIN 6
+    #define RESUME_SECONDS_MAX 1.2  /* computing in this time ends a stretch, as short steps do */
     #define INTERVAL_TOLERANCE 0.12
+    #define STEPS_MIN 9  /* between two checkpoints; fewer parts between two pauses may be micro-batches of a step */
+    #define PAUSE_SECONDS_LONG 4.0  /* no exchange of a step takes longer */
+    #define COPY_BYTES_MIN 1e8  /* a second, sent to the host: more than losses and logs */
+    #define CHECKPOINT_TIMES_MAX 4.0  /* usual durations, after which a pause is no checkpoint any more */
+    #define CHECKPOINT_SECONDS_LONG 60.0  /* and seconds */
+    #define HITS_PRIOR 1.0
+    #define TESTS_PRIOR 1.5
     """
     const double NOMINAL_SECONDS
     const double GAP_SECONDS
@@ -57,6 +67,16 @@ cdef extern from *:
     const double CHECKPOINT_INTERVAL_MIN
     const double STEP_SECONDS_MAX
     const double INTERVAL_TOLERANCE
+    const int STEPS_MIN
+    const double PAUSE_SECONDS_LONG
+    const double COPY_BYTES_MIN
+    const double CHECKPOINT_TIMES_MAX
+    const double CHECKPOINT_SECONDS_LONG
+    const double HITS_PRIOR
+    const double TESTS_PRIOR
+    const double STRETCH_GAP_MAX
+    const int UNSURE_MEMBERS_MIN
+    const double RESUME_SECONDS_MAX
 
 cdef struct Levels:
     float weight[BINS]  # seconds
@@ -77,14 +97,24 @@ cdef struct Segment:
 
 cdef struct Stretch:
     int64_t begin_ns, end_ns
+    int dips  # of the share of computing, since the stretch before
+    bint is_copy  # much more was sent to the host than else
     bint is_checkpoint
 
+cdef enum Forecast:
+    # How the next of a cadence is predicted: a usual or the last interval, from begin to begin, or of work between two.
+    BY_USUAL_CLOCK, BY_LAST_CLOCK, BY_USUAL_WORK, BY_LAST_WORK
+    FORECASTS = 4
+
 cdef struct Cadence:
-    int count  # of the longest stretches
-    bint by_work  # see cadence_try
-    double interval
+    int[STRETCHES_MAX] members  # by time
+    int count
     int regular, irregular  # intervals
-    double off  # of the regular ones, in intervals
+    double interval, work, duration  # usual, seconds
+    double off  # of the regular intervals, in intervals
+    Forecast by
+    double next_seconds  # from the begin of the last member to the next one
+    int hits, tested  # intervals that this forecast would have predicted within a tenth
 
 cdef struct TrackedGpu:
     Levels levels[WITNESSES]
@@ -100,6 +130,7 @@ cdef struct TrackedGpu:
     int processes  # -1 not known, 0 none, 1 some
     bint has_job
     int64_t jobs
+    int64_t job_begin_ns, computed_ns  # the last sample before the job, and its last sample of computing
     double disagreement  # of power with the better witness, 0..1, decaying
     int state
     double confidence
@@ -109,14 +140,16 @@ cdef struct TrackedGpu:
     int64_t pending_begin_ns
     # A stretch without computing.
     bint is_stretch
-    int64_t stretch_begin_ns
+    int64_t stretch_begin_ns, resume_ns
     double waiting_seconds, computing_seconds
     bint in_checkpoint
+    int dips  # since the last stretch
+    bint is_dip
+    double sent_bytes, sent_seconds, stretch_sent_bytes, stretch_sent_seconds  # outside a stretch, and in the open one
     # Cadence of checkpoints, from the stretches.
+    Cadence cadence
     double interval_seconds, duration_seconds, step_seconds
-    bint by_work  # see cadence_try
-    int64_t last_checkpoint_ns  # its begin; by_work: the end less the usual duration
-    int regular, irregular  # intervals
+    int64_t last_checkpoint_ns, next_checkpoint_ns  # begins
     # A prediction that is not yet decided.
     int64_t predicted_ns
     double predicted_probability

@@ -18,13 +18,14 @@ cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
     levels_clear(&g.levels[BY_TENSOR], False, 0.3, 0.75)
     levels_clear(&g.levels[BY_POWER], True, 0.62, 0.6)
     g.learn_in_seconds, g.forget_in_seconds, g.learned_seconds = 1, 10, 0
-    g.stretch_count = 0
+    g.stretch_count = g.cadence.count = g.dips = 0
+    g.is_dip = False
+    g.sent_bytes = g.sent_seconds = g.stretch_sent_bytes = g.stretch_sent_seconds = 0
     g.is_stretch = g.in_checkpoint = g.is_predicted = False
     g.waiting_seconds = g.computing_seconds = 0
     g.interval_seconds = g.duration_seconds = g.step_seconds = NAN
-    g.regular = g.irregular = 0
     g.recent = g.recent_hits = 0
-    g.last_checkpoint_ns = 0
+    g.last_checkpoint_ns = g.next_checkpoint_ns = 0
     g.disagreement = 0
     g.quiet_seconds = g.active_seconds = 0
     g.stretch_job_seconds = g.stretch_duty_seconds = g.stretch_resident_seconds = 0
@@ -36,6 +37,7 @@ cdef inline void job_begin(TrackedGpu *g) noexcept nogil:
     job_clear(g)
     g.has_job = True
     g.jobs += 1
+    g.job_begin_ns = g.computed_ns = g.last_ns
 
 
 cdef inline void job_learn(TrackedGpu *g, double seconds) noexcept nogil:
@@ -141,7 +143,7 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
 
 
 cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double watts, double used, double active,
-                           double tensor, double resident, bint is_after_gap) noexcept nogil:
+                           double tensor, double resident, double sent, bint is_interrupted) noexcept nogil:
     cdef bint is_resident = not resident < 0.5
     cdef double duty, compute, stall, confidence = 0
     if isfinite(watts):
@@ -156,12 +158,13 @@ cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double
     if not isfinite(resident):
         resident = 1
     stall = min(1 - resident, 1 - compute)
-    if is_after_gap:
+    if is_interrupted:
         g.is_stretch = g.in_checkpoint = False
         g.waiting_seconds = 0
     if g.is_predicted and now_ns > g.predicted_ns + <int64_t>((0.1 * g.interval_seconds + 1) * 1e9):
         decide(g, False)
     stretch_put(g, now_ns, seconds, compute)
+    sent_count(g, seconds, sent)
     if g.in_checkpoint:
         g.checkpoint_seconds += seconds
     else:
@@ -178,6 +181,8 @@ cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double
         g.state = CHECKPOINT
     else:
         g.state = COMPUTE if compute >= 0.5 else HOST_STALL if 2 * stall > 1 - compute else WAIT
+    if compute >= 0.5:
+        g.computed_ns = now_ns
 
 
 cdef inline void second_clear(TrackedGpu *g) noexcept nogil:
@@ -192,7 +197,8 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     cdef double watts = within(values[POWER], 1e5), used = within(values[UTILIZATION], 1.01)
     cdef double active = within(values[SM_ACTIVE], 1.01), tensor = within(values[TENSOR], 1.01)
     cdef double seconds, resident
-    cdef bint is_after_gap = False
+    cdef double sent = within(values[PCIE_SENT], 1e12)
+    cdef bint is_after_gap = False, is_interrupted
     if not (isfinite(watts) or isfinite(used) or isfinite(active)):
         return
     seconds = (now_ns - g.last_ns) / 1e9 if g.last_ns else NOMINAL_SECONDS
@@ -200,8 +206,9 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
         g.left_out += 1
         return
     if seconds <= 0:  # another clock: what is remembered by time is of no use
-        g.stretch_count, g.is_predicted = 0, False
+        g.stretch_count, g.cadence.count, g.is_predicted = 0, 0, False
         g.interval_seconds = NAN
+    is_interrupted = seconds <= 0 or seconds > STRETCH_GAP_MAX or not g.last_ns
     if seconds <= 0 or seconds > GAP_SECONDS or not g.last_ns:
         seconds, is_after_gap = NOMINAL_SECONDS, True
     g.last_ns = now_ns
@@ -216,7 +223,7 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     resident = used if isfinite(used) else NAN if not isfinite(active) else 1.0 if active > 0.02 else 0.0
     g.known_seconds += seconds
     if follow_job(g, seconds, watts, used, active):
-        track_job(g, now_ns, seconds, watts, used, active, tensor, resident, is_after_gap)
+        track_job(g, now_ns, seconds, watts, used, active, tensor, resident, sent, is_interrupted)
     else:
         g.idle_seconds += seconds
         g.state, g.confidence = IDLE, 0.95 if isfinite(used) or isfinite(active) else 0.5
@@ -262,12 +269,12 @@ cdef inline void job_values(TrackedGpu *g, int64_t now_ns, double *found) noexce
     found[2] = g.levels[BY_POWER].wait
     if not isfinite(g.interval_seconds):
         return
-    late = (now_ns - g.last_checkpoint_ns) / 1e9 / g.interval_seconds
-    if g.in_checkpoint:
-        late = min((now_ns - g.stretch_begin_ns) / 1e9, g.duration_seconds) / g.interval_seconds
-    if late > 3.5:  # it has none any more
+    late = (now_ns - g.next_checkpoint_ns) / 1e9 / g.interval_seconds
+    if late > 2.5:  # it has none any more
         return
     found[3], found[4] = g.interval_seconds, g.duration_seconds
-    i = <int>(late - 0.1) + 1 if late > 0.1 else 1  # one that is a tenth late is due now
+    if g.in_checkpoint:  # the one that is being written was due
+        late = min(now_ns - g.stretch_begin_ns, <int64_t>(g.duration_seconds * 1e9)) / 1e9 / g.interval_seconds - 1
+    i = <int>(late - 0.1) + 1 if late > 0.1 else 0  # one that is a tenth late is due now
     found[5] = max(0.0, (i - late) * g.interval_seconds)
     found[6] = next_probability(g)

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -64,6 +64,16 @@ class FakeKubernetes:
                 group["versions"].append({"version": version})
             path = f"/apis/{spec['group']}/{version}"
             self.discovery.setdefault(path, {"resources": []})["resources"].append({"name": spec["names"]["plural"]})  # fmt: skip
+
+    def serve(self, group: str, versions: Collection[str]) -> None:
+        """Serve *group* in *versions* only, as after an upgrade of its controller: others end their watches and are 404."""
+        with self.condition:
+            self.discovery[f"/apis/{group}"] = {"versions": [{"version": one} for one in versions]}
+            self.condition.notify_all()
+
+    def is_served(self, group: str | None, version: str | None) -> bool:
+        offered = self.discovery.get(f"/apis/{group}")
+        return offered is None or {"version": version} in offered["versions"]
 
     def change(self, kind: str, key: Key, thing: Any) -> Any:
         """Store *thing*, or take it away (`DELETED`), and tell watches. What changes nothing is no new version."""
@@ -230,10 +240,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._send(200, self.fake.discovery[parts.path])
                 return
             match = PATH.fullmatch(parts.path)
-            if match is None:
+            if match is None or not self.fake.is_served(match["group"], match["version"]):
                 raise Refusal(404, "the server could not find the requested resource")
             if query.get("watch"):
-                self._watch(match["kind"], query)
+                self._watch(match, query)
                 return
             with self.fake.condition:
                 self.fake.calls += 1
@@ -277,13 +287,16 @@ class Handler(BaseHTTPRequestHandler):
         metadata = {"resourceVersion": str(self.fake.version), **more}
         return {"kind": "List", "metadata": metadata, "items": found[first : first + limit]}
 
-    def _watch(self, kind: str, query: dict[str, str]) -> None:
+    def _watch(self, match: re.Match[str], query: dict[str, str]) -> None:
+        kind = match["kind"]
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         version, fake = int(query["resourceVersion"]), self.fake
         end = time.monotonic() + float(query["timeoutSeconds"])
         while time.monotonic() < end and not fake.is_stopped:
+            if not fake.is_served(match["group"], match["version"]):
+                break
             with fake.condition:
                 oldest = fake.changes[0][0] if len(fake.changes) == CHANGES_MAX else 0
                 if version < oldest - 1:

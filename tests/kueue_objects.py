@@ -115,9 +115,6 @@ def define_all(cluster: UsedCluster) -> None:
                 [kubectl, f"--kubeconfig={config}", "apply", "-f", str(MANIFESTS / name)],
                 check=True, capture_output=True, timeout=60,
             )  # fmt: skip
-    else:
-        check = {"metadata": {"name": "gangline"}, "spec": {"controllerName": "gangline.io/health"}}
-        api.call("POST", f"/apis/{KUEUE}/v1beta1/admissionchecks", check)
 
 
 def _answers(api: ApiServer, path: str) -> bool:

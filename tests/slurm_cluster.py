@@ -50,14 +50,16 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
+GresTypes=gpu,lic
+Licenses=tool:2
 SlurmdParameters=config_overrides
 ReturnToService=1
 SlurmdTimeout=300
 KillWait=2
 JobRequeue=1
 NodeName=DEFAULT CPUs=8 Boards=1 SocketsPerBoard=2 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=100 Gres=gpu:h100:{gpus}
-NodeName=gpu[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
+NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} Gres=gpu:h100:{gpus},lic:1
+NodeName=gpu[2-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{second}-{last}]
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
@@ -107,11 +109,12 @@ class SlurmCluster:
         self.conf.write_text(
             CONF.format(
                 host=host, user=self.user, port=controller, folder=folder, nodes=nodes,
-                first=ports[0], last=ports[-1], gpus=GPUS,
+                first=ports[0], second=ports[1], last=ports[-1], gpus=GPUS,
             )
         )  # fmt: skip
         devices = [device for device in DEVICES if Path("/dev", device).is_char_device()][:GPUS]
         lines = [f"Name=gpu Type=h100 File=/dev/{device}\n" for device in devices]
+        lines.append("NodeName=gpu1 Name=lic Count=1\n")
         (folder / "gres.conf").write_text("AutoDetect=off\n" + "".join(lines))
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
@@ -132,6 +135,14 @@ class SlurmCluster:
         for name in self.nodes:
             self.start_node(name)
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
+
+    def set_licenses(self, licenses: str) -> None:
+        """Have other licenses in slurm.conf."""
+        text = re.sub(
+            r"^Licenses=.*$", f"Licenses={licenses}", self.conf.read_text(), flags=re.MULTILINE
+        )
+        self.conf.write_text(text)
+        self.command("scontrol", "reconfigure")
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from gangline.aggregator.commands.run import (
     missing_message,
     read_truth,
     reset_folder,
+    wait_for_killed_run,
 )
 from gangline.aggregator.principal import Role
 from gangline.aggregator.store import duckdb_file
@@ -154,9 +156,10 @@ def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) 
 def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> None:
     """After a `make run` somebody began in earnest, in the same folder: it is no demonstration's any more."""
     data = tmp_path / "aggregator"
-    data.mkdir()
     mark_started(tmp_path)
-    assert (data / DEMONSTRATION).exists()
+    (data / DEMONSTRATION).write_text(
+        "1\n"
+    )  # another process: the parent of the aggregator is this one
     arguments = ["aggregator", "--data", str(data), "--listen", "127.0.0.1:0"]
     with Process(arguments, tmp_path / "aggregator.log") as process:
         until(lambda: "listening" in process.said(), "listening")
@@ -265,6 +268,32 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
         assert len(children) >= 3
         process.kill()
         until(lambda: not living(children), "all gone")
+
+
+def test_a_run_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    """Its store, begun and not yet marked, counted as a person's: the next run continued with it, and `--scenario night` refused."""
+    with running(tmp_path, "--simulated", "0") as process:
+        store_file = tmp_path / "var" / "aggregator" / duckdb_file.STORE_FILE
+        until(store_file.exists, f"the store is begun: {process.log}")
+        children = descendants(process.pid)
+        process.kill()
+    wait_for_killed_run(tmp_path / "var", threading.Event())
+    assert reset_folder(tmp_path / "var")[0]
+    until(lambda: not living(children), "all gone")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
+    """No traceback, no process, no store that counts as a person's; and `--once` has not succeeded."""
+    with running(tmp_path, "--simulated", "2", "--once") as process:
+        until(lambda: "starting the aggregator" in process.said(), f"it starts: {process.log}")
+        until(lambda: len(descendants(process.pid)) > 0, "a child")
+        children = descendants(process.pid)
+        assert process.stop(signal.SIGINT) == 1
+        assert "ended before the table was complete" in process.said()
+        until(lambda: not living(children), "no process left")
+    assert "Traceback" not in process.said()
+    assert reset_folder(tmp_path / "var")[0]
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from math import isnan
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
@@ -21,6 +21,7 @@ from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
+from ...ext.periods import estimate
 from ...ext.phases import (
     HISTORY_SIGNALS,
     JOB_COLUMNS,
@@ -69,8 +70,8 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
 )
 COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
 COLUMNS = len(COLUMN_NAMES)
-#: The step's period is looked for in this many of the last samples, of one GPU a second at most.
-PERIOD_SAMPLES = 1200
+#: The step's period is estimated from this many of the last samples of a job, and from at least this many.
+PERIOD_SAMPLES, PERIOD_SAMPLES_MIN = 3000, 200
 PERIOD_SIGNALS = (
     "power_watts",
     "utilization_ratio",
@@ -80,10 +81,20 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: A period takes a third of a millisecond of CPU: one GPU every this many samples, each of eight twice a minute.
+#: An estimate takes a millisecond of CPU: one GPU every this many seconds, each of eight about twice a minute.
 PERIOD_TURNS = 4
-#: Finds the period of some signals: `gangline.ext.periods.estimate`.
-PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
+#: Estimates this near to each other are of one step.
+STEP_NEAR = 0.1
+#: A first step is reported once estimates agree on it for FIRST_NS. Another one replaces it if the estimates have agreed on the
+#: other one, and never on the first, for CHANGED_NS; for OTHER_JOB_NS if it is twice or half as long: that is another job in the
+#: same processes, and else a multiple or a part of the step. A step younger than YOUNG_NS may have been one itself.
+FIRST_NS, YOUNG_NS, CHANGED_NS, OTHER_JOB_NS = (
+    seconds * SECOND_NS for seconds in (20, 90, 90, 300)
+)
+#: A step that no estimate has shown for LOST_NS, or whose job has not computed for HUNG_NS, is not reported.
+LOST_NS, HUNG_NS = 300 * SECOND_NS, 30 * SECOND_NS
+#: A job that has not computed for this long pauses: its signals say nothing new about the step.
+PAUSED_NS = 3 * SECOND_NS
 
 #: Of a recording beside its samples: names of devices, and what zlib adds.
 RECORDING_HEADER_BYTES = 1 << 16
@@ -152,7 +163,7 @@ class Samples:
             self._pids = before._pids
         else:
             self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
-            self.steps, self._pids = StepPeriods(self.history), {}
+            self.steps, self._pids = StepPeriods(self.history, self.tracker), {}
         self.ring = SampleRing(
             self._sweep,
             self.gpm,
@@ -225,56 +236,107 @@ def _handle(nvml: Nvml, address: str) -> int:
         return 0
 
 
-def _period_estimator() -> PeriodEstimator | None:
-    """Return the estimator of periods; None in a build without it."""
-    try:
-        return import_module("...ext.periods", __package__).estimate  # type: ignore[no-any-return]
-    except ImportError:
-        return None
+@dataclass
+class _JobStep:
+    """The step of the job on one GPU."""
+
+    job: int
+    seconds: float = nan
+    confidence: float = 0.0
+    accepted_ns: int = 0
+    #: The last estimate near the step.
+    confirmed_ns: int = 0
+    #: All estimates since `other_ns` that are not near the step are near this.
+    other_seconds: float = nan
+    other_ns: int = 0
+    parts: tuple[float, ...] = ()
+
+    def update(self, now_ns: int, seconds: float, confidence: float) -> None:
+        """Take an estimate of the period; NaN: the signals do not show any."""
+        if isnan(seconds):
+            return
+        if _is_near(seconds, self.seconds):
+            self.seconds, self.confidence, self.confirmed_ns = seconds, confidence, now_ns
+            self.other_seconds = nan
+            return
+        if not _is_near(seconds, self.other_seconds):
+            self.other_seconds, self.other_ns = seconds, now_ns
+        if now_ns - max(self.other_ns, self.confirmed_ns) >= self._patience_ns(now_ns, seconds):
+            self.seconds, self.confidence, self.other_seconds = seconds, confidence, nan
+            self.accepted_ns = self.confirmed_ns = now_ns
+
+    def _patience_ns(self, now_ns: int, seconds: float) -> int:
+        if isnan(self.seconds) or now_ns - self.accepted_ns < YOUNG_NS:
+            return FIRST_NS
+        return CHANGED_NS if 0.5 < seconds / self.seconds < 2.0 else OTHER_JOB_NS
+
+
+def _is_near(seconds: float, other: float) -> bool:
+    return abs(seconds - other) <= STEP_NEAR * other
 
 
 class StepPeriods:
-    """The period of each GPU's step, from the last two minutes of its history: one GPU a turn."""
+    """The step of each GPU's job, from the last minutes of its samples. A job has one step, also while it writes checkpoints."""
 
-    def __init__(self, history: SampleHistory, estimate: PeriodEstimator | None = None) -> None:
-        self._history = history
-        self._estimate = estimate or _period_estimator()
+    def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
+        self._history, self._tracker = history, tracker
         self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
         self._row = 0
-        self.found: dict[int, tuple[float, float]] = {}  # row -> seconds and confidence
-        self.parts: dict[int, tuple[float, ...]] = {}  # row -> shares of PARTS, and confidence
+        self._steps: dict[int, _JobStep] = {}
 
-    def estimate_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
-        """Find the period of the next row, and return that row; None: there is no estimator. Never raises."""
-        if self._estimate is None or self._history.length < PERIOD_SAMPLES // 4:
-            return None
+    def estimate_next(self) -> int:
+        """Estimate the period of the next row, and return that row. Never raises."""
         row, self._row = self._row, (self._row + 1) % self._history.rows
-        self.found.pop(row, None)
-        self.parts.pop(row, None)
-        if state(row)[0] == "idle":
+        job = self._tracker.current_job(row)
+        if job is None:
+            self._steps.pop(row, None)
             return row
-        length = min(self._history.length, PERIOD_SAMPLES)
+        number, begin_ns, computed_ns = job
+        step = self._steps.get(row)
+        if step is None or step.job != number:
+            step = self._steps[row] = _JobStep(number)
+        now_ns = self._history.last_ns
+        length = min(self._history.length, PERIOD_SAMPLES, (now_ns - begin_ns) // PERIOD_NS)
+        if length < PERIOD_SAMPLES_MIN or now_ns - computed_ns > PAUSED_NS:
+            return row
+        try:
+            signals = self._read(row, length)
+            step.update(now_ns, *estimate(signals, PERIOD_NS / SECOND_NS))
+            step.parts = split(signals, PERIOD_NS / SECOND_NS, step.seconds)
+        except Exception:
+            log.exception(
+                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
+            )
+        return row
+
+    def _read(self, row: int, length: int) -> memoryview[float]:
         memory = memoryview(self._signals)
         for at, column in enumerate(self._columns):
             self._history.resample_to(
                 row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
             )
-        shaped = memory[: len(self._columns) * length].cast("B")
-        try:
-            signals = shaped.cast("f", (len(self._columns), length))
-            seconds, confidence = self._estimate(signals, PERIOD_NS / SECOND_NS)
-            parts = split(signals, PERIOD_NS / SECOND_NS, seconds)
-        except Exception:
-            log.exception(
-                "period of row %d could not be read", row, extra={"cause": "gpu_fast.period"}
-            )
-            return row
-        if seconds > 0:  # NaN: it abstains
-            self.found[row] = seconds, confidence
-        if parts[-1] > 0:
-            self.parts[row] = parts
-        return row
+        cells = memory[: len(self._columns) * length].cast("B")
+        return cells.cast("f", (len(self._columns), length))  # type: ignore[return-value]
+
+    def step(self, row: int) -> tuple[float, float] | None:
+        """Return the seconds of the step and the confidence; None: not known, or the job does not compute now."""
+        step = self._current(row)
+        return (step.seconds, step.confidence) if step is not None else None
+
+    def parts(self, row: int) -> tuple[float, ...] | None:
+        """Return the shares of PARTS and their confidence; None: not known."""
+        step = self._current(row)
+        return step.parts if step is not None and step.parts and step.parts[-1] > 0 else None
+
+    def _current(self, row: int) -> _JobStep | None:
+        step, job = self._steps.get(row), self._tracker.current_job(row)
+        if step is None or job is None or step.job != job[0] or isnan(step.seconds):
+            return None
+        now_ns = self._history.last_ns
+        if now_ns - job[2] > HUNG_NS or now_ns - step.confirmed_ns > LOST_NS:
+            return None
+        return step
 
 
 class GpuFast(Collector):
@@ -314,9 +376,8 @@ class GpuFast(Collector):
         self._turns += 1
         if self._turns % PERIOD_TURNS:
             return
-        row = samples.steps.estimate_next(samples.tracker.state)
-        if row is not None:
-            samples.tracker.set_step(row, samples.steps.found.get(row, (float("nan"), 0.0))[0])
+        row = samples.steps.estimate_next()
+        samples.tracker.set_step(row, (samples.steps.step(row) or (nan, 0.0))[0])
 
     def idle(self, until_ns: int) -> None:
         """Sample ten times a second until then, or until somebody calls."""
@@ -386,10 +447,10 @@ class GpuFastJobs(Collector):
             block = self._block = Block("gpu_fast_10s", samples.keys)
         samples.tracker.summarise_jobs(block, _JOB_INDEXES, self._session.clock.boottime_ns())
         for row in range(block.rows):
-            step = samples.steps.found.get(row)
+            step = samples.steps.step(row)
             for column, value in zip(_STEP_INDEXES, step or (None, None), strict=True):
                 block.put_float(column, row, value)
-            parts = samples.steps.parts.get(row)
+            parts = samples.steps.parts(row)
             for column, value in zip(
                 _PARTS_INDEXES, parts or (None,) * len(_PARTS_INDEXES), strict=True
             ):

@@ -1,7 +1,12 @@
-"""Running gangs as a scheduler reports them: hosts, size, and checkpoint interval, until each ends."""
+"""Running gangs as a scheduler reports them: hosts, size, and checkpoint interval, until each ends.
+
+A gang belongs to the login that reported it. If a second login reports a gang under a name that is in use, its gang is named
+`NAME (LOGIN)` everywhere, so that no answer mixes the two.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,16 +15,35 @@ import numpy as np
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import HostJobs, Job, ScheduledGang
 from ..model import HostScore
+from ..principal import GRANTABLE_ROLES, login_of_actor
 from ..scoring.evaluate import Judgement
 from .advisory import Member, place_of
 from .policy import Workload
 
 #: At once, and hosts of all of them together.
 GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
+_NO_LOGIN = "no login"
+_QUALIFIED = re.compile(rf"(.+) \(({_NO_LOGIN}|(?:{'|'.join(GRANTABLE_ROLES)}) [^()]*)\)")
+
+
+def qualified_name(workload: str, login: str) -> str:
+    """Return the name of a second gang *workload*, which *login* reported."""
+    return f"{workload} ({login or _NO_LOGIN})"
+
+
+def reported_name(name: str) -> str:
+    """Return the name under which the gang *name* was reported."""
+    match = _QUALIFIED.fullmatch(name)
+    return match[1] if match else name
+
+
+def name_for(name: str, login: str) -> str:
+    """Return the gang's *name* as *login* knows it: the login that reported the gang gets its own name back."""
+    return name.removesuffix(qualified_name("", login)) if login else name
 
 
 class Gang(NamedTuple):
-    """One workload. `gpus` 0: all that its hosts have; `checkpoint_seconds` 0: unknown."""
+    """A workload. `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown. `reporter`: LOGIN/ACTOR."""
 
     workload: str
     hosts: tuple[str, ...]
@@ -29,9 +53,14 @@ class Gang(NamedTuple):
     reporter: str
     reported_ns: int
 
+    @property
+    def login(self) -> str:
+        """The login that the gang belongs to; "": it was reported without a login."""
+        return login_of_actor(self.reporter)
+
 
 class ScheduledGangs:
-    """Those that stand, by workload and by host."""
+    """The gangs that have not ended, by name and by host."""
 
     def __init__(self, gangs: Iterable[Gang] = ()) -> None:
         self._gangs: dict[str, Gang] = {}
@@ -47,8 +76,27 @@ class ScheduledGangs:
         """Yield each as judgement takes it."""
         return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
 
+    def named(self, one: Gang) -> Gang:
+        """Return *one* under the name that its login's gang has or would have here."""
+        qualified = qualified_name(one.workload, one.login)
+        holder = self._gangs.get(one.workload)
+        if qualified in self._gangs or (holder and holder.login not in ("", one.login)):
+            return one._replace(workload=qualified)
+        return one
+
+    def endable(self, workload: str, login: str, ends_any: bool) -> str:
+        """Return the name of the gang that *login* ends by *workload*; "" if it may end none of that name.
+
+        The login's own gang comes first. *ends_any*: the login may also end another login's gang, by its name here.
+        """
+        for name in (qualified_name(workload, login), workload):
+            holder = self._gangs.get(name)
+            if holder is not None and (holder.login in ("", login) or ends_any):
+                return name
+        return ""
+
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
-        """Return whether *gangs* may be reported, too."""
+        """Return whether *gangs*, under their names here, may be reported, too."""
         new = {one.workload: one for one in gangs}
         replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
         hosts = self._hosts - sum(len(one.hosts) for one in replaced)

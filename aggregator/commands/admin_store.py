@@ -125,13 +125,14 @@ def held_store(data: Path, connection_options: ConnectionOptions) -> Iterator[Co
     with admin_stub(connection_options) as stub:
         call = stub.HoldStore(admin_pb2.HoldStoreRequest())
         try:
-            journal = bytearray()
+            journal, answers = bytearray(), bytearray()
             file: admin_pb2.HeldFile | None = None
             while file is None:
                 message = next(call)
                 journal += message.journal
+                answers += message.answers
                 file = message.file if message.HasField("file") else None
-            yield _held_view(data, connection_options, call, file, bytes(journal))
+            yield _held_view(data, connection_options, call, file, bytes(journal), bytes(answers))
         except grpc.RpcError as error:
             raise call_error(error, data, connection_options) from error
         finally:
@@ -144,6 +145,7 @@ def _held_view(
     call: Any,
     file: admin_pb2.HeldFile,
     journal: bytes,
+    answers: bytes,
 ) -> ConsistentView:
     path = data / STORE_FILE
     if path.stat().st_ino != file.inode:
@@ -160,7 +162,9 @@ def _held_view(
         unchanged()
 
     micros = file.stood_still_microseconds
-    return ConsistentView(data, True, file.wal_bytes, file.wall_time_ns, journal, micros, check)
+    return ConsistentView(
+        data, True, file.wal_bytes, file.wall_time_ns, journal, answers, micros, check
+    )
 
 
 def call_error(error: Any, data: Path, connection_options: ConnectionOptions) -> CommandError:
@@ -228,7 +232,7 @@ def _print_backup(made: BackupResult) -> str:
 def _backup_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline admin backup",
-        description="Copies the current store into a new folder under DIR: the file, the event journal, the permit, and "
+        description="Copies the current store into a new folder under DIR: the file, the journals of events and answers, the permit, and "
         "the Parquet files. Files that the previous backup has are hard-linked. The aggregator continues to store. The backup "
         "is read back while it is written, and is complete or absent.",
         epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -26,8 +27,17 @@ if TYPE_CHECKING:
 #: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
 GC_OBJECTS, GC_GENERATION_THRESHOLDS = 50_000, (50, 20)
 #: A file in the data folder by which `gangline run` knows that it began the store there, and that no other aggregator was
-#: started on it since: such a folder it empties at its next start. It writes the file once the service answers.
+#: started on it since: such a folder it empties at its next start. The file contains the process id of that run.
 DEMONSTRATION = "demonstration"
+
+
+def owner_of(folder: Path) -> int:
+    """Return the process id of the `gangline run` that began the store in *folder*; 0 if none did."""
+    try:
+        text = (folder / DEMONSTRATION).read_text()
+    except (OSError, ValueError):
+        return 0
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,9}\n", text) else 0
 
 
 def main(arguments: list[str]) -> int:
@@ -44,8 +54,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(config: AggregatorConfig) -> int:
-    with suppress(OSError):  # one that cannot be used is refused below, with words
-        (config.data / DEMONSTRATION).unlink()
+    if owner_of(config.data) != os.getppid():  # else it is the aggregator of that run
+        with suppress(OSError):  # a folder that cannot be used is refused below, with words
+            (config.data / DEMONSTRATION).unlink()
     gc.set_threshold(
         GC_OBJECTS, *GC_GENERATION_THRESHOLDS
     )  # first: what is imported stays, and is no garbage

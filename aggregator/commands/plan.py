@@ -630,7 +630,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_share,
         default=0.0,
         metavar="P",
-        help="minimum probability that the gang survives its length",
+        help="minimum of the plan's survival: no interruption by members, shared causes or preemption",
     )
     add(
         "--options",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -28,6 +29,7 @@ from ..config import parse_listen
 from ..principal import Role
 from . import night
 from .aggregator import DEMONSTRATION as MARK
+from .aggregator import owner_of
 from .child_process import ChildCommand, ChildError, Children
 from .connection import ADDRESS_DEFAULT, FAILED, OK, CommandError, ConnectionOptions
 from .host_table import folded, host_of, render
@@ -43,6 +45,8 @@ from .terminal import refreshed, table_width, wants_colour, width_of
 
 #: The live store, as `store.storefile.FILE` names it: that module imports DuckDB.
 STORE = "gangline.duckdb"
+#: The aggregator of a run that was killed ends by itself within this time, in seconds.
+ENDS_SECONDS_MAX = 15.0
 #: What of the aggregator's folder is a person's, also in a demonstration: certificates and tokens.
 RETAINED = "access"
 
@@ -102,8 +106,41 @@ def reset_folder(data: Path) -> tuple[bool, str]:
 
 
 def mark_started(data: Path) -> None:
-    """Note that `gangline run` began the store in *data*, which was empty: the next run may empty it."""
-    (data / "aggregator" / MARK).touch()
+    """Note that this `gangline run` begins the store in *data*, which is empty: the next run may empty it.
+
+    The note is there before the store: a run that was killed while it started left a store that counted as a person's.
+    """
+    folder = data / "aggregator"
+    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    (folder / MARK).write_text(f"{os.getpid()}\n")
+
+
+def wait_for_killed_run(data: Path, stop: threading.Event) -> None:
+    """Wait until the aggregator of a `gangline run` that was killed has left *data*, at most ENDS_SECONDS_MAX."""
+    aggregator = data / "aggregator"
+    pid = owner_of(aggregator)
+    if not pid or _exists(pid):
+        return
+    from ..store.duckdb_file import StoreError, lock_folder  # DuckDB: only here
+
+    end = time.monotonic() + ENDS_SECONDS_MAX
+    while time.monotonic() < end:
+        try:
+            lock_folder(aggregator).release()
+        except StoreError:
+            if not stop.wait(0.2):
+                continue
+        return
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +310,7 @@ def main(arguments: list[str]) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
+    wait_for_killed_run(options.data, stop)
     if _in_use(options.listen):
         print(
             f"gangline run: another process already listens on {options.listen}. If it is "
@@ -320,15 +358,15 @@ class _DemonstrationRun:
         """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
         options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
+        if is_new:
+            mark_started(options.data)
         declared = self._before_night(is_new=is_new) if options.scenario == NIGHT else ()
         children.start(_aggregator(options, declared))
         connection = ConnectionOptions(options.listen, token_file=token_file)
         with ScoreClient(connection, in_loop=True) as client:
             _wait_answering(client, children, self._stop)
-            if self._stop.is_set():  # Ctrl-C before the store was there
-                return OK
-            if is_new:
-                mark_started(options.data)
+            if self._stop.is_set():  # Ctrl-C before the service answered
+                return self._ended_early() if options.once else OK
             children.start(_agent(options, token_file))
             if options.simulated:
                 self._truth.unlink(missing_ok=True)
@@ -415,8 +453,7 @@ class _DemonstrationRun:
         listing = ScoreListing([], 0, "")
         while time.monotonic() < end:
             if self._stop.wait(POLL_SECONDS):
-                print("gangline run: ended before the table was complete", file=sys.stderr)
-                return FAILED
+                return self._ended_early()
             self._children.check()
             self._run_token.refresh()
             try:
@@ -439,6 +476,10 @@ class _DemonstrationRun:
         if lacking:
             print(f"gangline run: after {options.seconds_max:g} s: {lacking}", file=sys.stderr)
         return FAILED if lacking else OK
+
+    def _ended_early(self) -> int:
+        print("gangline run: ended before the table was complete", file=sys.stderr)
+        return FAILED
 
     def _read_truth(self) -> TruthLog:
         return read_truth(self._truth) if self._options.simulated else TruthLog()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 
 import numpy as np
 
 from . import planner
 from .node_table import NodeTable
 from .planner import Candidates
+from .price import shared_hazard
 from .quantity import Quantity
 from .relaxations import (
     CANDIDATES,
@@ -134,6 +136,7 @@ def _message(request: BlockedRequest, constraint: str) -> str:
     withheld = request.occupied().size - request.obtainable().size
     protected = f"; {withheld} of them run jobs of at least the gang's priority"
     protected = protected if withheld else ""
+    shared = exp(-shared_hazard(needs.nodes).value * needs.hours)
     return {
         NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are requested; {usable} are free, healthy and large enough",
         CANDIDATES: f"{count} of {total} nodes are not candidates, by {request.candidates.source}{protected}",
@@ -143,6 +146,6 @@ def _message(request: BlockedRequest, constraint: str) -> str:
         SEGMENTS: f"segments of {needs.segment_nodes} nodes, each within one {segment_tier}; of {count} nodes it is not known",
         RAILS: f"the same rails; of {count} nodes they are not known",
         SPREAD: f"at most {needs.spread_nodes_max} nodes in one {over}; of {count} nodes it is not known",
-        SURVIVAL: f"the gang survives {needs.hours:g} h with at least {needs.survival_min:.4g}",
+        SURVIVAL: f"the gang survives {needs.hours:g} h with at least {needs.survival_min:.4g}; shared causes alone leave {shared:.4g}",
         FLOOR: f"{count} of {total} nodes are below the floor of {needs.score_min:.4g}",
     }[constraint]

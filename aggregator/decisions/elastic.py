@@ -23,7 +23,7 @@ from ..counter_deltas import Floats, Indexes
 from . import planner
 from .node_table import NodeTable
 from .planner import LARGE_NODES, STEPS_MAX, SUBSETS_MAX, Candidates, Eligible, PlacementChoice
-from .price import GangPrice, LostTime, PricePart, lost_time
+from .price import ROUNDING, GangPrice, LostTime, PricePart, hazard_sum_max, lost_time
 from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
 from .scaling import ElasticSizes
@@ -32,8 +32,6 @@ from .scaling import ElasticSizes
 WORK_HOURS_MAX = 1e6
 #: For a gang with groups this many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
 GROUPED_SIZES = 4
-#: Sums in another order differ in their last digits.
-_ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +199,9 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
         preference.tolist(),
         strict=True,
     ):
-        if total * (1.0 - _ROUNDING) > terms.needs.hazard_sum_max:
-            continue
         lost = terms.lost(nodes)
+        if total * (1.0 - ROUNDING) > hazard_sum_max(terms.needs, lost.shared_hazard):
+            continue
         useful = (
             fastest
             / (1.0 + slower)
@@ -211,7 +209,7 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
         )
         efficiency = terms.elastic.efficiency(nodes).value
         cost = lost.gross_gpu_hours * efficiency * (1.0 - useful) + preferred + terms.added(nodes)
-        bounds[place] = cost - _ROUNDING * max(lost.gross_gpu_hours, 1.0)
+        bounds[place] = cost - ROUNDING * max(lost.gross_gpu_hours, 1.0)
     return bounds
 
 

@@ -20,6 +20,7 @@ from ..scoring.evaluate import Judgement
 from ..scoring.node_facts import NodeFacts
 from ..scoring.results import EXCLUDED
 from ..scoring.score import SPEED_UNKNOWN
+from .repeatability import lasting_speeds
 from .requirements import PRICED_TIERS, Tier
 
 #: Speed of a node that reports and computes nothing now: 0.5 % of hosts are 10 % slow, the others spread by 2 to 3 %
@@ -140,6 +141,17 @@ def node_table(
         components[before, COMPUTE] = np.minimum(components, facts.speed_before[:, None])[
             before, COMPUTE
         ]
+    if facts.variation.seconds.size == count:
+        # A difference that does not last counts for nothing. A host with a symptom keeps its speed.
+        healthy = columns.state == HealthState.HEALTHY
+        speeds = np.where(healthy & measured, relative, np.nan)
+        if before.any():
+            speeds[healthy & before] = facts.speed_before[healthy & before]
+        lasting = lasting_speeds(speeds, facts.variation.within.astype(np.float64))
+        change = np.where(np.isfinite(lasting), lasting - speeds, 0.0)
+        relative = relative + change
+        components = components.copy()
+        components[:, COMPUTE] = np.clip(components[:, COMPUTE] + change, SPEED_MIN, 1.0)
     may_be_faster = np.ones(count)
     if facts.pace_before.size == count:
         # Whom a gang waited for at a normal clock the next one waits for, unless it says otherwise.

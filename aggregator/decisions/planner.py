@@ -19,7 +19,15 @@ from .groups import (
     whole_groups,
 )
 from .node_table import NodeTable, TreeOrder
-from .price import GangPrice, LostTime, Members, lost_time, price
+from .price import (
+    GangPrice,
+    LostTime,
+    Members,
+    hazard_sum_max,
+    lost_time,
+    price,
+    shared_hazard,
+)
 from .quantity import Quantity, QuantitySource, declared
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 from .stranding import (
@@ -197,7 +205,7 @@ def find(
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
         PRICED_TIERS.index(needs.segment_tier) if segments and needs.segment_tier else -1,
-        needs.hazard_sum_max, lost.terms(needs.preferences), options_max, steps_max, subsets_max,
+        hazard_sum_max(needs, lost.shared_hazard), lost.terms(needs.preferences), options_max, steps_max, subsets_max,
     )  # fmt: skip
     by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[: options_max or 1]
     return (
@@ -600,6 +608,6 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
                 f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
             )
     hazard = float(table.hazard[nodes].sum())
-    if hazard > needs.hazard_sum_max:
+    if hazard > hazard_sum_max(needs, shared_hazard(nodes.size)):
         found.append(f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}")
     return found

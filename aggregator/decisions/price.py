@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, isnan
+from math import exp, inf, isnan, log
 
 import numpy as np
 
@@ -49,6 +49,8 @@ COMMUNICATION_SHARE = (0.20, 0.05, 0.45)
 #: Interruptions per hour of a gang of more than one node that do not grow with its size (assumed). The upper end is what
 #: 7.9 h of MTTF at 1,024 GPUs leave beside 6.5 faults per 1,000 node-days (Kokolis et al., 2024).
 SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
+#: Relative error of a sum whose terms are added in another order.
+ROUNDING = 1e-11
 #: Of which schedulers report (`calibration.py`).
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
 #: Minutes (assumed): 90 % intervals of large training. A restart is from the decision until the gang works again.
@@ -174,9 +176,7 @@ def lost_time(
         weakest((write.source, interval.source)),
         write.evidence,
     )
-    shared = assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
-    if needs.nodes == 1:
-        shared = assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
+    shared = shared_hazard(needs.nodes)
     if not isnan(needs.communication_share):
         communication = declared(needs.communication_share, "communication_share of the request")
     elif communication is None:
@@ -192,6 +192,13 @@ def lost_time(
         gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports),
         needs.currency_rate, needs.rate_text("currency_rate"),
     )  # fmt: skip
+
+
+def shared_hazard(nodes: int) -> Quantity:
+    """Return the interruptions per hour of a gang of *nodes* nodes that do not grow with its size."""
+    if nodes == 1:
+        return assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
+    return assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
 
 
 def crossing_costs(reports: ReportedFactors) -> tuple[Quantity, ...]:
@@ -288,6 +295,17 @@ def survival(
         )
     )
     return Quantity(value, lower, upper, QuantitySource.ASSUMED, hazard.evidence)
+
+
+def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
+    """Return the highest hazard of all members, preemption included, at which `survival` is at least *needs*.survival_min.
+
+    Infinite without a floor; negative if *shared* alone is too much.
+    """
+    if needs.survival_min <= 0.0:
+        return inf
+    # The search and the price add the hazards in different orders; the margin keeps the survival of each plan at the floor.
+    return (-log(needs.survival_min) / needs.hours) * (1.0 - ROUNDING) - shared.value
 
 
 def preemption_sum(members: Members) -> Quantity:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import comb, exp, isnan, log
+from math import comb, exp, floor, isnan, log, log10
 
 import numpy as np
 
@@ -31,7 +31,7 @@ RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
 CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
 
 #: Jobs that are tried for giving up nodes, and values of a survival between two that are.
-JOBS_MAX, SURVIVAL_STEPS = 32, 12
+JOBS_MAX, SURVIVAL_STEPS = 32, 16
 #: Of the time of a repair: points at which a mean is taken.
 WAIT_POINTS = 4096
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
@@ -436,7 +436,8 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
             low = middle
         else:
             high = middle
-    return [changed(low)]
+    digit = 10.0 ** (floor(log10(low)) - 3) if low > 0.0 else 1.0
+    return [changed(floor(low / digit) * digit)]  # downward: the value fits as the message shows it
 
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import inf, nan
+from math import nan
 
 from ..scoring.node_facts import DOMAIN_FIELDS
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
@@ -139,10 +139,3 @@ class GangRequirements:
     def nodes_max(self) -> int:
         """The largest size that is asked for."""
         return self.elastic.allowed[-1] if self.elastic else self.nodes
-
-    @property
-    def hazard_sum_max(self) -> float:
-        """Of all members, per hour, so that the gang survives as asked; infinite where nothing is asked."""
-        from math import log
-
-        return -log(self.survival_min) / self.hours if self.survival_min > 0.0 else inf

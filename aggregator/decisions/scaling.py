@@ -6,7 +6,8 @@
 takes one round per doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between known
 sizes, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors: the fit
 smooths noise, the line follows steps of a topology. If the fit misses the known sizes by more than noise, the line weighs more
-(for example for a gang that slows down with more nodes, which the fit cannot express). Beyond the known sizes several forms
+(for example for a gang that slows down with more nodes, which the fit cannot express). How far each known size is from the line
+between its own neighbors shows how far an unknown size can be: the interval is at least that wide. Beyond the known sizes several forms
 are tried, and their spread is the interval. Beyond twice the largest known size only the interval counts, and the value is its
 lower end.
 """
@@ -35,6 +36,8 @@ NOISE_ASSUMED, NOISE_POINTS = 0.03, 2
 REACH_PER_DOUBLING = 0.15
 #: Beyond this multiple of the largest size seen the value is the lower end of the interval.
 REACH_VALUE = 2.0
+#: Above this root mean square of the distances, in logarithms, the curve is reported as not smooth.
+IRREGULARITY_MIN = 0.05
 #: The 95 % quantiles of Student's t by degrees of freedom from 1 on; beyond these that of the normal distribution.
 _T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)
 
@@ -75,6 +78,9 @@ class ScalingCurve:
     fits: tuple[Floats, ...] = ()  #: (a, b, c) each
     half_width: float = 0.0  #: of a 90 % interval between the sizes seen, in logarithms
     line_weight: float = 0.5  #: of the straight line between two sizes seen, against the fit
+    irregularity: float = (
+        0.0  #: root mean square distance of a size seen from its two neighbors, in logarithms
+    )
 
     @property
     def evidence(self) -> str:
@@ -83,7 +89,17 @@ class ScalingCurve:
             return "no throughput is known"
         if self.nodes.size == 1:
             return f"throughput of one size only, {self.nodes[0]:.0f} nodes"
-        return f"fitted over {self.nodes.size} sizes of {self.nodes[0]:.0f} to {self.nodes[-1]:.0f} nodes"
+        text = f"fitted over {self.nodes.size} sizes of {self.nodes[0]:.0f} to {self.nodes[-1]:.0f} nodes"
+        return f"{text}; {self.warning}" if self.warning else text
+
+    @property
+    def warning(self) -> str:
+        """How much the known sizes jump, as text; "" for a smooth curve."""
+        if self.irregularity < IRREGULARITY_MIN:
+            return ""
+        return (
+            f"not smooth: a known size is {exp(self.irregularity) - 1.0:.0%} off its two neighbors"
+        )
 
     def estimates(self, nodes: Sequence[int]) -> list[Quantity]:
         """Return the throughput at each size."""
@@ -170,10 +186,23 @@ def scaling_curve(
         freedom + NOISE_POINTS
     )
     missed = float(np.square(errors).mean())
+    half_width = _t_quantile(freedom + NOISE_POINTS) * variance**0.5
+    irregularity = 0.0
+    if nodes.size > 2:
+        # Of the errors of the fit, so that a smooth bend between distant sizes is no jump.
+        jumps = errors[1:-1] - _between_neighbors(np.log(nodes), errors)
+        irregularity = float(np.square(jumps).mean() ** 0.5)
+        half_width = max(half_width, _t_quantile(max(jumps.size, 2)) * irregularity)
     return ScalingCurve(
-        nodes, throughput, source, fits, _t_quantile(freedom + NOISE_POINTS) * variance**0.5,
-        max(0.5, missed / (missed + NOISE_ASSUMED**2)),
+        nodes, throughput, source, fits, half_width,
+        max(0.5, missed / (missed + NOISE_ASSUMED**2)), irregularity,
     )  # fmt: skip
+
+
+def _between_neighbors(at: Floats, values: Floats) -> Floats:
+    """Return for each inner point the value at its place of the line between its two neighbors."""
+    share = (at[1:-1] - at[:-2]) / (at[2:] - at[:-2])
+    return np.asarray(values[:-2] + share * (values[2:] - values[:-2]))
 
 
 # ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,10 @@ from .fields import (
 from .model import NOWHERE, PLACE_FIELDS, Declared, HostPlacement, PlaceSource, merge_places
 from .toml_file import Content, parse_toml
 
+log = logging.getLogger(__name__)
+
+#: Length of the message of an unexpected exception.
+REASON_CHARACTERS_MAX = 200
 #: What is read, by the end of its name; what has another is skipped, but for what was likely meant.
 ENDINGS = (".toml", ".csv", ".json")
 _YAML = (".yaml", ".yml")
@@ -124,7 +129,12 @@ def parse_files(
     places: list[tuple[str, str, HostPlacement, SourceLocation]] = []
     for one in files:
         before = len(content.places)
-        _parse_file(one, content, problems, now_ns, rules)
+        try:
+            _parse_file(one, content, problems, now_ns, rules)
+        except Exception as error:  # a defect of the parser or a library
+            log.exception("%s could not be parsed", one.name)
+            reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+            problems.add(SourceLocation(one.name), f"cannot be parsed: {reason}")
         source = "topograph" if one.name.endswith(".json") else "file"
         places += [(host, source, place, where) for host, place, where in content.places[before:]]
     for kind in (

@@ -1,7 +1,8 @@
 """NVIDIA's attribution service, answered from host health instead of logs: what a launcher should do about a failed job. No I/O.
 
 STOP ends a job until a person submits it again. So it is returned only for a host that the job's launcher reports in use
-after the failure, and only if the host's fault is certain and not cured by a restart.
+after the failure, and only if the host's fault is certain and not cured by a restart. An answer is always about a job of the
+client's own host, so that no client can map the log of another's job to a job with a broken host.
 """
 
 from __future__ import annotations
@@ -10,23 +11,32 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from .attribution_clients import AttributionClients
 from .cycle_info import CycleInfo, allocations, is_current, launcher_job, members
-from .model import DONE, OPEN_STATES, Advice, SchedulerState
+from .model import DONE, OPEN_STATES, Advice, ScheduledJob, SchedulerState
 
 STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
 #: Bases of advice that are certain. Nothing statistical, and nothing that hosts share.
 CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
 #: Actions that no job on the host can outlive: what asks for less lets the job continue there.
 INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
-#: Logs that launchers announced are remembered up to this many, the oldest forgotten first.
-LOGS_MAX = 10_000
+#: Logs of a job that its launcher announced are remembered up to this many, the oldest forgotten first.
+LOGS_PER_JOB_MAX = 100
 LOG_PATH_CHARACTERS_MAX = 4096
 JOB_CHARACTERS_MAX = 128
 #: A host that a job has lost is named for this long.
 LOST_SECONDS = 3600.0
 REASONS_MAX = 5
+
+
+class AttributionRequestError(Exception):
+    """The fault of a request, with its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,8 @@ class JobView:
     active: frozenset[str] | None = None
     cycle_started: float = 0.0
     log_file: str = ""
+    #: Names and addresses of its nodes and pods.
+    addresses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +100,11 @@ def health_view(
     for name, parts in allocations(state).items():
         allocated = frozenset().union(*(part.nodes for part in parts))
         info = cycles.get(name)
-        view = JobView(name, allocated)
+        view = JobView(name, allocated, addresses=_addresses(state, parts))
         if info is not None and is_current(info, parts) and members(info, allocated)[0]:
-            view = JobView(name, allocated, members(info, allocated)[0], info.started, info.log_file)  # fmt: skip
+            view = replace(
+                view, active=members(info, allocated)[0], cycle_started=info.started, log_file=info.log_file,
+            )  # fmt: skip
         jobs[name] = view
         used = _used(view)
         gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}
@@ -108,6 +122,12 @@ def health_view(
             gone |= dict.fromkeys(_used(before.jobs[name]), now + LOST_SECONDS)
         lost[name] = gone
     return HealthView(jobs, faults, lost, is_live)
+
+
+def _addresses(state: SchedulerState, parts: Iterable[ScheduledJob]) -> frozenset[str]:
+    nodes = frozenset().union(*(part.nodes for part in parts))
+    known = (state.nodes[node].address for node in nodes if node in state.nodes)
+    return nodes.union(filter(None, known), *(part.addresses for part in parts))
 
 
 def _used(view: JobView) -> frozenset[str]:
@@ -165,43 +185,78 @@ def _named(view: HealthView, nodes: list[str]) -> str:
 class AttributionBoard:
     """The newest view, and the logs that launchers announced. For several threads."""
 
-    def __init__(self, wait_seconds: float) -> None:
+    def __init__(self, wait_seconds: float, clients: AttributionClients | None = None) -> None:
         self._wait_seconds = wait_seconds
+        self._clients = clients or AttributionClients()
         self._lock = threading.Lock()
-        self._logs: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        #: Job -> log that its launcher announced -> when the log's cycle had failed.
+        self._failures: dict[str, OrderedDict[str, float]] = {}
         self.view = HealthView()
 
-    def submit(self, log_path: str, job: str, now: float) -> bool:
-        """Remember that *log_path* is of *job* ("" where its launcher does not say), and that its cycle has failed by *now*.
+    def submit(self, log_path: str, job: str, client: str, now: float) -> None:
+        """Remember that *log_path* is of *job* ("" if its launcher does not say), and that its cycle has failed by *now*.
 
-        Return False, and keep the first claim, if the log is known as another job's: any client could have the answer
-        about its own job given to that job's launcher.
+        Raises AttributionRequestError: the first claim of a log is kept, and *client*, an address, must be of a host of the job.
         """
-        with self._lock:
-            claimed, _ = self._logs.get(log_path, ("", now))
-            owner = owner_of_log(self.view, log_path) or claimed
-            if owner and job not in ("", owner):
-                return False
-            self._logs.pop(log_path, None)
-            self._logs[log_path] = job or owner, now
-            while len(self._logs) > LOGS_MAX:
-                self._logs.popitem(last=False)
-        return True
-
-    def answer(self, log_path: str, now: float, *, wait: bool) -> Recommendation:
-        """Return what to do about the job of *log_path*. *wait*: the launcher comes only once, so the answer is final."""
-        with self._lock:
-            job, requested = self._logs.setdefault(log_path, ("", now))
-            while len(self._logs) > LOGS_MAX:
-                self._logs.popitem(last=False)
         view = self.view
-        job = owner_of_log(view, log_path) or job
-        if job not in view.jobs:
-            job = job_of_log(view, log_path) or job
-        if not job:
+        owner = owner_of_log(view, log_path)
+        if owner and job not in ("", owner):
+            raise AttributionRequestError(409, "log_path: it is the log of another job")
+        name = owner or (job if job in view.jobs else job_of_log(view, log_path))
+        if not name:
+            return  # no job that runs here: nothing could be answered about it
+        if not self._clients.is_of(view.jobs[name].addresses, client):
+            reason = f"the address {client} is of no host of job {name}"
+            raise AttributionRequestError(403, f"job_id: {reason}")
+        others = [one for one in self._claimants(view, log_path) if one != name]
+        if not owner and any(
+            self._clients.is_of(view.jobs[other].addresses, client) for other in others
+        ):
+            raise AttributionRequestError(409, "log_path: it is the log of another job")
+        self._remember(name, log_path, now, is_new=True)
+
+    def _claimants(self, view: HealthView, log_path: str) -> list[str]:
+        with self._lock:
+            return [
+                name
+                for name, logs in self._failures.items()
+                if log_path in logs and name in view.jobs
+            ]
+
+    def _remember(self, job: str, log_path: str, now: float, *, is_new: bool) -> float:
+        """Return when the cycle of *log_path* had failed. *is_new*: it failed now."""
+        view = self.view
+        with self._lock:
+            for name in self._failures.keys() - view.jobs.keys() - view.lost.keys():
+                del self._failures[name]
+            logs = self._failures.setdefault(job, OrderedDict())
+            failed = now if is_new else logs.get(log_path, now)
+            logs.pop(log_path, None)
+            logs[log_path] = failed
+            while len(logs) > LOGS_PER_JOB_MAX:
+                logs.popitem(last=False)
+        return failed
+
+    def answer(self, log_path: str, client: str, now: float, *, wait: bool) -> Recommendation:
+        """Return what to do about the job of *log_path* on the host with the address *client*.
+
+        *wait*: the launcher comes only once, so the answer is final.
+        """
+        view = self.view
+        owner = owner_of_log(view, log_path)
+        names = [owner] if owner else [*self._claimants(view, log_path), job_of_log(view, log_path)]
+        names = list(filter(None, names))
+        if not names:
             return Recommendation(UNKNOWN, "Gangline: it is not known which job writes this log")
+        own = (name for name in names if self._clients.is_of(view.jobs[name].addresses, client))
+        job = next(own, "")
+        if not job:
+            return Recommendation(
+                UNKNOWN, f"Gangline: the address {client} is of no host of the job of this log"
+            )
         wait_seconds = 0.0 if wait else self._wait_seconds
-        return recommend(view, job, log_path, requested, now, wait_seconds)
+        failed = self._remember(job, log_path, now, is_new=False)
+        return recommend(view, job, log_path, failed, now, wait_seconds)
 
 
 def owner_of_log(view: HealthView, log_path: str) -> str:

@@ -1,6 +1,6 @@
 """HTTP server of the attribution service (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
 
-It has no login: anyone who reaches the port learns which hosts of a running job have a fault. It changes nothing.
+It has no login: a client is answered about a job of its own host only, by the address of its connection. It changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from .attribution import JOB_CHARACTERS_MAX, LOG_PATH_CHARACTERS_MAX, AttributionBoard
+from .attribution import (
+    JOB_CHARACTERS_MAX,
+    LOG_PATH_CHARACTERS_MAX,
+    AttributionBoard,
+    AttributionRequestError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +31,8 @@ BODY_BYTES_MAX = 64 << 10
 CONNECTIONS_MAX = 32
 #: A connection that sends nothing for this long is closed.
 IDLE_SECONDS = 10.0
-
-
-class AttributionRequestError(Exception):
-    """What is wrong with a request, with the HTTP status that says so."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+#: Refused claims are logged once each, up to this many.
+LOGGED_MAX = 1000
 
 
 class AttributionServer:
@@ -89,13 +88,14 @@ class _Service:
 
     def __init__(self, board: AttributionBoard, wall: Callable[[], float]) -> None:
         self._board, self._wall = board, wall
+        self._logged: set[str] = set()
 
     def health(self) -> dict[str, Any]:
         if self._board.view.is_live:
             return {"status": "ok", "issues": []}
         return {"status": "degraded", "issues": ["no current advice from the aggregator"]}
 
-    def submit(self, body: bytes) -> dict[str, Any]:
+    def submit(self, body: bytes, client: str) -> dict[str, Any]:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
@@ -108,18 +108,23 @@ class _Service:
                 400, f"job_id: text of at most {JOB_CHARACTERS_MAX} characters"
             )
         path = _checked_path(fields.get("log_path"))
-        if not self._board.submit(path, job, self._wall()):
-            raise AttributionRequestError(409, "log_path: it is the log of another job")
+        try:
+            self._board.submit(path, job, client, self._wall())
+        except AttributionRequestError as error:
+            if (refusal := str(error)) not in self._logged and len(self._logged) < LOGGED_MAX:
+                self._logged.add(refusal)
+                log.warning("attribution: a log is refused: %s", refusal)
+            raise
         return {"submitted": True, "normalized_path": path, "mode": "single"}
 
-    def answer(self, query: str) -> dict[str, Any]:
+    def answer(self, query: str, client: str) -> dict[str, Any]:
         try:
             fields = parse_qs(query, max_num_fields=20)
         except ValueError:
             raise AttributionRequestError(400, "more than 20 parameters") from None
         path = _checked_path(fields.get("log_path", [None])[-1])
         wait = fields.get("wait", ["true"])[-1].lower() not in ("false", "0", "no", "off")
-        found = self._board.answer(path, self._wall(), wait=wait)
+        found = self._board.answer(path, client, self._wall(), wait=wait)
         recommendation = {"action": found.action, "reason": found.reason, "source": "gangline"}
         return {
             "status": "completed" if found.is_final else "in_progress", "mode": "single", "log_file": path,
@@ -148,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         if address.path == "/healthz":
             self._respond(self.service.health)
         elif address.path == "/logs":
-            self._respond(lambda: self.service.answer(address.query))
+            self._respond(lambda: self.service.answer(address.query, self.client_address[0]))
         else:
             self._refuse(404, "no such path: GET /healthz, POST /logs, GET /logs?log_path=")
 
@@ -163,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
         else:
             body = self.rfile.read(int(length))
-            self._respond(lambda: self.service.submit(body))
+            self._respond(lambda: self.service.submit(body, self.client_address[0]))
 
     def _respond(self, work: Callable[[], dict[str, Any]]) -> None:
         try:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any
 
 from ..mirror_format import Mirror, MirrorNode
 
 #: kube-scheduler's MaxExtenderPriority.
 SCORE_MAX = 10
-#: By bucket, 0 best to 3. A node that is not in the mirror is between the second and the third.
+#: By bucket, 0 best to 3.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
+#: Score of each node while nothing is known. A node that is not in a table gets the median of the nodes in service: a fleet that
+#: has agents on some nodes only would otherwise leave the others empty.
 UNKNOWN_SCORE = 5
 #: Nodes in one request: more than a cluster of Kubernetes has.
 NODES_MAX = 20_000
@@ -44,6 +47,7 @@ class HealthTable:
     priorities: Mapping[bytes, bytes] = field(default_factory=dict)
     scores: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
+    unknown_score: int = UNKNOWN_SCORE
 
 
 #: All pass, with one score.
@@ -64,7 +68,11 @@ def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: h
     priorities = {name.encode(): _priority(name.encode(), score) for name, score in scores.items()}
     failed = {} if reason else failed
     names = frozenset(name.encode() for name in failed)
-    return HealthTable(mirror.valid_until_seconds, failed, names, priorities, scores, reason)
+    in_service = [score for name, score in scores.items() if name not in failed]
+    unknown = median_high(in_service) if in_service else UNKNOWN_SCORE
+    return HealthTable(
+        mirror.valid_until_seconds, failed, names, priorities, scores, reason, unknown
+    )
 
 
 def _refusal(node: MirrorNode) -> str:
@@ -139,14 +147,16 @@ def prioritize_answer(body: bytes, table: HealthTable) -> bytes:
         try:
             return b"[%s]" % b",".join(map(known.__getitem__, found))
         except KeyError:
-            return b"[%s]" % b",".join([known.get(name) or _priority(name, UNKNOWN_SCORE) for name in found])  # fmt: skip
+            return b"[%s]" % b",".join([known.get(name) or _priority(name, table.unknown_score) for name in found])  # fmt: skip
     arguments = _parse(body)
     names = arguments.get("NodeNames")
     if names is None:
         names = [name for name, _ in _node_items(arguments)]
     else:
         _check_names(names)
-    return _dump([{"Host": name, "Score": table.scores.get(name, UNKNOWN_SCORE)} for name in names])
+    return _dump(
+        [{"Host": name, "Score": table.scores.get(name, table.unknown_score)} for name in names]
+    )
 
 
 def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -186,7 +196,7 @@ def volcano_prioritize_answer(body: bytes, table: HealthTable) -> bytes:
     if not isinstance(nodes, list):
         raise RequestBodyError("nodes: expected a list of nodes with their Name")
     names = _volcano_names(nodes)
-    scores = {name: table.scores.get(name, UNKNOWN_SCORE) for name in names}
+    scores = {name: table.scores.get(name, table.unknown_score) for name in names}
     return _dump({"nodeScore": scores, "errorMessage": ""})
 
 

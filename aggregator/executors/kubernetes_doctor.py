@@ -40,6 +40,7 @@ HEALTH_RIGHT = ("patch", "", "nodes", "status", "write the condition GanglineHea
 #: With kueue = true, and with device_taints = true.
 KUEUE_RIGHTS = (
     *((verb, KUEUE, kind, "", "serve admission checks of Kueue") for kind in ("workloads", "admissionchecks", "resourceflavors") for verb in ("list", "watch")),
+    ("create", KUEUE, "admissionchecks", "", "create the AdmissionCheck gangline"),
     *(("patch", KUEUE, kind, "status", "answer admission checks of Kueue") for kind in ("workloads", "admissionchecks")),
 )  # fmt: skip
 DEVICE_RIGHTS = (

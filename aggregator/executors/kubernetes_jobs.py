@@ -68,6 +68,8 @@ class GangPod:
     scheduled: float = 0.0
     ended: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: Its own, and its node's.
+    addresses: frozenset[str] = frozenset()
 
     @property
     def is_live(self) -> bool:
@@ -108,6 +110,7 @@ def parse_pod(
         (parse_time(scheduled.get("lastTransitionTime")) if is_bound else 0.0) or created,
         max((_finished(one) for one in status.get("containerStatuses") or []), default=0.0),
         {str(key): str(value) for key, value in labels.items()},
+        frozenset(str(status[key]) for key in ("podIP", "hostIP") if status.get(key)),
     )  # fmt: skip
 
 
@@ -274,6 +277,7 @@ def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) ->
         all(pod.may_requeue for pod in known), sum(pod.gpus for pod in live),
         min(pod.created for pod in known), max((pod.scheduled for pod in bound), default=0.0), ended,
         max(pod.checkpoint_seconds for pod in known), all(pod.is_elastic for pod in known),
+        addresses=frozenset().union(*(pod.addresses for pod in bound)),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from .model import SchedulerError
 
 log = logging.getLogger(__name__)
 
-CONTROLLER_NAME = "gangline.io/health"
+CONTROLLER_NAME, CHECK_NAME = "gangline.io/health", "gangline"
 GROUP = "kueue.x-k8s.io"
 #: Versions of its API that have all that is written here, the newest first.
 VERSIONS = ("v1beta2", "v1beta1")
@@ -261,6 +261,7 @@ class KueueController:
         self._flavors: WatchedObjects[Mapping[str, str]] | None = None
         self._wake = threading.Event()
         self._problem = ""
+        self._has_created = False
         #: How often each workload was asked to wait.
         self._retries: dict[tuple[str, str], int] = {}
 
@@ -277,16 +278,21 @@ class KueueController:
 
     def close(self) -> None:
         """End the watches."""
+        self._end_watches()
+        self._api.close()
+
+    def _end_watches(self) -> None:
         for watched in (self._workloads, self._checks, self._flavors):
             if watched is not None:
                 watched.close()
-        self._api.close()
+        self._workloads = self._checks = self._flavors = None
 
     def turn(self) -> float:
         """Answer what waits; return after how many seconds to look again. Never raises for others' failures."""
         try:
             if not self._begin():
                 return ABSENT_SECONDS
+            self._create_check()
             self._activate(True, "nodes' health is checked")
             self._answer()
         except SchedulerError as error:
@@ -298,22 +304,16 @@ class KueueController:
         return TURN_SECONDS
 
     def _begin(self) -> bool:
-        """Watch, where Kueue is there."""
-        if self._workloads is not None and self._checks is not None and self._flavors is not None:
+        """Watch, where Kueue is there. After a problem its version is asked for again: an upgrade of Kueue ends older ones."""
+        if self._base and not self._problem:
             return True
-        try:
-            group = self._api.call("GET", f"/apis/{GROUP}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            self._note("Kueue is not in this cluster")
+        base = self._offered_base()
+        if base == self._base:
+            return bool(base)
+        self._end_watches()
+        self._base = base
+        if not base:
             return False
-        offered = {str(one.get("version")) for one in group.get("versions") or []}
-        version = next((one for one in VERSIONS if one in offered), None)
-        if version is None:
-            self._note(f"Kueue offers {', '.join(sorted(offered))}, and {' or '.join(VERSIONS)} is needed")  # fmt: skip
-            return False
-        self._base = f"/apis/{GROUP}/{version}"
         resources = self._gpu_resources
         self._workloads = WatchedObjects(
             self._api, f"{self._base}/workloads", lambda thing: parse_workload(thing, resources),
@@ -328,6 +328,47 @@ class KueueController:
         )  # fmt: skip
         self._workloads.wake = self._checks.wake = self._wake.set
         return True
+
+    def _offered_base(self) -> str:
+        """Return the path of the newest version that this module knows and the API server offers; "" and a line in the log if there is none."""
+        try:
+            group = self._api.call("GET", f"/apis/{GROUP}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._note("Kueue is not in this cluster")
+            return ""
+        offered = {str(one.get("version")) for one in group.get("versions") or []}
+        version = next((one for one in VERSIONS if one in offered), None)
+        if version is None:
+            self._note(f"Kueue offers {', '.join(sorted(offered))}, and {' or '.join(VERSIONS)} is needed")  # fmt: skip
+            return ""
+        return f"/apis/{GROUP}/{version}"
+
+    def _create_check(self) -> None:
+        """Create the AdmissionCheck, once per process, if none names this controller. No manifest can name a version that all Kueues serve."""
+        if self._has_created or self._current(self._checks):
+            return
+        self._has_created = True
+        group_version = self._base.removeprefix("/apis/")
+        body = {
+            "apiVersion": group_version, "kind": "AdmissionCheck", "metadata": {"name": CHECK_NAME},
+            "spec": {"controllerName": CONTROLLER_NAME},
+        }  # fmt: skip
+        try:
+            created = self._api.call("POST", f"{self._base}/admissionchecks", body)
+        except ApiError as error:
+            if error.status != 403 and not error.is_conflict:
+                self._has_created = False
+                raise
+            log.warning(
+                "cannot create the AdmissionCheck %s: %s; apply the present kueue-rights.yaml, or create it with apiVersion %s "
+                "and controllerName %s", CHECK_NAME, error, group_version, CONTROLLER_NAME,
+            )  # fmt: skip
+            return
+        log.info("created the AdmissionCheck %s (%s)", CHECK_NAME, group_version)
+        assert self._checks is not None
+        self._checks.store(created)
 
     def _note(self, line: str) -> None:
         if line != self._problem:

@@ -71,6 +71,8 @@ class Node:
     is_busy: bool = False
     #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
     weight: int | None = None
+    #: Address or host name by which the scheduler reaches it; "": only its name is known.
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class ScheduledJob:
     #: The array that it is a task of, and which; "" for none.
     array: str = ""
     array_task: str = ""
+    #: Addresses of its pods and of their nodes; Slurm's nodes have theirs in `Node`.
+    addresses: frozenset[str] = frozenset()
     #: Why its nodes are unknown; "" if its nodes are known.
     problem: str = ""
     #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.

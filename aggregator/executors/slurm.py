@@ -62,6 +62,7 @@ CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
 CONTROLLER = "slurm"
 
 NODE_HEAD = re.compile(r"NodeName=(\S+) .*? ?State=(\S+)")
+ADDRESS = re.compile(r" NodeAddr=(\S{1,255})")
 WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
 #: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
@@ -277,16 +278,17 @@ class Slurm(Scheduler):
 
     def _obstacle(self, job: str, node: str) -> str:
         """Return why *job* could not run without *node*; "" if no obstacle is known."""
-        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"])  # fmt: skip
+        commands = (["-o", "show", "job", job], ["-d", "-o", "show", "node"], ["-o", "show", "reservation"], ["-o", "show", "license"])  # fmt: skip
         try:
-            shown, nodes, reservations = together(
+            shown, nodes, reservations, shown_licenses = together(
                 [partial(self._run, ["scontrol", *command]) for command in commands]
             )
             found, reserved = pending_job.parse_nodes(nodes), pending_job.parse_reservations(reservations)  # fmt: skip
+            licenses = pending_job.parse_licenses(shown_licenses)
             parts = [pending_job.parse_job(line) for line in shown.splitlines() if "JobId=" in line]
         except (SchedulerError, MirrorError):
             return ""
-        reasons = (pending_job.obstacle(part, found, reserved, node) for part in parts)
+        reasons = (pending_job.obstacle(part, found, reserved, node, licenses) for part in parts)
         return next(filter(None, reasons), "")
 
     def _start(self, part: str, start: str) -> None:
@@ -368,10 +370,11 @@ def parse_nodes(text: str) -> dict[str, Node]:
         before, _, behind = line.partition(" Reason=")
         reason, author = parse_reason(behind)
         # The text of the reason may contain anything, also `Weight=`.
-        weight = WEIGHT.search(before)
+        weight, address = WEIGHT.search(before), ADDRESS.search(before)
         nodes[name] = replace(
-            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None
-        )
+            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None,
+            address=address[1] if address else "",
+        )  # fmt: skip
     return nodes
 
 

@@ -230,8 +230,9 @@ class Ingest:
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
         session = self.sessions.register(
-            host, request.run_id, request.boot_id, address, now_ns, principal
-        )
+            host, request.run_id, request.boot_id, address, now_ns, principal,
+            boottime_ns=request.boottime_ns,
+        )  # fmt: skip
         session.foreign = foreign
         session.recording_seconds_max = request.recording_seconds_max
         session.agent_version = request.agent_version[:64]

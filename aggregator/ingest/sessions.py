@@ -26,7 +26,7 @@ from ..errors import (
     PermissionDenied,
     ResourceExhausted,
 )
-from ..principal import LOCAL, NAME_CHARACTERS_MAX, Principal, is_name
+from ..principal import LOCAL, NAME_CHARACTERS_MAX, Principal, Role, is_name
 from ..store.rows import ForeignSignal
 from .backlog import HostQuota
 from .findings import ActiveFindings
@@ -34,6 +34,11 @@ from .findings import ActiveFindings
 #: A name is free after its holder was silent for this time.
 SILENT_SECONDS = 60
 _SILENT_NS = SILENT_SECONDS * 1_000_000_000
+#: A machine that can prove to be the holder, with another boot id, gets its name after this time: a holder that runs sends
+#: a frame each second.
+REBOOT_SILENT_SECONDS = 10
+#: The holder's last message may have been received so much after the newcomer's boot began: it was on its way.
+DELIVERY_SECONDS = 2
 #: Of a name that is refused, which may be a megabyte, so much is shown: it is not looked at any further.
 NAME_CHARACTERS_SHOWN = 253
 
@@ -56,6 +61,8 @@ class Session:
     #: How much the agent's flight recorder can record, and which version of the agent that is; 0: it has none.
     recording_seconds_max: int = 0
     agent_version: str = ""
+    #: When its boot began, by the aggregator's clock; 0: unknown.
+    booted_ns: int = 0
     #: Of the host's late frames, kept when it registers again; made by its first stream.
     quota: HostQuota | None = None
 
@@ -93,13 +100,17 @@ class Sessions:
         address: str,
         now_ns: int,
         principal: Principal = LOCAL,
+        *,
+        boottime_ns: int = 0,
     ) -> Session:
         """Return a new session, on the same connection the one that is: its stream continues.
 
+        *boottime_ns*: time since the machine's boot; 0: unknown.
         Raises PermissionDenied where *principal* may not write as *host*, AlreadyExists or ResourceExhausted, with words for the newcomer.
         """
         check_name(principal, host)
         new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), principal)
+        new.booted_ns = now_ns - boottime_ns if boottime_ns else 0
         incumbent = self._by_host.get(host)
         if incumbent is not None and _is_same(incumbent, new):
             incumbent.last_received_ns = now_ns
@@ -255,10 +266,25 @@ def _is_same(incumbent: Session, new: Session) -> bool:
 def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
     if incumbent.is_silent(now_ns):
         return True
-    if incumbent.run_id != new.run_id:
-        return False
-    # The same spool: the agent again, or the same machine after a reboot (its stream is then dead).
-    return incumbent.boot_id == new.boot_id or not incumbent.streams
+    has_same_spool = incumbent.run_id == new.run_id
+    if incumbent.boot_id == new.boot_id:
+        return has_same_spool  # the agent was started again
+    # Diskless hosts begin a new spool at each boot: their login is their identity.
+    is_same_host = has_same_spool or _has_same_login(incumbent, new)
+    if is_same_host or _machine(incumbent) == _machine(new):
+        # The stream of a host that crashed is open until TCP gives up, but nothing was sent since its new boot began.
+        until_ns = incumbent.last_received_ns - DELIVERY_SECONDS * 1_000_000_000
+        if new.booted_ns and new.booted_ns >= until_ns:
+            return True
+    silent_ns = now_ns - incumbent.last_received_ns
+    is_gone = not incumbent.streams or silent_ns >= REBOOT_SILENT_SECONDS * 1_000_000_000
+    return is_same_host and is_gone
+
+
+def _has_same_login(incumbent: Session, new: Session) -> bool:
+    """Whether both proved the login that belongs to this host alone."""
+    login = new.principal.login
+    return new.principal.role is Role.AGENT and bool(login) and login == incumbent.principal.login
 
 
 # ----------------------------------------------------------------------

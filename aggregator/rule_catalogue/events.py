@@ -64,7 +64,7 @@ FOLDED = _kind(
 #: up, are left to the store and to the readings that tell the same.
 _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.lost": (RESET, {
-        0: _kind("gpu.off_bus", U, Reason.XID_FATAL, 20_000.0, "has fallen off the bus (reported by its driver)"),
+        0: _kind("gpu.off_bus", U, Reason.GPU_UNUSABLE, 20_000.0, "has fallen off the bus (reported by its driver)"),
     }),
     "gpu.needs_reset": (RESET, {
         0: _kind("gpu.needs_reset", U, Reason.GPU_UNUSABLE, 1000.0, "its driver reports that a GPU must be reset"),
@@ -87,14 +87,14 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
                  "it has more bad memory pages than its driver allows: AMD's service guide says whether to replace it"),
     }),
     "gpu.hang": (HOUR, {
-        0: _kind("gpu.hang", W, Reason.XID_FATAL, 5.0, "one of its queues hung, and its driver resets it"),
+        0: _kind("gpu.hang", W, Reason.DRIVER_HUNG, 5.0, "one of its queues hung, and its driver resets it"),
         1: _kind("gpu.hang.recovered", H, Reason.NONE, 1.0, "one of its queues hung, and recovered by itself"),
         2: _kind("gpu.hang.dead", S, Reason.DRIVER_HUNG, 30.0,
                  "a queue, the firmware that schedules queues, or the SMU does not respond"),
     }),
     "gpu.reset": (RESET, {
         0: _kind("gpu.reset", H, Reason.NONE, 1.0, "its driver resets it"),
-        1: _kind("gpu.reset_failed", U, Reason.XID_FATAL, 1000.0,
+        1: _kind("gpu.reset_failed", U, Reason.GPU_UNUSABLE, 1000.0,
                  "its driver could not reset it; only a reboot brings it back"),
     }),
     "pcie.aer": (TEN_MINUTES, {

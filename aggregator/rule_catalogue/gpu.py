@@ -16,13 +16,13 @@ from ..rule_declaration import (
 # GPUs that are gone, that ask for help, or that nothing is read of.
 
 LOST = ThresholdRule(
-    Rule("gpu.lost", HealthState.UNHEALTHY, Reason.XID_FATAL, "the host boots with the GPU back on the bus",
+    Rule("gpu.lost", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE, "the host boots with the GPU back on the bus",
          leave_seconds=10.0, hazard_factor=20_000.0, fault_class=HazardClass.DRIVER),
     "gpu_1s", "lost_state", equals(1), "has fallen off the bus; only a reboot brings it back",
     columns="lost_state, calls_failed_errors", seconds=120.0,
 )
 RECOVERY = Rule(
-    "gpu.recovery_action", HealthState.UNHEALTHY, Reason.XID_FATAL, "the driver no longer asks for a recovery action",
+    "gpu.recovery_action", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE, "the driver no longer asks for a recovery action",
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
     reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )

@@ -24,6 +24,8 @@ DOMAIN_FIELDS = (
 
 #: Speeds are averaged over this long, and two judgements are this far apart at most.
 SPEED_SECONDS, JUDGED_SECONDS_MAX = 3600.0, 10.0
+#: Window of the variance of a speed, in seconds of computing.
+VARIANCE_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,41 @@ class NodeCosts:
     preemption: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
+def _no_speeds() -> Singles:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedVariation:
+    """Mean and variance over time of the relative speed of each node, and the seconds of computing that were counted."""
+
+    mean: Singles = field(default_factory=_no_speeds)
+    variance: Singles = field(default_factory=_no_speeds)
+    seconds: Singles = field(default_factory=_no_speeds)
+
+    def updated(self, now: Singles, seconds: float) -> SpeedVariation:
+        """Return the same with the speeds *now* (NaN: not measured), *seconds* after the last ones."""
+        mean, variance, total = (
+            np.concatenate((known[: now.size], np.zeros(max(now.size - known.size, 0), np.float32)))
+            for known in (self.mean, self.variance, self.seconds)
+        )
+        measured = np.isfinite(now)
+        elapsed = min(max(seconds, 0.0), JUDGED_SECONDS_MAX)
+        is_new = measured & (total == 0.0)
+        mean[is_new] = now[is_new]
+        total[measured] = np.minimum(total[measured] + max(elapsed, 1e-3), VARIANCE_SECONDS)
+        weight = elapsed / total[measured]
+        change = now[measured] - mean[measured]
+        mean[measured] += weight * change
+        variance[measured] = (1.0 - weight) * (variance[measured] + weight * change * change)
+        return SpeedVariation(mean, variance, total)
+
+    @property
+    def within(self) -> Singles:
+        """The variance; NaN for a node that was measured for less than SPEED_SECONDS."""
+        return np.where(self.seconds >= SPEED_SECONDS, self.variance, np.nan).astype(np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """Columns by node index. Immutable."""
@@ -67,6 +104,7 @@ class NodeFacts:
     #: Speed as the last gang that could tell found it at a normal clock; 1 where none found it slow.
     pace_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     costs: NodeCosts = field(default_factory=NodeCosts)
+    variation: SpeedVariation = field(default_factory=SpeedVariation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +172,12 @@ def node_facts(
             down[node] = up[node] = SPREAD_SILENT
     measured = np.isfinite(inputs.relative_speed) & inputs.is_reporting
     reach = np.where(measured, Z90 * inputs.speed_error, np.nan).astype(np.float32)
-    before = _speed_before(
-        np.where(measured, inputs.relative_speed, np.nan).astype(np.float32), previous, seconds
-    )
+    now = np.where(measured, inputs.relative_speed, np.nan).astype(np.float32)
+    before = _speed_before(now, previous, seconds)
+    variation = previous.variation if previous is not None else SpeedVariation()
     return NodeFacts(
         domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy(), before,
-        _pace_before(hosts, previous, verdicts), costs or NodeCosts(),
+        _pace_before(hosts, previous, verdicts), costs or NodeCosts(), variation.updated(now, seconds),
     )  # fmt: skip
 
 

@@ -130,6 +130,8 @@ async def _end(
 async def _send_hold(held: CheckpointHold, context: Any) -> None:
     for at in range(0, len(held.journal), PIECE_BYTES):
         await context.write(admin_pb2.HeldStore(journal=held.journal[at : at + PIECE_BYTES]))
+    for at in range(0, len(held.answers), PIECE_BYTES):
+        await context.write(admin_pb2.HeldStore(answers=held.answers[at : at + PIECE_BYTES]))
     file = admin_pb2.HeldFile(
         path=str(held.path.absolute()),
         inode=held.inode,

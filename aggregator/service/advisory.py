@@ -27,10 +27,10 @@ from ..advisories.answers import LEASE_SECONDS_MIN
 from ..advisories.engine import WATCHERS_MAX, AdvisoryChange, AdvisoryEngine
 from ..advisories.replay import ReplayReport
 from ..advisories.state import CircuitBreaker, DeclaredOut
-from ..advisories.workloads import Gang
+from ..advisories.workloads import Gang, name_for, reported_name
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason
-from ..principal import current_principal
+from ..principal import Role, current_login, current_principal, login_of_actor
 from .caller_slots import CallerSlots
 from .idempotency import IdempotencyCache
 from .validation import (
@@ -49,6 +49,8 @@ from .validation import (
 # Advice as the wire has it: of one advisory, of what is held back, of what a rule would have done.
 
 PREFIX = "advisories/"
+#: Roles that may end a gang that another login reported.
+ENDS_ANY_GANG = frozenset({Role.OPERATOR, Role.ADMIN})
 #: Episodes of a rule that are listed one by one.
 EPISODES_MAX = 1000
 
@@ -175,6 +177,10 @@ def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
     check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
     if not one.workload.strip():
         raise InvalidArgument(f"{field}.workload", "its name, as in its outcomes")
+    if (name := reported_name(one.workload)) != one.workload:
+        raise InvalidArgument(
+            f"{field}.workload", f"{one.workload!r}, expected {name!r}: the service adds the login"
+        )
     if not 1 <= len(one.nodes) <= NODES_MAX:
         raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if one.gpus_count > GPUS_MAX:
@@ -301,8 +307,12 @@ class AdvisoryService(AdvisoryServiceServicer):
             return wire.AdvisoryEvent(resume_token=token, bookmark=now)
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
-    def _message(self, one: Advisory) -> wire.Advisory:
-        return advisory_message(one, self._engine.expires_ns(one), self._engine.store_identity)
+    def _message(self, one: Advisory, expires_ns: int | None = None) -> wire.Advisory:
+        """Return *one* with the workload's name as the caller's login reported it. *expires_ns*: None for the engine's."""
+        until_ns = self._engine.expires_ns(one) if expires_ns is None else expires_ns
+        message = advisory_message(one, until_ns, self._engine.store_identity)
+        message.workload = name_for(one.job, current_login())
+        return message
 
     async def ListAdvisories(
         self, request: wire.ListAdvisoriesRequest, context: Any
@@ -381,7 +391,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
             request, context, lambda: self._message(engine.apply_answer(answer)), engine.answers_durable,
-            preview=lambda: advisory_message(*engine.preview(answer), engine.store_identity),
+            preview=lambda: self._message(*engine.preview(answer)),
             current=lambda: self._message(self._known(request.name)),
         )  # fmt: skip
 
@@ -391,15 +401,22 @@ class AdvisoryService(AdvisoryServiceServicer):
             actor_with_login(current_principal(context), actor_of(request.actor)),
             self._engine,
         )
-        gangs, unknown = gangs_of(request, by, self._members, self._wall_ns())
+        reported, unknown = gangs_of(request, by, self._members, self._wall_ns())
+        gangs = [engine.gangs.named(one) for one in reported]
+        ends_any = current_principal(context).role in ENDS_ANY_GANG
+        names = (
+            engine.gangs.endable(one, login_of_actor(by), ends_any)
+            for one in request.ended_workloads
+        )
+        ended = [name for name in names if name]
 
         def response(check: Callable[[], None]) -> wire.ReportGangsResponse:
-            count = engine.gangs.count_with(gangs, request.ended_workloads)
+            count = engine.gangs.count_with(gangs, ended)
             check()
             return wire.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
 
         return await self._idempotency_cache.once(
-            request, context, lambda: response(lambda: engine.update_gangs(gangs, request.ended_workloads)),
+            request, context, lambda: response(lambda: engine.update_gangs(gangs, ended)),
             engine.persisted, preview=lambda: response(lambda: engine.check_gangs(gangs)),
         )  # fmt: skip
 

@@ -22,6 +22,8 @@ ID_FORM = "a letter and 20 hexadecimal digits, as decision_id of an answer"
 
 #: How often a decision that is not stored yet is looked for, a batch's time apart.
 ATTEMPTS_MAX = 10
+#: After this many attempts the commit that was running and the next one are over.
+COMMITS = 2
 
 
 class DecisionService(DecisionServiceServicer):
@@ -37,13 +39,14 @@ class DecisionService(DecisionServiceServicer):
         """Return one. Raises InvalidArgument, NotFound, ServiceUnavailable."""
         name = check_decision_id("decision_id", request.decision_id)
         found = await self._read_alone(name)
-        for _ in range(ATTEMPTS_MAX):
-            if found is not None:
-                break
+        attempts, is_pending = 0, True
+        while found is None and attempts < (ATTEMPTS_MAX if is_pending else COMMITS):
             # It may be on its way: from the score process, from here, or in the commit after the one that runs.
-            await asyncio.sleep(BATCH_SECONDS)
+            if attempts >= COMMITS:
+                await asyncio.sleep(BATCH_SECONDS)
             await self._decisions.settle()
             await asyncio.to_thread(self._store.run_on_writer_thread, lambda _: None)
+            is_pending, attempts = self._decisions.is_pending, attempts + 1
             found = await self._read_alone(name)
         if found is None:
             raise NotFound(

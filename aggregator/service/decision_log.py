@@ -30,6 +30,8 @@ class DecisionLog:
         self.recorder = DecisionRecorder(self.add, wall_ns)
         self._batches: deque[tuple[bytes | mmap, int]] = deque()
         self._bytes = 0
+        #: The score process announced a batch that has not arrived.
+        self.expects_batch = False
         self._known: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -65,6 +67,11 @@ class DecisionLog:
             recording.cancel()
             with suppress(asyncio.CancelledError):
                 await recording
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an answered decision may be missing in the store after `settle` and a commit."""
+        return self.expects_batch or bool(self._batches) or not self.recorder.is_empty
 
     async def settle(self) -> None:
         """Return once what was decided here, or came from the score process, is with the store."""

@@ -76,9 +76,17 @@ class DecisionAnswered:
 class DecisionRecorder:
     """Of one event loop. `record` costs a call next to nothing; `run` until it is cancelled, then `flush`."""
 
-    def __init__(self, deliver: Callable[[bytes, int], bool], wall_ns: Callable[[], int]) -> None:
-        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop. It returns whether it was taken."""
-        self._deliver, self._wall_ns = deliver, wall_ns
+    def __init__(
+        self,
+        deliver: Callable[[bytes, int], bool],
+        wall_ns: Callable[[], int],
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop. It returns whether it was taken.
+
+        *announce* is called when a batch begins, before the answer to its first decision.
+        """
+        self._deliver, self._wall_ns, self._announce = deliver, wall_ns, announce
         self._waiting: list[DecisionAnswered] = []
         self._snapshots: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
@@ -99,6 +107,8 @@ class DecisionRecorder:
             self.dropped += 1
             return
         self._snapshots.add(key)
+        if not self._waiting:
+            self._announce()
         self._waiting.append(
             DecisionAnswered(
                 kind, self._wall_ns(), _caller(), request, reply, snapshot, excluded
@@ -130,6 +140,11 @@ class DecisionRecorder:
             self.dropped += len(taken) - count
             if not self._deliver(encoded, count):
                 self._parts.forget()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no decision waits."""
+        return not self._waiting
 
     def take_dropped(self) -> int:
         """Return how many were dropped since the last call."""

@@ -12,8 +12,10 @@ import numpy as np
 from ...contract.wire import job_pb2 as wire
 from ...contract.wire.job_pb2_grpc import JobServiceServicer
 from ..advisories.advisory import Advisory
+from ..advisories.workloads import qualified_name, reported_name
 from ..errors import NotFound
 from ..fleet.fleet import Fleet
+from ..principal import current_login
 from ..runs.job_pace import MEASURES
 from ..runs.job_windows import STATES, JobRecord
 from ..runs.run_log import RunLog
@@ -53,9 +55,10 @@ class JobService(JobServiceServicer):
         return wire.ListJobsResponse(jobs=jobs, left_out_count=max(len(records) - size, 0))
 
     async def GetJob(self, request: wire.GetJobRequest, context: Any) -> wire.JobStory:
-        """Return the largest job of the requested name."""
+        """Return the largest job of the requested name; the caller's own job comes first."""
         check_text("job", request.job, JOB_CHARACTERS_MAX)
-        found = self._runs.windows.find(request.job)
+        own = qualified_name(request.job, current_login())
+        found = self._runs.windows.find(own) or self._runs.windows.find(request.job)
         if not found:
             raise NotFound(self._unknown(request.job))
         record = max(found, key=lambda one: one.run.gpus_max)
@@ -69,7 +72,7 @@ class JobService(JobServiceServicer):
                 for one in self._runs.verdicts.of_run(record.run.run_id)[:VERDICTS_MAX]
             ],
             advice=self._advice(record),
-            ranks=self._ranks(record.run.job),
+            ranks=self._ranks(record),
             forecast=_forecast(self._runs.forecasts.rows_of(record.run.key)),
             now=timestamp(self._wall_ns()),
         )
@@ -132,15 +135,25 @@ class JobService(JobServiceServicer):
             if one.name in causes or one.host in hosts
         ][:ADVICE_MAX]  # fmt: skip
 
-    def _ranks(self, job: str) -> list[wire.JobRank]:
-        """Return the latest report of each rank of *job*."""
+    def _ranks(self, record: JobRecord) -> list[wire.JobRank]:
+        """Return the latest report of each rank of the job, without the hosts of another login's job of the same name.
+
+        A rank reports the name of its job without the login.
+        """
+        job = reported_name(record.run.job)
+        others = {
+            self._fleet.index.get(host, -1)
+            for other in self._runs.windows.records.values()
+            if other is not record and reported_name(other.run.job) == job
+            for host in set(_hosts(other)).difference(_hosts(record))
+        }
         table = self._fleet.tables["step_1s"]
         names = table.devices.names
         age_seconds = table.age_seconds(self._fleet.boot, self._fleet.host_now_ns(self._wall_ns()))
         rows = [
             row
             for row in np.flatnonzero(age_seconds <= RANK_AGE_SECONDS_MAX).tolist()
-            if names[row].rpartition("/")[0] == job
+            if names[row].rpartition("/")[0] == job and int(table.devices.host[row]) not in others
         ][:RANKS_MAX]
         at = np.array(rows, dtype=np.intp)
         columns = {

@@ -135,12 +135,15 @@ def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequiremen
 
 
 def size_notes(needs: GangRequirements) -> list[str]:
-    """Return which of the sizes that were asked for are left out, and why."""
-    left_out = needs.elastic.left_out if needs.elastic else ()
-    if not left_out:
+    """Return which of the sizes that were asked for are left out, and why; and whether throughput jumps between sizes."""
+    if needs.elastic is None:
         return []
+    left_out, warning = needs.elastic.left_out, needs.elastic.curve.warning
+    notes = [f"throughput by nodes is {warning}"] if warning else []
+    if not left_out:
+        return notes
     some = ", ".join(map(str, left_out[:8])) + (", ..." if left_out[8:] else "")
-    return [f"sizes left out, which the groups do not make up: {some}"]
+    return [*notes, f"sizes left out, which the groups do not make up: {some}"]
 
 
 def _groups_text(needs: GangRequirements) -> str:

@@ -88,12 +88,13 @@ class ReservationService(ReservationServiceServicer):
 
     async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
         """Let it last longer, or end sooner. Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable."""
-        owner = _owner_of(request, context)
+        owner, snapshot = _owner_of(request, context), self._placement.snapshot()
         one = self._reservations.renew(
-            request.name, owner, request.fencing_token, _ttl_ns(request.ttl)
-        )
+            request.name, owner, request.fencing_token, _ttl_ns(request.ttl),
+            _nodes_max(current_principal(context), len(snapshot.names)),
+        )  # fmt: skip
         await self._reservations.persisted()
-        return self._message(one, self._placement.snapshot())
+        return self._message(one, snapshot)
 
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any

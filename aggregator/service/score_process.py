@@ -140,6 +140,9 @@ class ScoreProcess:
             packet = json.loads(data)
             if "decisions" in packet:
                 self._take_decisions(packet, descriptors)
+            elif "recording" in packet:
+                if self.decisions is not None:
+                    self.decisions.expects_batch = True
             else:
                 answers.put_nowait(packet)
 
@@ -150,11 +153,14 @@ class ScoreProcess:
         except (ValueError, KeyError) as error:
             log.warning("the score process sent an invalid packet: %s", error)
         answers.put_nowait({})
+        if self.decisions is not None:
+            self.decisions.expects_batch = False
         self._updated.set()
 
     def _take_decisions(self, packet: dict[str, Any], descriptors: list[int]) -> None:
         if self.decisions is None:
             return
+        self.decisions.expects_batch = False
         self.decisions.count_dropped(packet["dropped"])
         try:
             batch = shared_snapshot.mapped_file(descriptors[0], BATCH_BYTES_MAX)

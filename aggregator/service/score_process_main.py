@@ -5,9 +5,9 @@ the GIL. The service, its authentication and its errors are the same code. It do
 
 Its standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}` for each snapshot, with two
 descriptors (see `shared_snapshot.py`). It answers `{"port": 7601}` once it listens, then for each snapshot its counts since the
-last: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions are sent separately, as
-`{"decisions": 3, "dropped": 0}` with a descriptor (see `decision_recorder.py`). It exits when that socket closes or its parent
-exits, after sending the last decisions.
+last: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions are sent separately:
+`{"recording": true}` when a batch begins, then `{"decisions": 3, "dropped": 0}` with a descriptor (see
+`decision_recorder.py`). It exits when that socket closes or its parent exits, after sending the last decisions.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ScoreServer:
         self._dictionary: tuple[int, NameDictionary] | None = None
         #: Batches of decisions sent since the aggregator last sent a snapshot: one that does not read gets no more.
         self._unread_batches = 0
-        self._decisions = DecisionRecorder(self._send_decisions, time.time_ns)
+        self._decisions = DecisionRecorder(
+            self._send_decisions, time.time_ns, self._announce_decisions
+        )
         self._placement = PlacementService(
             self, is_dedicated=True, recorder=self._decisions
         )  # fmt: skip
@@ -146,6 +148,10 @@ class ScoreServer:
                 return True
         self._decisions.dropped += count
         return False
+
+    def _announce_decisions(self) -> None:
+        with suppress(OSError):
+            self._send({"recording": True})
 
     def _send(self, reply: dict[str, Any]) -> None:
         self._control.send(json.dumps(reply).encode())

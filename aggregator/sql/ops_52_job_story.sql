@@ -1,4 +1,5 @@
 -- Who is where: by processes, and by what schedulers say of hosts on which no process of it is known.
+-- A process names its job without the login that `qualified_name` (aggregator/advisories/workloads.py) appends.
 CREATE OR REPLACE VIEW ops.job_members AS
 SELECT
     job, host, gpu, min(since) AS since,
@@ -8,7 +9,7 @@ UNION ALL
 SELECT workload, host, device, time, if(gone <= ops.taken(), gone, NULL)
 FROM (SELECT workload, unnest(hosts) AS host, time, until AS gone FROM main.gangs) AS g
 JOIN (SELECT DISTINCT host, device FROM main.devices WHERE kind = 'gpu') AS d USING (host)
-WHERE NOT EXISTS (FROM ops.gpu_processes AS p WHERE p.host = g.host AND p.job = g.workload);
+WHERE NOT EXISTS (FROM ops.gpu_processes AS p WHERE p.host = g.host AND p.job = regexp_replace(g.workload, ' \(((scheduler|operator|admin|agent) [^()]*|no login)\)$', ''));
 COMMENT ON VIEW ops.job_members IS
     'which GPUs each job has or had, with start and end (until NULL: still): SELECT job, host, count(*) AS gpus, min(since) AS since FROM ops.job_members GROUP BY ALL ORDER BY job, host LIMIT 3';
 

@@ -262,7 +262,7 @@ KINDS = (
     InjectedKind("XID 79, off the bus", LOG, _log_xid(79), (U,), (Reason.XID_FATAL,), _gpu),
     InjectedKind("XID 119, GSP does not answer", LOG, _log_xid(119), (U,), (Reason.DRIVER_HUNG,), _gpu),
     InjectedKind("a GPU's calls do not return", NVML, _hangs, (U,), (Reason.DRIVER_HUNG,), _gpu),
-    InjectedKind("every call says: GPU is lost", NVML, _falls_off, (U,), (Reason.XID_FATAL,), _gpu),
+    InjectedKind("every call says: GPU is lost", NVML, _falls_off, (U,), (Reason.GPU_UNUSABLE,), _gpu),
     InjectedKind("20 corrected bit errors a second", NVML, _repairs(10, 0.5, 40), (S, W), (Reason.ECC_TREND,), _gpu),
     InjectedKind("an uncorrected bit error, no XID", NVML, _shows(ecc_uncorrected_volatile=1), (S,), (Reason.ECC_TREND,), _gpu),
     InjectedKind("a row remap is pending", NVML, _shows(remap_pending=1, remapped_uncorrectable=1), (W,), (Reason.HBM_REMAP,), _gpu),

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "quality_jobs.md"
 PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
 SECTIONS = (
-    "stragglers", "pipeline_gangs", "periods", "step_parts", "phase_forecasts", "forecasts",
+    "stragglers", "pipeline_gangs", "periods", "paused_jobs", "step_parts", "phase_forecasts", "forecasts",
     "workload_classes", "cpu_gang",
 )  # fmt: skip
 

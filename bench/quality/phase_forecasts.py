@@ -34,6 +34,7 @@ from bench.quality.markdown import table
 from bench.quality.pipeline_readings import RATE, DriverReadings
 from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
 from bench.quality.pipeline_world import play
+from gangline.agent.collectors.gpu_fast import PERIOD_SAMPLES
 from gangline.ext.periods import estimate
 from gangline.ext.phases import SIGNALS, STATES, PhaseTracker
 
@@ -47,7 +48,7 @@ FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
 #: A period is sought so often, in so many samples, as the agent does.
-PERIOD_SECONDS, PERIOD_SAMPLES = 30, 1200
+PERIOD_SECONDS = 30
 #: Segments are read so often: the tracker holds 128 of each GPU.
 SEGMENT_SECONDS = 10
 #: This many checkpoints must have been before one can be known.

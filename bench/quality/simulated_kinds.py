@@ -49,7 +49,7 @@ RIGHT: dict[str, frozenset[Reason]] = {
         "rack_dark": (Reason.STALE_TELEMETRY,),
         "hbm": (Reason.ECC_TREND, Reason.HBM_REMAP, Reason.XID_FATAL),
         "gsp_hang": (Reason.DRIVER_HUNG, Reason.XID_FATAL),
-        "gpu_lost": (Reason.XID_FATAL,),
+        "gpu_lost": (Reason.XID_FATAL, Reason.GPU_UNUSABLE),
         "gpu_fault": (Reason.XID_FATAL,),
         "silent_corruption": (),
         "nvlink_switch": (Reason.NVLINK_ERRORS, Reason.XID_FATAL),

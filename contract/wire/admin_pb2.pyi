@@ -10,12 +10,14 @@ class HoldStoreRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HeldStore(_message.Message):
-    __slots__ = ("journal", "file")
+    __slots__ = ("journal", "file", "answers")
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     journal: bytes
     file: HeldFile
-    def __init__(self, journal: _Optional[bytes] = ..., file: _Optional[_Union[HeldFile, _Mapping]] = ...) -> None: ...
+    answers: bytes
+    def __init__(self, journal: _Optional[bytes] = ..., file: _Optional[_Union[HeldFile, _Mapping]] = ..., answers: _Optional[bytes] = ...) -> None: ...
 
 class HeldFile(_message.Message):
     __slots__ = ("path", "inode", "iteration", "wal_bytes", "wall_time_ns", "stood_still_microseconds")

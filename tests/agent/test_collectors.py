@@ -51,7 +51,6 @@ WITHOUT_DATA = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path) -> None:
     """A reader's unit changed by 1000 and every other test passed.

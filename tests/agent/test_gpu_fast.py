@@ -19,6 +19,7 @@ from gangline.agent.collectors import gpu_fast
 from gangline.agent.collectors.gpu_fast import (
     COLUMN_NAMES,
     PERIOD_NS,
+    SECOND_NS,
     GpuFast,
     GpuFastJobs,
     Samples,
@@ -32,7 +33,7 @@ from gangline.contract.signals import BY_ID
 from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
-from gangline.ext.phases import HISTORY_SIGNALS, STATES, SampleHistory
+from gangline.ext.phases import HISTORY_SIGNALS, STATES, PhaseTracker, SampleHistory
 from tests.agent.gpu_host import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.fixtures import Play
@@ -406,29 +407,59 @@ def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
     assert set(buffer[:10]) == {STATES.index("idle")}
 
 
-def test_one_gpu_a_second_has_its_step_looked_for() -> None:
-    """All eight at once would take the second's samples their time."""
-    history, seen = SampleHistory(3), []
+class StepWorld:
+    """Samples of two GPUs whose jobs have the given step: ten a second, until the clock stops."""
 
-    def estimate(signals: memoryview[float], seconds: float) -> tuple[float, float]:
-        seen.append((signals.format, signals.shape, seconds))
-        assert signals[0, 0] == 0 and signals[0, 400 - 1] == 399
-        if len(seen) == 2:
-            raise ValueError("no such period")
-        return (0.5, 0.9) if len(seen) == 1 else (math.nan, 0.0)
+    def __init__(self) -> None:
+        self.history, self.tracker = SampleHistory(2), PhaseTracker(2)
+        self.periods = StepPeriods(self.history, self.tracker)
+        self.now_ns = SECOND_NS
 
-    periods = StepPeriods(history, estimate)
-    states = ["compute", "compute", "idle"]
-    assert periods.estimate_next(lambda row: (states[row], 1.0)) is None  # too few samples
-    for number in range(400):
-        history.begin(number * PERIOD_NS)
-        for row in range(3):
-            history.put(row, 0, number)
-    assert [periods.estimate_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]
-    assert seen == [("f", (7, 400), 0.1)] * 2
-    assert periods.found == {0: (0.5, 0.9)}
-    periods.estimate_next(lambda row: (states[row], 1.0))
-    assert periods.found == {}  # it abstains now
+    def begin_job(self, row: int) -> None:
+        self.tracker.begin_job(row)
+
+    def run(self, seconds: float, *steps: float) -> None:
+        """Go on for *seconds*; a step of 0 seconds hangs."""
+        for number in range(int(seconds * 10)):
+            self.now_ns += PERIOD_NS
+            self.history.begin(self.now_ns)
+            for row, step in enumerate(steps):
+                watts = 550.0 if step and (self.now_ns / SECOND_NS) % step < 0.7 * step else 120.0
+                self.history.put(row, 0, watts)
+                self.tracker.push(row, self.now_ns, power=watts, utilization=1.0)
+            if number % 20 == 0:
+                self.periods.estimate_next()
+
+    def steps(self) -> list[float | None]:
+        return [step and round(step[0], 1) for step in map(self.periods.step, range(2))]
+
+
+def test_each_job_has_its_step_and_the_next_job_does_not_inherit_it() -> None:
+    """A new job showed the period of the last one for half a minute, and a process that hung kept it."""
+    world = StepWorld()
+    world.begin_job(0)
+    world.begin_job(1)
+    world.run(15, 1.3, 2.0)
+    assert world.steps() == [None, None]  # too few samples
+    world.run(60, 1.3, 2.0)
+    assert world.steps() == [1.3, 2.0]
+    world.begin_job(0)
+    assert world.steps() == [None, 2.0]
+    world.run(60, 0.8, 0.0)
+    assert world.steps() == [0.8, None]
+
+
+def test_a_job_keeps_its_step_until_its_signals_have_another() -> None:
+    """A minute of evaluation, or a multiple of the step, was reported as a new pace."""
+    world = StepWorld()
+    world.begin_job(0)
+    world.run(200, 1.3, 0.0)
+    world.run(60, 0.5, 0.0)
+    assert world.steps()[0] == 1.3
+    world.run(60, 1.3, 0.0)
+    assert world.steps()[0] == 1.3
+    world.run(700, 0.5, 0.0)
+    assert world.steps()[0] == 0.5
 
 
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:

@@ -12,6 +12,7 @@ from gangline.aggregator.pending_job import (
     SlurmNode,
     obstacle,
     parse_job,
+    parse_licenses,
     parse_nodes,
     parse_reservations,
     steps_of,
@@ -44,6 +45,7 @@ def test_a_job_is_read_as_slurm_shows_it() -> None:
     job = parse_job(JOB)
     assert job == PendingJob(
         "5", "PENDING", "Resources", 4, frozenset(["main"]), 4, 2, 2048, frozenset("ab"), frozenset(), frozenset(["gpu7", "gpu8"]), "mine",
+        {"gpu:h100": 4},
     )  # fmt: skip
     assert parse_job(JOB.replace("Features=a&b", "Features=[a|b]")).features is None
     assert parse_job(JOB.replace("TresPerNode=gres:gpu:h100:4", "")).gpus_per_node == 4
@@ -54,6 +56,20 @@ def test_a_job_is_read_as_slurm_shows_it() -> None:
         == 8
     )
     assert parse_job(JOB.replace("gres:gpu:h100:4", "gres:gpu")).gpus_per_node == 1
+    other = parse_job(JOB.replace("gres:gpu:h100:4", "gres/gpu:4,gres/lic:2"))
+    assert other.gpus_per_node == 4 and other.gres == {"lic": 2}
+
+
+@pytest.mark.parametrize(
+    ("requested", "licenses"),
+    [("tool:2,ansys@db", {"tool": 2, "ansys@db": 1}), ("a:1|b:1", {}), ("(null)", {})],
+)
+def test_licenses_are_read_as_slurm_shows_them(requested: str, licenses: dict[str, int]) -> None:
+    """Alternatives need none of the licenses for certain."""
+    assert parse_job(JOB.replace("Licenses=(null)", f"Licenses={requested}")).licenses == licenses
+    shown = "LicenseName=tool Total=2 Used=2 Free=0 Reserved=0 Remote=no\n"
+    assert parse_licenses(shown) == {"tool": 2}
+    assert parse_licenses("No licenses configured in Slurm.\n") == {}
 
 
 def test_a_node_is_read_as_slurm_shows_it() -> None:
@@ -62,6 +78,7 @@ def test_a_node_is_read_as_slurm_shows_it() -> None:
         SlurmNode(
             "gpu2", frozenset(["MIXED", "DRAIN", "NOT_RESPONDING"]), "burn in State=IDLE", frozenset(["main", "large"]),
             frozenset("ab"), 4, 2, 8, 3, 100, 50,
+            {"gpu": 4, "gpu:h100": 4},
         )
     ]  # fmt: skip
 
@@ -143,6 +160,12 @@ def test_no_job_starts_on_a_node_in_such_a_state(state: str) -> None:
         ({"features": None}, "abc", ""),
         ({"reservation": "r"}, "abc", "without a, 1 nodes are left for the 2 that it needs (its reservation)"),
         ({"gpus_per_node": 8}, "abc", "without a, 0 nodes are left for the 2 that it needs (size)"),
+        ({"gres": {"lic": 1}, "nodes": 1}, "bc", "without a, 0 nodes are left for the 1 that it needs (size)"),
+        ({"gres": {"gpu:h100": 4}, "nodes": 1}, "bc", "without a, 0 nodes are left for the 1 that it needs (size)"),
+        ({"gres": {"gpu:a100": 4}, "nodes": 1}, "bc", ""),
+        ({"licenses": {"tool": 2, "ansys@db": 1}}, "abc", ""),
+        ({"licenses": {"tool": 3}}, "abc", "it needs 3 of license tool, and Slurm has 2"),
+        ({"licenses": {"gone": 1}}, "abc", "it needs 1 of license gone, and Slurm has 0"),
         ({"left_out": frozenset("c")}, "abc", "without a, 1 nodes are left for the 2 that it needs (left out by the job)"),
     ],
 )  # fmt: skip
@@ -151,8 +174,10 @@ def test_what_keeps_a_job_from_running_elsewhere(
 ) -> None:
     """A job that was pinned to the bad node was requeued, and never ran again."""
     asked = job(**{"features": frozenset(), "left_out": frozenset(), **changes})
-    there = [node(name, features=frozenset("f" if name < "c" else "")) for name in nodes]
-    assert obstacle(asked, there, {"r": ["a", "b"]}, "a") == reason
+    gres = {"gpu": 4, "gpu:a100": 4}
+    there = [node(name, features=frozenset("f" if name < "c" else ""), gres=gres) for name in nodes]
+    licenses = {"tool": 2, "ansys@db": 5}
+    assert obstacle(asked, there, {"r": ["a", "b"]}, "a", licenses) == reason
     # Nodes in use or in maintenance become free, a node that is down may not.
     busy = [*there, node("d", gpus_used=4, flags=frozenset(["MIXED", "MAINTENANCE"]))]
     assert not obstacle(job(features=frozenset()), busy, {}, "a")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gangline import cli
 from gangline.aggregator.errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted
 from gangline.aggregator.reservations import (
     FILE_NAME,
+    LOGIN_HOURS_MAX,
     RESERVATIONS_MAX,
     SECOND_NS,
     TTL_SECONDS_MAX,
@@ -262,3 +264,55 @@ def test_an_operator_releases_what_others_reserved(tmp_path: Path) -> None:
     with pytest.raises(PermissionDenied, match="operator"):
         current.release(one.name, "b", 0)
     assert current.release(one.name, "b", 0, by_operator=True) and not current.active()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: int) -> None:
+    """A login reserved its nodes again as soon as their day ended: nobody else ever got them."""
+    source, clocks, minutes = random.Random(seed), Clocks(), 5
+    current = clocks.load(tmp_path)
+    held: list[int] = []
+    for _ in range(3 * 24 * 60 // minutes):
+        free = [host for host in HOSTS[:4] if current.of_host(host) is None]
+        ttl_ns = source.choice((600, 3600, 39_900, TTL_SECONDS_MAX)) * SECOND_NS
+        with suppress(ResourceExhausted):
+            if free:
+                current.reserve(
+                    "a",
+                    free[: source.randint(1, 4)],
+                    ttl_ns,
+                    login="scheduler a",
+                    login_nodes_max=4,
+                )
+        for one in current.active():
+            if source.random() < 0.3:
+                current.renew(one.name, "a", one.token, ttl_ns, 4)
+            elif source.random() < 0.01:
+                current.release(one.name, "a", one.token)
+        if source.random() < 0.02:
+            asyncio.run(current.persisted())
+            clocks.steady = source.randrange(10**15)
+            current = clocks.load(tmp_path)
+        held.append(sum(len(one.hosts) for one in current.active()))
+        clocks.run(60 * minutes)
+    per_day = 24 * 60 // minutes
+    days = [sum(held[at : at + per_day]) / 60 * minutes for at in range(len(held) - per_day)]
+    assert 30 < max(days) <= 4 * LOGIN_HOURS_MAX + 4 * minutes / 60
+
+
+def test_the_refusal_names_what_would_be_granted(tmp_path: Path) -> None:
+    """A login without a limit is not counted; released time is given back."""
+    clocks = Clocks()
+    current = clocks.load(tmp_path)
+    day_ns = TTL_SECONDS_MAX * SECOND_NS
+    current.reserve("b", ["b"], day_ns)
+    for _ in range(3):
+        one = current.reserve("a", ["h", "i"], day_ns // 4, login="scheduler a", login_nodes_max=2)
+        clocks.run(60)
+        assert current.release(one.name, "a", one.token)
+    with pytest.raises(ResourceExhausted) as refused:
+        current.reserve("a", ["h", "i"], day_ns, login="scheduler a", login_nodes_max=2)
+    assert (
+        "reserved 0.1 node-hours within 24 h and asks for 48.0 more, at most 24 (12 for each of 2 nodes)"
+        in str(refused.value)
+    )

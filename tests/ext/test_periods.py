@@ -17,9 +17,9 @@ RATE = 10.0
 def steps(
     period: float, *, seconds: float = 120.0, batches: int = 1, jitter: float = 0.0, seed: int = 1
 ) -> np.ndarray:
-    """Return power at 10 Hz of steps of *period* seconds: some micro-batches, then a wait."""
+    """Return power at 10 Hz of steps of *period* seconds: some micro-batches (forward, backward), then a wait."""
     random = np.random.default_rng(seed)
-    fine = int(seconds * 100)
+    fine = int(seconds * 10) * 10
     watts, now = np.full(fine, 150.0), 0.0
     while now < seconds:
         length = period * (1 + jitter * random.standard_normal())
@@ -27,6 +27,7 @@ def steps(
             begin = now + 0.75 * length * batch / batches
             end = begin + 0.6 * length / batches
             watts[int(100 * begin) : int(100 * end)] = 550.0
+            watts[int(100 * begin) : int(100 * (2 * begin + end) / 3)] = 450.0
         now += length
     return np.asarray(watts.reshape(-1, 10).mean(axis=1) + random.normal(0, 3, fine // 10))
 
@@ -71,6 +72,25 @@ def test_nothing_is_said_of_what_does_not_repeat(signal: np.ndarray) -> None:
     """A server of requests was given a step, and its next one was predicted."""
     seconds, confidence = of(signal)
     assert math.isnan(seconds) and confidence == 0.0
+
+
+@pytest.mark.parametrize("cycle", [9.0, 15.4, 24.0, 41.0, 70.0])
+@pytest.mark.parametrize("pause", [0.1, 0.4, 0.9])
+def test_flat_work_and_a_pause_that_return_are_no_step(cycle: float, pause: float) -> None:
+    """A job with a checkpoint every 15.4 s was shown at 4 % of its pace: the cycle was its step."""
+    times = np.arange(3000) / RATE
+    works = (times % cycle) / cycle >= pause
+    noise = np.random.default_rng(1).normal(0, 8, times.size)
+    assert math.isnan(of(np.where(works, 550.0, 120.0) + noise, np.where(works, 1.0, 0.04))[0])
+
+
+@pytest.mark.parametrize("period", [0.56, 1.3, 3.1])
+@pytest.mark.parametrize("pause", [1.5, 8.0])
+def test_the_step_is_found_between_checkpoints(period: float, pause: float) -> None:
+    """Each checkpoint restarts the steps in phase: they repeat one checkpoint cycle later as well as one step later."""
+    work = steps(period, seconds=25 * period, jitter=0.003)
+    pieces = [np.concatenate([work, np.full(int(pause * RATE), 120.0)]) for _ in range(8)]
+    assert of(np.concatenate(pieces)[-3000:])[0] == pytest.approx(period, rel=0.02)
 
 
 def test_a_step_that_was_not_seen_four_times_is_not_known() -> None:

@@ -1,7 +1,7 @@
 """Makes a consistent copy of a store as of one moment, while ingest continues.
 
-A backup is a folder named after its time with everything in it: the file with its WAL merged, the event journal, the permit, and
-the Parquet files. Files that the previous backup already has are hard-linked from it.
+A backup is a folder named after its time with everything in it: the file with its WAL merged, the event journal, the journal of
+answers to advice, the permit, and the Parquet files. Files that the previous backup already has are hard-linked from it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ...durable_file import (
 )
 from ...model import gangline_version
 from .. import duckdb_file
+from ..answer_journal import ANSWERS_FILE
 from ..duckdb_file import (
     JOURNAL_FILE,
     STORE_FILE,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointHold:
-    """Where the file stood when the hold began (wall ns), and the journal of that moment."""
+    """Where the file stood when the hold began (wall ns), and the journals of events and of answers of that moment."""
 
     path: Path
     inode: int
@@ -64,6 +65,7 @@ class CheckpointHold:
     wall_time_ns: int
     paused_microseconds: int
     journal: bytes
+    answers: bytes
 
     def grown_bytes(self) -> int:
         """Return how much came into the WAL since."""
@@ -86,6 +88,8 @@ def _hold(store: Store, writer: Writer) -> CheckpointHold:
     pinned = writer.hold_checkpoints()
     try:
         journal = store.journal_records()
+        # No commit runs meanwhile, so each answer is in the file, in its WAL or here.
+        answers = _read_answers(pinned.path.parent)
         inode = os.stat(pinned.path).st_ino
     except BaseException:
         writer.resume_checkpoints()
@@ -93,8 +97,15 @@ def _hold(store: Store, writer: Writer) -> CheckpointHold:
     micros = (time.monotonic_ns() - begin) // 1000
     iteration = pinned.header.iteration if pinned.header else 0
     return CheckpointHold(
-        pinned.path, inode, iteration, pinned.wal_bytes, time.time_ns(), micros, journal
+        pinned.path, inode, iteration, pinned.wal_bytes, time.time_ns(), micros, journal, answers
     )
+
+
+def _read_answers(folder: Path) -> bytes:
+    try:
+        return (folder / ANSWERS_FILE).read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 # ----------------------------------------------------------------------
@@ -108,7 +119,7 @@ class FileChangedError(CopyError):
 
 @dataclass(frozen=True, slots=True)
 class ConsistentView:
-    """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and the journal.
+    """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and the journals of events and of answers.
 
     `held`: by an aggregator that runs. `paused_microseconds`: for this long nothing was stored. `check` raises FileChangedError or CopyError when
     what was copied until now is not whole.
@@ -119,6 +130,7 @@ class ConsistentView:
     wal_bytes: int
     as_of_ns: int
     journal: bytes
+    answers: bytes
     paused_microseconds: int
     check: Callable[[], None]
 
@@ -143,8 +155,9 @@ def open_stopped_store(data: Path) -> Iterator[ConsistentView]:
             journal = (data / JOURNAL_FILE).read_bytes()
         wal_bytes = size_of(wal_of(data / STORE_FILE))
         yield ConsistentView(
-            data, False, wal_bytes, time.time_ns(), journal, 0, change_check(data / STORE_FILE)
-        )
+            data, False, wal_bytes, time.time_ns(), journal, _read_answers(data), 0,
+            change_check(data / STORE_FILE),
+        )  # fmt: skip
     except OSError as error:
         raise CopyError(f"{data}: {error.filename or ''}: {error.strerror}") from error
     finally:
@@ -306,6 +319,8 @@ class Backup:
         source.check()
         self._copied_bytes += size + source.wal_bytes
         self._add(JOURNAL_FILE, write_new_file(part / JOURNAL_FILE, source.journal))
+        if source.answers:
+            self._add(ANSWERS_FILE, write_new_file(part / ANSWERS_FILE, source.answers))
         for name in SMALL_FILES:
             with suppress(FileNotFoundError):
                 self._add(name, write_new_file(part / name, (source.data / name).read_bytes()))

@@ -17,7 +17,7 @@ from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
 from gangline.aggregator.model import TransactionalStore
-from gangline.aggregator.principal import LOCAL, set_principal
+from gangline.aggregator.principal import LOCAL, Principal, set_principal
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.aggregator.service.outcome import OutcomeService
 from gangline.aggregator.service.status import ErrorInterceptor
@@ -98,19 +98,25 @@ class Tables:
 
 
 class Known(grpc.aio.ServerInterceptor):
-    """In the guard's place: whoever calls is the admin of this machine."""
+    """In the guard's place: each caller is *principal*."""
+
+    def __init__(self, principal: Principal = LOCAL) -> None:
+        self._principal = principal
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        set_principal(LOCAL)
+        set_principal(self._principal)
         return await continuation(handler_call_details)
 
 
 @asynccontextmanager
 async def served(
-    book: AdvisoryEngine, world: World, addresses: list[str] | None = None
+    book: AdvisoryEngine,
+    world: World,
+    addresses: list[str] | None = None,
+    principal: Principal = LOCAL,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the stubs of both services; their address goes into *addresses*."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(), Known()])
+    """Yield the stubs of both services, called by *principal*; their address goes into *addresses*."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(), Known(principal)])
     works = WorkloadLookup(world.fleet, book.gangs)
     advisory = AdvisoryService(book, lambda: world.now_ns, works.member)
     outcome = OutcomeService(book, lambda: world.now_ns)

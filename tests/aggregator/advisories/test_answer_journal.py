@@ -94,11 +94,12 @@ def test_an_answer_waits_for_no_commit_and_survives_a_kill(tmp_path: Path) -> No
     store, world, path = BusyDisk(), dead_gpu(), tmp_path / "answers"
     asyncio.run(answered_and_killed(path, store, world))
     store.is_killed = False
-    for _ in range(2):  # killed again before the store had a commit
-        book = started(path, store, world)
+    # Killed again before the store had a commit.
+    books = [started(path, store, world), started(path, store, world)]
+    for book in books:
         found = book.find("a1")
         assert found is not None and (found.state, found.owner) == (DONE, "slurm")
-    asyncio.run(book.flush())
+    asyncio.run(books[-1].flush())
     assert path.stat().st_size == 0, "the store has all"
     kinds = store.connection.execute("SELECT kind FROM advice_events ORDER BY number").fetchall()
     assert [kind for (kind,) in kinds].count("Acked") == 2

@@ -150,8 +150,9 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
         hazards = [
             float(np.float32(one.hazard)) + float(np.float32(one.preemption)) for one in members
         ]
-        survival = exp(-sum(hazards) * needs.hours)
-        if survival < needs.survival_min - 1e-9:
+        shared = prices.SHARED_HAZARD_PER_HOUR[0] if needs.nodes > 1 else 0.0
+        survival = exp(-(sum(hazards) + shared) * needs.hours)
+        if survival < needs.survival_min:
             found.append(f"survival {survival}")
     return found
 

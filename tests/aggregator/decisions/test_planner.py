@@ -91,7 +91,7 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
         spread_over=spread,
         spread_nodes_max=draw(st.integers(1, 4)) if spread else 0,
         score_min=draw(st.sampled_from((0.0, 0.0, 0.99))),
-        survival_min=draw(st.sampled_from((0.0, 0.0, 0.5))),
+        survival_min=draw(st.sampled_from((0.0, 0.0, 0.0, 0.5, 0.9, 0.99))),
         communication_share=draw(st.sampled_from((0.0, 0.3))),
         reports=draw(st.sampled_from((NOTHING_REPORTED, REPORTS))),
         currency_rate=draw(st.sampled_from((0.0, 0.0, 0.02, 3.0))),
@@ -113,6 +113,7 @@ def test_a_plan_is_whole_or_there_is_none(
     """Slurm gave 17 + 17 + 2 nodes for three segments of 12: each option holds to every invariant, in its rank order."""
     for option in planned(nodes, needs, options_max=8, subsets_max=subsets_max):
         assert violations(nodes, option.nodes.tolist(), needs) == []
+        assert option.price.survival.value >= needs.survival_min
         assert not set(option.backups.tolist()) & set(option.nodes.tolist())
         assert option.price.total.value == pytest.approx(
             sum(part.gpu_hours.value for part in option.price.parts)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import csv_topograph, model, toml_file
+from gangline.aggregator.declared import csv_topograph, loader, model, toml_file
 from gangline.aggregator.declared import fields as problems_of
 from gangline.aggregator.declared.fields import DeclaredError, matches_pattern
 from gangline.aggregator.declared.loader import DeclaredFile, hash_of, parse_files
@@ -459,3 +459,17 @@ def test_the_hash_is_of_what_files_hold() -> None:
     )
     assert hash_of(one) == hash_of(list(one)) != hash_of(other)
     assert len(hash_of([])) == 16 and NOTHING.hash == ""
+
+
+def test_an_unexpected_error_is_a_problem_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library raised AssertionError for one file: no message named the file, and other files' problems were lost."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("of a library")
+
+    monkeypatch.setattr(loader, "parse_csv", fail)
+    files = [DeclaredFile("a.csv", b"host,rack\n"), DeclaredFile("b.toml", b"nonsense = 1\n")]
+    with pytest.raises(DeclaredError) as raised:
+        parse_files(files, NOW_NS)
+    assert raised.value.problems[0] == "a.csv: cannot be parsed: AssertionError: of a library"
+    assert raised.value.problems[1].startswith("b.toml:1: 'nonsense' is unknown")

@@ -143,13 +143,14 @@ class TestSlurm(ExecutorContract):
             )
             cluster.command("scontrol", "delete", "reservationname=site")
 
-    @pytest.mark.parametrize("pin", ["--nodelist={node}", "--constraint=fast"])
+    @pytest.mark.parametrize("pin", ["--nodelist={node}", "--constraint=fast", "--gres=lic:1"])
     def test_a_job_that_can_run_nowhere_else_is_left(
         self, rig: Rig, cluster: SlurmCluster, pin: str
     ) -> None:
         """A job that was pinned to the bad node was requeued, and never ran again."""
         features = ["scontrol", "update", "availablefeatures=fast", "activefeatures=fast"]
-        node, other = rig.site.node(3), rig.site.node(4)
+        # gpu1 alone has `lic`.
+        node, other = ("gpu1" if "lic" in pin else rig.site.node(3)), rig.site.node(4)
         cluster.command(*features, f"nodename={node}")
         rig.start()
         job = cluster.submit(SCRIPT, "-N1", "--requeue", pin.format(node=node))
@@ -171,6 +172,27 @@ class TestSlurm(ExecutorContract):
         cluster.command("scancel", job)
         for name in (node, other):
             cluster.command("scontrol", "update", f"nodename={name}", "availablefeatures=", "activefeatures=")  # fmt: skip
+
+    def test_a_job_whose_license_is_gone_is_left(self, rig: Rig, cluster: SlurmCluster) -> None:
+        """A license that was taken out of slurm.conf stays with its job until a requeue, which waits for the license forever."""
+        rig.start()
+        job = cluster.submit(SCRIPT, "-N1", "--requeue", "--licenses=tool:2")
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        (node,) = rig.site.scheduler.read_jobs()[job].nodes
+        cluster.set_licenses("tool:1")
+        try:
+            rig.advice.fault(node, Action.EVICT_NOW)
+
+            def reported() -> bool:
+                found = rig.advice.of(node)
+                return found is not None and "needs 2 of license tool" in found.state_words
+
+            rig.until(reported, "it says so")
+            assert rig.site.scheduler.read_jobs()[job].is_running and not rig.is_done(node)
+        finally:
+            cluster.set_licenses("tool:2")
+        rig.until(lambda: rig.is_done(node), "done")
+        cluster.command("scancel", job)
 
     def test_a_job_of_a_dead_slurmd_runs_again_at_once(
         self, rig: Rig, cluster: SlurmCluster

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +35,10 @@ from tests.aggregator.executors.serving_extender import (
     serving_extender,
     write_mirror,
 )
-from tests.processes import GUARD_SECONDS
+from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
+START_SECONDS = 60.0
+DOCS = Path(__file__).parents[3] / "docs"
 FILTER, PRIORITIZE = "/extender/v1/filter", "/extender/v1/prioritize"
 POD = {"metadata": {"name": "train-0", "namespace": "ml"}}
 NODES = [mirror_node("n1"), mirror_node("n2", 1), mirror_node("n3", 2), mirror_node("n4", 3), mirror_node("n5", 3, ready=False)]  # fmt: skip
@@ -76,9 +82,55 @@ def test_only_names_of_the_request_are_answered(served: ServedExtender) -> None:
 
 
 def test_scores_follow_the_buckets(served: ServedExtender) -> None:
-    """A node that is unknown is better than one that is suspect, and worse than a healthy one."""
+    """A node that is unknown is as good as the median of those in service."""
     answer = served.post(PRIORITIZE, names("n1", "n2", "n3", "n4", "n9"))
-    assert [one["Score"] for one in answer] == [10, 7, 3, 0, 5]
+    assert [one["Score"] for one in answer] == [10, 7, 3, 0, 7]
+
+
+def test_an_unknown_node_is_as_good_as_most(mirror: Path) -> None:
+    """Nodes without an agent got no pod as long as a healthy known node was free."""
+    fleet = [mirror_node(f"n{at}", 0 if at < 8 else 3, ready=at < 9) for at in range(10)]
+    table = table_of(mirrored(fleet))
+    answers = json.loads(prioritize_answer(json.dumps(names("n0", "n8", "new")).encode(), table))
+    assert [one["Score"] for one in answers] == [10, 0, 10]
+    nothing = json.loads(prioritize_answer(json.dumps(names("n0", "new")).encode(), NO_TABLE))
+    assert len({one["Score"] for one in nothing}) == 1
+
+
+def documented_timeout() -> float:
+    """Return httpTimeout of docs/kubernetes_scheduling.md, in seconds."""
+    match = re.search(r"httpTimeout: ([0-9]+)ms", (DOCS / "kubernetes_scheduling.md").read_text())
+    assert match
+    return int(match[1]) / 1000.0
+
+
+def test_a_frozen_extender_delays_a_call_by_the_documented_timeout(mirror: Path) -> None:
+    """A frozen process accepts connections and answers nothing. The client stands for kube-scheduler, which takes an ignorable
+    extender's timeout for "all nodes pass". Once the process continues, calls are answered again."""
+    port = free_port()
+    settings = f"extender_mirror={mirror}", f"extender_listen=127.0.0.1:{port}"
+    command_line = ["executor", "kubernetes", "extender"]
+    for setting in settings:
+        command_line += ["--set", setting]
+    body = json.dumps(names("n1", "n5")).encode()
+
+    def call(path: str, seconds: float) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+        with closing(connection):
+            connection.request("POST", path, body)
+            return json.loads(connection.getresponse().read())
+
+    with Process(command_line, mirror.parent.parent / "log") as process:
+        until(lambda: listening(port), process.said, START_SECONDS)
+        until(lambda: call(FILTER, GUARD_SECONDS)["NodeNames"] == ["n1"], "it filters")
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            for path in (FILTER, PRIORITIZE) * 3:
+                with pytest.raises(TimeoutError):
+                    call(path, documented_timeout())
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert call(FILTER, GUARD_SECONDS)["NodeNames"] == ["n1"]
 
 
 def test_whole_nodes_are_answered_as_whole_nodes(served: ServedExtender) -> None:
@@ -133,7 +185,7 @@ def test_verbs_of_volcano(served: ServedExtender) -> None:
         "code": 0,
     }
     answer = served.post("/volcano/v1/prioritize", {"task": {}, "nodes": [{"Name": "n1"}, {"Name": "n9"}]})  # fmt: skip
-    assert answer == {"nodeScore": {"n1": 10, "n9": 5}, "errorMessage": ""}
+    assert answer == {"nodeScore": {"n1": 10, "n9": 7}, "errorMessage": ""}
 
 
 # ---------------------------------------------------------------- all pass

@@ -28,8 +28,17 @@ from gangline.aggregator.executors.kubernetes_marks import KubernetesNode
 from gangline.aggregator.executors.model import PlaceHold
 from gangline.aggregator.executors.settings import GPU_RESOURCES
 from tests.aggregator.executors.kubernetes_site import KubernetesSite
-from tests.kubernetes_cluster import GPUS, MISSING, NAMESPACE, UsedCluster, has_kubernetes, until
-from tests.kueue_objects import KUEUE, define_all
+from tests.fake_kubernetes import fake_kubernetes
+from tests.kubernetes_cluster import (
+    GPUS,
+    MANIFESTS,
+    MISSING,
+    NAMESPACE,
+    UsedCluster,
+    has_kubernetes,
+    until,
+)
+from tests.kueue_objects import DEFINITIONS, KUEUE, define_all
 
 REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 BASE = f"/apis/{KUEUE}/v1beta1"
@@ -267,3 +276,53 @@ def test_without_kueue_nothing_is_done(site: KubernetesSite) -> None:
         patch.setattr(kubernetes_kueue, "GROUP", "absent.x-k8s.io")
         assert controller.turn() == kubernetes_kueue.ABSENT_SECONDS and controller.undo() == []
         patch.undo()
+
+
+def test_the_check_is_of_a_version_that_is_served() -> None:
+    """Kueue 0.20 no longer serves v1beta1, which the manifest named; an upgrade under a running executor ended its watches for good."""
+    with fake_kubernetes() as (fake, access):
+        for one in DEFINITIONS:
+            fake.define(one)
+        fake.serve(KUEUE, ("v1beta2", "v1beta1"))
+        controller = KueueController(
+            ApiServer(access), dict, dict, list, gpu_resources=GPU_RESOURCES
+        )
+        with closing(controller):
+            controller.turn()
+            created = fake.objects["admissionchecks", "", "gangline"]
+            assert created["apiVersion"] == f"{KUEUE}/v1beta2"
+            assert created["spec"] == {"controllerName": kubernetes_kueue.CONTROLLER_NAME}
+            fake.serve(KUEUE, ("v1beta1",))
+            until(
+                lambda: controller.turn() and controller._base == BASE,
+                "the version that is served is used",
+            )
+            del fake.objects["admissionchecks", "", "gangline"]
+            controller.turn()
+            assert ("admissionchecks", "", "gangline") not in fake.objects  # a person took it away
+
+
+def test_a_check_under_another_name_is_enough() -> None:
+    """A site that named the check itself must not get a second one."""
+    with fake_kubernetes() as (fake, access):
+        for one in DEFINITIONS:
+            fake.define(one)
+        own = {
+            "metadata": {"name": "health"},
+            "spec": {"controllerName": kubernetes_kueue.CONTROLLER_NAME},
+        }
+        with fake.condition:
+            fake.create("admissionchecks", "", own)
+        with closing(
+            KueueController(ApiServer(access), dict, dict, list, gpu_resources=())
+        ) as controller:
+            controller.turn()
+            assert [name for kind, _, name in fake.objects if kind == "admissionchecks"] == [
+                "health"
+            ]
+
+
+def test_no_manifest_names_a_version_of_kueue() -> None:
+    """A version in a manifest is wrong for some Kueue; rights are by group."""
+    for path in MANIFESTS.glob("*.yaml"):
+        assert f"{KUEUE}/v" not in path.read_text(), path.name

@@ -45,7 +45,7 @@ ALLOWED: dict[tuple[str, str, str, str], set[str]] = {
     (LEASES, "leases", "gangline", "gangline-executor"): {"create", "get", "update"},
     (KUEUE, "workloads", "", ""): {"list", "watch"},
     (KUEUE, "workloads/status", "", ""): {"patch"},
-    (KUEUE, "admissionchecks", "", ""): {"list", "watch"},
+    (KUEUE, "admissionchecks", "", ""): {"list", "watch", "create"},
     (KUEUE, "admissionchecks/status", "", ""): {"patch"},
     (KUEUE, "resourceflavors", "", ""): {"list", "watch"},
     (DRA, "devicetaintrules", "", ""): {"list", "create", "patch", "delete"},

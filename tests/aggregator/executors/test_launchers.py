@@ -19,11 +19,11 @@ from gangline.aggregator.executors import attribution, launcher_segments, launch
 from gangline.aggregator.executors.attribution import (
     AttributionBoard,
     HealthView,
-    JobView,
     health_view,
     job_of_log,
     recommend,
 )
+from gangline.aggregator.executors.attribution_clients import AttributionClients
 from gangline.aggregator.executors.attribution_server import (
     BODY_BYTES_MAX,
     CONNECTIONS_MAX,
@@ -38,8 +38,10 @@ from gangline.aggregator.executors.cycle_info import (
     read_cycle_info,
     with_cycles,
 )
+from gangline.aggregator.executors.kubernetes_jobs import GangHistory, parse_pod
 from gangline.aggregator.executors.ledger import SET, Entry, ExecutorLedger
 from gangline.aggregator.executors.model import Advice, Node, ScheduledJob, SchedulerState
+from gangline.aggregator.executors.slurm import parse_nodes
 from tests.aggregator.executors.advice_server import serving_advice
 from tests.aggregator.executors.contract import Rig
 from tests.aggregator.executors.model_scheduler import ModelScheduler
@@ -395,29 +397,58 @@ def test_a_log_is_of_the_one_job_that_it_can_be_of() -> None:
     assert job_of_log(seen(state(job("ml/llm", "n1"))), "/logs/llm/out") == "ml/llm"
 
 
-def test_logs_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "LOGS_MAX", 3)
-    board = AttributionBoard(60.0)
+#: Job 7 of the tests runs on n1 (127.0.0.1) and others; job 666, of another user, on n8, which is broken.
+HOME, HOSTILE, STRANGER = "127.0.0.1", "127.0.0.66", "127.0.0.9"
+
+
+def resolve(name: str) -> list[str]:
+    if name not in ("n1", "n2"):
+        raise OSError("no such name")
+    return {"n1": [HOME], "n2": ["fe80::1%eth0", "::ffff:127.0.0.2"]}[name]
+
+
+def board_of(view: HealthView) -> AttributionBoard:
+    board = AttributionBoard(60.0, AttributionClients(resolve, "executor"))
+    board.view = view
+    return board
+
+
+def hostile(**cycles: CycleInfo) -> HealthView:
+    """Return a view in which job 666 gets a STOP, and job 7 has no broken host."""
+    shown = state(job("7", "n1", "n2", "n3"), job("666", "n8"))
+    shown.nodes["n8"] = replace(shown.nodes["n8"], address=HOSTILE)  # type: ignore[index]
+    next_cycle = cycle(9, "n8", started=NOW + 1, name="666")
+    return seen(shown, advice("n8"), cycles={"666": next_cycle, **cycles})
+
+
+def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job's client announced a log after the other, and the logs of all other jobs were forgotten."""
+    monkeypatch.setattr(attribution, "LOGS_PER_JOB_MAX", 3)
+    board = board_of(hostile())
+    board.submit("/log", "7", HOME, NOW)
     for at in range(5):
-        board.submit(f"/log{at}", "7", NOW)
-    assert list(board._logs) == ["/log2", "/log3", "/log4"]
-    board.answer("/another", NOW, wait=True)
-    assert len(board._logs) == 3
+        board.submit(f"/log{at}", "666", HOSTILE, NOW)
+        board.answer(f"/666/{at}", HOSTILE, NOW, wait=True)
+    assert {name: len(logs) for name, logs in board._failures.items()} == {"7": 1, "666": 3}
+    board.view = seen(RUNNING)
+    board.submit("/log", "7", HOME, NOW)
+    assert list(board._failures) == ["7"], "a job that is over needs no memory"
 
 
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
-    board = AttributionBoard(60.0)
-    board.view = seen(RUNNING, advice("n2"), cycles=NEXT)
+    board = board_of(seen(RUNNING, advice("n2"), cycles=NEXT))
     one = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
     one.start()
     yield one
     one.close()
 
 
-def ask(server: AttributionServer, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:  # fmt: skip
-    connection = http.client.HTTPConnection(server.address, timeout=GUARD_SECONDS)
-    connection.request(method, path, body, headers)
+def ask(server: AttributionServer, method: str, path: str, body: bytes | None = None, client: str = HOME) -> tuple[int, Any]:  # fmt: skip
+    connection = http.client.HTTPConnection(
+        server.address, timeout=GUARD_SECONDS, source_address=(client, 0)
+    )
+    connection.request(method, path, body)
     answer = connection.getresponse()
     found = json.loads(answer.read())
     connection.close()
@@ -484,20 +515,105 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
         parse_listen(listen)
 
 
-def test_the_first_claim_of_a_log_is_kept() -> None:
+def claim(server: AttributionServer, log: str, job: str, client: str) -> tuple[int, str]:
+    body = json.dumps({"log_path": log, "job_id": job}).encode()
+    status, answer = ask(server, "POST", "/logs", body, client)
+    return status, answer.get("message", "")
+
+
+def verdict_for(server: AttributionServer, log: str, client: str) -> tuple[str, str]:
+    _, found = ask(server, "GET", f"/logs?log_path={log}", None, client)
+    return found["recommendation"]["action"], found["recommendation"]["reason"]
+
+
+FOREIGN = (403, f"job_id: the address {HOSTILE} is of no host of job 7")
+TAKEN = (409, "log_path: it is the log of another job")
+
+
+def test_a_claim_needs_an_address_of_the_job(server: AttributionServer) -> None:
     """Any client of the port mapped another's log to its own job, whose STOP that job's launcher then got."""
-    board = AttributionBoard(0.0)
-    jobs = {"7": JobView("7", frozenset({"n1"})), "666": JobView("666", frozenset({"n2"}))}
-    board.view = HealthView(jobs, {"n2": advice("n2")}, is_live=True)
-    assert board.submit("/logs/a", "7", NOW)
-    assert not board.submit("/logs/a", "666", NOW)
-    assert board.submit("/logs/a", "", NOW + 5) and board.submit("/logs/a", "7", NOW + 5)
-    assert "no host of this job" in board.answer("/logs/a", NOW + 9, wait=True).reason
-    # The launcher's own file decides, whoever claimed the log first.
-    assert board.submit("/logs/b", "666", NOW)
-    jobs["7"] = replace(jobs["7"], log_file="/logs/b")
-    assert not board.submit("/logs/b", "666", NOW)
-    assert "no host of this job" in board.answer("/logs/b", NOW + 9, wait=True).reason
+    server.board.view = hostile()
+    assert claim(server, "/logs/a", "7", HOSTILE) == FOREIGN
+    assert claim(server, "/logs/a", "7", STRANGER)[0] == 403
+    assert claim(server, "/logs/a", "7", HOME) == (200, "")
+    assert claim(server, "/logs/a", "7", "127.0.0.2") == (200, ""), "another host of the job"
+    assert claim(server, "/logs/a", "666", HOME)[0] == 403
+    # The other job may claim the same path on its own host, and gets its own answer.
+    assert claim(server, "/logs/a", "666", HOSTILE) == (200, "")
+    assert verdict_for(server, "/logs/a", HOSTILE)[0] == "STOP"
+    assert "no host of this job" in verdict_for(server, "/logs/a", HOME)[1]
+    assert verdict_for(server, "/logs/a", STRANGER) == (
+        "UNKNOWN", f"Gangline: the address {STRANGER} is of no host of the job of this log",
+    )  # fmt: skip
+
+
+def test_a_claim_before_the_launchers_own_changes_no_answer(server: AttributionServer) -> None:
+    """The name of the next log can be predicted, and the first claim was kept."""
+    server.board.view = hostile()
+    for log in "/logs/b", "/logs/7/c":
+        assert claim(server, log, "666", HOSTILE) == (200, "")
+    assert verdict_for(server, "/logs/b", HOME)[0] == "UNKNOWN"
+    assert claim(server, "/logs/b", "7", HOME) == (200, "")
+    for log in "/logs/b", "/logs/7/c":
+        assert "no host of this job" in verdict_for(server, log, HOME)[1]
+
+
+def test_of_two_jobs_on_a_host_the_first_claim_is_kept(server: AttributionServer) -> None:
+    """Two jobs on one host have one address. The launcher's own file decides, else the first claim."""
+    server.board.view = view = hostile()
+    shared = replace(view.jobs["666"], addresses=frozenset({"n8", "n1"}))
+    server.board.view = replace(view, jobs={**view.jobs, "666": shared})
+    assert claim(server, "/logs/a", "7", HOME) == (200, "")
+    assert claim(server, "/logs/a", "666", HOME) == TAKEN
+    assert claim(server, "/logs/a", "", HOME) == (200, ""), "0.6 sends no job"
+    assert "no host of this job" in verdict_for(server, "/logs/a", HOME)[1]
+    assert claim(server, "/logs/b", "666", HOME) == (200, "")
+    own = replace(view.jobs["7"], log_file="/logs/b")
+    server.board.view = replace(view, jobs={"7": own, "666": shared})
+    assert claim(server, "/logs/b", "666", HOME) == TAKEN
+    assert claim(server, "/logs/b", "7", HOME) == (200, "")
+    assert "no host of this job" in verdict_for(server, "/logs/b", HOME)[1]
+
+
+def test_addresses_are_resolved_once_and_again_later() -> None:
+    """A name service that does not answer must not delay each request."""
+    calls, now = [], [0.0]
+
+    def count(name: str) -> list[str]:
+        calls.append(name)
+        return resolve(name)
+
+    clients = AttributionClients(count, "executor.example", lambda: now[0])
+    names = ["n1", "n2", "gone", "10.1.2.3", "executor"]
+    assert clients.is_of(names, "10.1.2.3") and clients.is_of(names, "127.0.0.77") and not calls
+    assert clients.is_of(names[:3], "::ffff:127.0.0.2") and not clients.is_of(names[:3], "10.0.0.1")
+    assert not clients.is_of(names[:3], "no address") and calls == ["gone", "n1", "n2"]
+    now[0] = 61.0
+    clients.is_of(names[:3], "10.0.0.1")
+    assert calls[3:] == ["gone"]
+    now[0] = 3601.0
+    clients.is_of(names[:3], "10.0.0.1")
+    assert calls[4:] == ["gone", "n1", "n2"]
+
+
+def test_addresses_come_from_the_scheduler() -> None:
+    """Slurm reports NodeAddr, Kubernetes the addresses of a pod and of its node."""
+    line = "NodeName=n1 Arch=x86_64 State=IDLE NodeAddr=10.0.0.1 Weight=3 Reason=NodeAddr=6.6.6.6"
+    assert parse_nodes(line)["n1"].address == "10.0.0.1"
+    pod = parse_pod(
+        {
+            "metadata": {"namespace": "ml", "name": "a-0", "uid": "u"},
+            "spec": {"nodeName": "n1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+            "status": {"phase": "Running", "podIP": "10.244.1.7", "hostIP": "10.0.0.1"},
+        },
+        ["nvidia.com/gpu"],
+    )  # fmt: skip
+    assert pod is not None
+    (gang,) = GangHistory().jobs([pod], (), NOW).values()
+    view = seen(
+        SchedulerState({"n1": Node("n1", "IDLE", address="node-1.example")}, {gang.name: gang})
+    )
+    assert view.jobs[gang.name].addresses == {"n1", "node-1.example", "10.244.1.7", "10.0.0.1"}
 
 
 def test_one_users_file_keeps_no_others_from_being_read(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.executors.attribution import AttributionBoard, HealthView
+from gangline.aggregator.executors.attribution import HealthView
 from gangline.aggregator.executors.attribution_server import AttributionServer
 from gangline.aggregator.executors.cycle_info import read_cycle_info
 from gangline.aggregator.executors.launcher_segments import sync
@@ -19,6 +19,7 @@ from tests.aggregator.executors.test_launchers import (
     NOW,
     RUNNING,
     advice,
+    board_of,
     cycle,
     seen,
 )
@@ -54,7 +55,7 @@ def test_a_job_without_an_array_has_one_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
-    one = AttributionServer(AttributionBoard(60.0), "127.0.0.1:0", lambda: NOW)
+    one = AttributionServer(board_of(HealthView()), "127.0.0.1:0", lambda: NOW)
     one.start()
     yield one
     one.close()

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.aggregator.model import HealthState, HostScore
+from gangline.aggregator.model import HealthState, HostScore, Reason
+from gangline.aggregator.rule_catalogue import RULES
+from gangline.aggregator.rule_catalogue.events import EVENT_KINDS
 from gangline.aggregator.scoring.results import columns_of
 from gangline.contract.gpu_set import update_expected
 from gangline.contract.wire import telemetry_pb2
@@ -78,6 +80,7 @@ def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None
     assert score.state is HealthState.UNHEALTHY and not is_allowed(world, host)
     (words,) = missing(score)
     assert words.startswith(f"{8 - len(numbers)} GPUs, it had 8: GPU-h0-") and "missing" in words
+    assert score.reason is Reason.GPU_UNUSABLE
     assert ("h0", "gpu.missing", "host gpu.missing") in world.fleet.findings
     assert world.score(other).state is HealthState.HEALTHY
     # They are back.
@@ -88,6 +91,21 @@ def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None
     registers(world, host, [gpu(host, number) for number in range(8)])
     world.run(80)
     assert world.score(host).state is HealthState.HEALTHY and not world.fleet.findings
+
+
+def test_no_rule_but_that_of_xids_blames_an_xid() -> None:
+    """GPUs were missing after a reboot, and the reason was XID_FATAL: operators searched the kernel log for an XID."""
+    rules = [*RULES.values(), *(kind.rule for kind in EVENT_KINDS.values())]
+    assert [rule.name for rule in rules if rule.reason is Reason.XID_FATAL] == []
+    world = World(hosts=2)
+    host = world.hosts[0]
+    world.run(10)
+    world.event(host, 79, gpu_of(host, 3))
+    world.run(5)
+    assert world.score(host).reason is Reason.XID_FATAL
+    loses(world, host, [3], boots=True)
+    world.run(300)
+    assert missing(world.score(host)) and world.score(host).reason is Reason.GPU_UNUSABLE
 
 
 def _is_replaced(world: World, host: Host) -> None:

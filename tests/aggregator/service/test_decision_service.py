@@ -8,6 +8,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.errors import NotFound
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service import decision as decision_service
 from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
@@ -351,6 +353,8 @@ def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.Mon
     settled: list[int] = []
 
     class Log:
+        is_pending = True
+
         async def settle(self) -> None:
             settled.append(1)
 
@@ -365,3 +369,24 @@ def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(decision_service, "check_decision_id", lambda _, name: name)
     request: Any = decision_pb2.GetDecisionRequest(decision_id="d")
     assert asyncio.run(service.GetDecision(request, None)) is row and len(settled) == 4
+    settled.clear()
+    Log.is_pending = False
+    with pytest.raises(NotFound, match="is stored"):
+        asyncio.run(service.GetDecision(request, None))
+    assert len(settled) == 2, "nothing is on its way: an unknown id is answered at once"
+
+
+def test_the_log_knows_what_is_on_its_way() -> None:
+    """An unknown id was looked for during two seconds, though nothing could be on its way."""
+    log = decision_log.DecisionLog(None, lambda: 0)  # type: ignore[arg-type]
+    assert not log.is_pending
+    log.expects_batch = True
+    assert log.is_pending
+    announced: list[int] = []
+    recorder = decision_recorder.DecisionRecorder(
+        lambda *_: True, lambda: 0, lambda: announced.append(1)
+    )
+    snapshot: Any = SimpleNamespace(dictionary_version=1, version=1)
+    for _ in range(2):
+        recorder.record(1, None, None, snapshot, None)  # type: ignore[arg-type]
+    assert announced == [1] and not recorder.is_empty

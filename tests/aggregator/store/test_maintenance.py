@@ -14,7 +14,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.durable_file import CopyError
 from gangline.aggregator.errors import ResourceExhausted, ServiceUnavailable
 from gangline.aggregator.service import admin as service
+from gangline.aggregator.store.answer_journal import (
+    ANSWERS_FILE,
+    AnswerJournal,
+    AnswerRecord,
+    parse_answers,
+)
 from gangline.aggregator.store.duckdb_file import (
     BACKUP_HOLDS_FOLDER,
     COMPACTED_FILE,
@@ -533,6 +539,58 @@ def test_a_compaction_that_fails_changes_nothing(
         files = {path.name for path in tmp_path.glob("*.duckdb")}
         assert {name for name in files if not name.startswith("operators")} == {STORE}
     assert numbers(tmp_path) == [1, 2]
+
+
+ANSWERS = [AnswerRecord(7, "Acked", '{"by": "slurm"}'), AnswerRecord(8, "Acked", "x" * 2_000_000)]
+
+
+def answers_of(folder: Path) -> list[AnswerRecord]:
+    with closing(AnswerJournal(folder / ANSWERS_FILE)) as journal:
+        return journal.replayed
+
+
+def test_answers_that_the_store_lacks_are_in_the_backup(data: Path, tmp_path: Path) -> None:
+    """An accept was acknowledged, and after a restore nobody knew that a node was being drained."""
+    with closing(AnswerJournal(data / ANSWERS_FILE)) as journal:
+        journal.append(ANSWERS)
+    backed_up(data, tmp_path / "to")
+    restore(tmp_path / "to", tmp_path / "other", Quiet())
+    assert answers_of(tmp_path / "other") == ANSWERS
+    (data / ANSWERS_FILE).write_bytes(b"")
+    backed_up(data, tmp_path / "later")
+    restore(tmp_path / "later", tmp_path / "other", Quiet(), force=True)
+    assert answers_of(tmp_path / "other") == [], "those of another time are not mixed in"
+
+
+def test_answers_of_the_moment_of_the_hold_are_in_the_backup(tmp_path: Path) -> None:
+    """The store takes an answer after the hold began: the copy of the store lacks it, and the journal is empty."""
+    with opened(tmp_path / "data") as store:
+        journal = AnswerJournal(tmp_path / "data" / ANSWERS_FILE)
+        journal.append(ANSWERS[:1])
+        with hold_checkpoints(store) as held:
+            journal.mark_stored(ANSWERS[0].number)
+            assert list(parse_answers(held.answers)) == ANSWERS[:1]
+        journal.close()
+
+
+def test_a_running_aggregator_sends_its_answers(lab: Any, tmp_path: Path) -> None:
+    """The same by `gangline admin backup`: two megabytes come in pieces."""
+
+    async def way() -> None:
+        async with lab.aggregator() as one:
+            journal = AnswerJournal(lab.folder / ANSWERS_FILE)
+            journal.append(ANSWERS)
+            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
+            code, words = await asyncio.to_thread(
+                admin, "backup", "--to", str(tmp_path / "to"), *where
+            )
+            assert code == 0, words
+            journal.mark_stored(ANSWERS[-1].number)
+            journal.close()
+
+    asyncio.run(way())
+    (folder,) = (tmp_path / "to").iterdir()
+    assert answers_of(folder) == ANSWERS
 
 
 @pytest.mark.slow

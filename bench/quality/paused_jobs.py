@@ -1,0 +1,225 @@
+"""Steps and checkpoints of random jobs that pause, as the agent reports them, against the truth.
+
+Each job has a step of 0.1 to 60 s and power levels of its own. 70 % write checkpoints, after a number of steps or by the clock, 25 %
+evaluate, 30 % stall at random moments, and a quarter has steps that no reading shows. Half of the GPUs have GPM. Power is read as a
+mean over 0.02 to 1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.quality.markdown import table
+from bench.quality.paused_jobs_world import CHECKPOINT, SECOND_NS, PlayedJob, play
+from gangline.agent.collectors.gpu_fast import PERIOD_SIGNALS, PERIOD_TURNS, StepPeriods
+from gangline.ext.phases import HISTORY_SIGNALS, SIGNALS, STATES, PhaseTracker, SampleHistory
+
+JOBS, SECONDS = 200, 600
+#: Judged from here on: the first minute has the start of the job.
+BEGIN_SECONDS = 60
+#: Seconds of the bands of steps.
+BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 2.0), (2.0, 10.0), (10.0, 30.0), (30.0, 60.0))
+#: A step is right within this share, a checkpoint cycle is taken for the step within CYCLE_NEAR.
+STEP_NEAR, CYCLE_NEAR = 0.1, 0.12
+#: Bands of stated probabilities.
+PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
+#: A prediction came true if the checkpoint begins within this share of the interval.
+PREDICTION_NEAR = 0.1
+PREDICTION_SECONDS = 5
+#: Readings of the sampler that the history adds up.
+_SUMS = {
+    "pcie_bytes_per_second": ("pcie_transmitted_bytes_per_second", "pcie_received_bytes_per_second"),
+    "nvlink_bytes_per_second": ("nvlink_transmitted_bytes_per_second", "nvlink_received_bytes_per_second"),
+}  # fmt: skip
+
+
+@dataclass
+class Judged:
+    """One job. Steps are counted by reports, one every PERIOD_TURNS seconds."""
+
+    step_seconds: float
+    right: int = 0
+    wrong: int = 0
+    cycles: int = 0
+    none: int = 0
+    jumps: int = 0
+    checkpoint_seconds: float = 0.0
+    labeled_seconds: float = 0.0
+    false_seconds: float = 0.0
+    #: From the fourth checkpoint on.
+    known_seconds: float = 0.0
+    known_labeled_seconds: float = 0.0
+    #: Stated probability, whether it came true, error in seconds, and the error of the last interval again.
+    predictions: list[tuple[float, bool, float, float]] = field(
+        default_factory=list[tuple[float, bool, float, float]]
+    )
+
+
+def judge(seed: int) -> Judged:
+    """Play a random job into the agent's tracker and step estimator, and judge what they report."""
+    job = play(seed, SECONDS)
+    history, tracker = SampleHistory(1), PhaseTracker(1)
+    tracker.begin_job(0)
+    periods = StepPeriods(history, tracker)
+    columns = [_column(job, name) for name in PERIOD_SIGNALS]
+    judged = Judged(job.step_seconds)
+    labeled = np.zeros(SECONDS)
+    last, begin = nan, 0
+    for second in range(1, SECONDS + 1):
+        now_ns = int(job.times_ns[0] // SECOND_NS * SECOND_NS) + second * SECOND_NS
+        end = int(np.searchsorted(job.times_ns, now_ns, side="right"))
+        for at in range(begin, end):
+            history.begin(int(job.times_ns[at]))
+            for name, column in zip(PERIOD_SIGNALS, columns, strict=True):
+                history.put(0, HISTORY_SIGNALS.index(name), float(column[at]))
+        if end > begin:
+            tracker.push_samples(
+                0, job.times_ns[begin:end].copy(), np.ascontiguousarray(job.samples[begin:end])
+            )
+        begin = end
+        shares = tracker.take_second(0)
+        labeled[second - 1] = shares[STATES.index("checkpoint")] if shares else 0.0
+        if second % PERIOD_TURNS == 0:
+            periods.estimate_next()
+            step = periods.step(0)
+            tracker.set_step(0, step[0] if step else nan)
+            if second >= BEGIN_SECONDS:
+                last = _judge_step(judged, job, step[0] if step else nan, last)
+        if second % PREDICTION_SECONDS == 0:
+            _judge_prediction(judged, job, second, tracker.job(0, now_ns))
+    _judge_labels(judged, job, labeled)
+    return judged
+
+
+def _column(job: PlayedJob, name: str) -> NDArray[np.float32]:
+    return np.asarray(sum(job.samples[:, SIGNALS.index(part)] for part in _SUMS.get(name, (name,))))
+
+
+def _judge_step(judged: Judged, job: PlayedJob, seconds: float, last: float) -> float:
+    """Count a report; return the last step that was reported."""
+    if not isfinite(seconds):
+        judged.none += 1
+        return last
+    judged.jumps += not 0.5 < seconds / last < 2.0 if isfinite(last) else 0
+    begins = [span.begin for span in job.of(CHECKPOINT)]
+    if abs(seconds / job.step_seconds - 1) <= STEP_NEAR:
+        judged.right += 1
+    else:
+        judged.wrong += 1
+        cycle = statistics.median(np.diff(begins)) if len(begins) > 2 else nan
+        judged.cycles += abs(seconds / cycle - 1) < CYCLE_NEAR
+    return seconds
+
+
+def _judge_prediction(
+    judged: Judged, job: PlayedJob, second: int, reported: dict[str, float]
+) -> None:
+    begins = [span.begin for span in job.of(CHECKPOINT)]
+    past, later = [b for b in begins if b <= second], [b for b in begins if b > second]
+    seconds = reported["next_checkpoint_seconds"]
+    if not later or not isfinite(seconds):
+        return
+    error = abs(second + seconds - later[0])
+    again = max(2 * past[-1] - past[-2] - second, 0.0) if len(past) > 1 else nan
+    judged.predictions.append((
+        reported["next_checkpoint_probability_ratio"],
+        error <= PREDICTION_NEAR * reported["checkpoint_interval_seconds"],
+        error, abs(second + again - later[0]),
+    ))  # fmt: skip
+
+
+def _judge_labels(judged: Judged, job: PlayedJob, labeled: NDArray[np.float64]) -> None:
+    seconds = np.arange(SECONDS)
+    truth = np.zeros(SECONDS)
+    spans = job.of(CHECKPOINT)
+    for span in spans:
+        truth += np.clip(
+            np.minimum(seconds + 1, span.end) - np.maximum(seconds, span.begin), 0, None
+        )
+    judged.checkpoint_seconds = float(truth.sum())
+    judged.labeled_seconds = float(np.minimum(labeled, truth).sum())
+    judged.false_seconds = float(np.clip(labeled - truth, 0, None).sum())
+    if len(spans) > 3:
+        known = slice(int(spans[3].begin), None)
+        judged.known_seconds = float(truth[known].sum())
+        judged.known_labeled_seconds = float(np.minimum(labeled, truth)[known].sum())
+
+
+def _step_rows(jobs: list[Judged]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for low, high in BANDS:
+        band = [job for job in jobs if low <= job.step_seconds < high]
+        right, wrong = sum(job.right for job in band), sum(job.wrong for job in band)
+        total = right + wrong + sum(job.none for job in band)
+        rows.append([
+            f"{low:g} to {high:g} s", str(len(band)), f"{right / total:.0%}", f"{wrong / total:.1%}",
+            f"{sum(job.cycles for job in band) / total:.1%}", str(sum(job.jumps for job in band)),
+        ])  # fmt: skip
+    return rows
+
+
+def _probability_rows(jobs: list[Judged]) -> list[list[str]]:
+    predictions = [prediction for job in jobs for prediction in job.predictions]
+    rows: list[list[str]] = []
+    for low, high in itertools.pairwise(PROBABILITIES):
+        band = [prediction for prediction in predictions if low <= prediction[0] < high]
+        if band:
+            rows.append([
+                f"{low:.2f} to {min(high, 1.0):.2f}", f"{len(band):,}", f"{statistics.mean(p for p, *_ in band):.2f}",
+                f"{statistics.mean(came for _, came, *_ in band):.2f}",
+            ])  # fmt: skip
+    return rows
+
+
+def section(seed: int, progress: Callable[..., None]) -> str:
+    """Return the part of the page about jobs that pause."""
+    jobs: list[Judged] = []
+    with ProcessPoolExecutor(2) as pool:
+        for judged in pool.map(judge, range(1000 * seed, 1000 * seed + JOBS), chunksize=4):
+            jobs.append(judged)
+            progress("paused jobs", len(jobs) / JOBS)
+    compared = [
+        prediction for job in jobs for prediction in job.predictions if isfinite(prediction[3])
+    ]
+    without = [job for job in jobs if not job.checkpoint_seconds]
+    labeled = sum(job.known_labeled_seconds for job in jobs) / sum(
+        job.known_seconds for job in jobs
+    )
+    false = sum(job.false_seconds for job in without) / (SECONDS * len(without))
+    return "\n".join([
+        "## Jobs that pause", "",
+        "    python -m bench.quality.paused_jobs", "",
+        "*Simulated.* " + str(__doc__).split("\n\n", 1)[1].strip(), "",
+        f"{JOBS} jobs of {SECONDS} s, judged every {PERIOD_TURNS} s from {BEGIN_SECONDS} s on. *Right*: within 10 %. *Cycle*: the time between two",
+        "checkpoints was reported as the step. *Jumps*: the reported step changed by more than twice. The rest has no answer.", "",
+        table(("step", "jobs", "right", "wrong", "of these cycles", "jumps"), _step_rows(jobs)), "",
+        f"From a job's fourth checkpoint on, {labeled:.0%} of the checkpoint time is labeled checkpoint. In the {len(without)} jobs without",
+        f"checkpoints (negative control), {false:.1%} of the time is.", "",
+        "The next checkpoint, every 5 s: the stated probability that it begins within a tenth of the interval, and how often it did.", "",
+        table(("stated", "predictions", "mean stated", "came true"), _probability_rows(jobs)), "",
+        f"The median error is {statistics.median(p[2] for p in compared):.2f} s; with the last interval again, it is {statistics.median(p[3] for p in compared):.2f} s.",
+    ])  # fmt: skip
+
+
+def main() -> int:
+    """Print the section."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality.paused_jobs", description=__doc__
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    print(section(parser.parse_args().seed, lambda *_: None))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
