@@ -43,7 +43,7 @@ pyright: .venv/ready-dev
 # What is imported is compiled once and kept, whatever the environment says of that: four workers collect all tests,
 # and these start a thousand processes. In a fresh clone the first line compiles, so that the workers do not, all of them the same.
 PYTEST := $(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-unit: export PYTHONDONTWRITEBYTECODE :=
+unit slow: export PYTHONDONTWRITEBYTECODE :=
 unit: .venv/ready-dev
 	-@[ -e tests/__pycache__ ] || $(BIN)/pytest -qq --collect-only >/dev/null 2>&1
 	$(PYTEST) -m "not slow"

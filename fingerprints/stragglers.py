@@ -199,14 +199,22 @@ class ChangeMonitor:
             array[: members.size][members] = 0
         self._past[:, : members.size][:, members] = 0.0
 
-    def update(self, excess: Floats, companions: Floats, group: Indexes, limits: Floats) -> Flags:
+    def update(
+        self,
+        excess: Floats,
+        companions: Floats,
+        group: Indexes,
+        limits: Floats,
+        birth_limits: Floats | None = None,
+    ) -> Flags:
         """Take in a window, and return of which members it is well above what is usual.
 
         *excess*: of each member over the others of its gang now, NaN where it is not known. *companions*: (k, members).
         *group*: of each member, -1 for one that takes no part in this window (its past and its streak stand still).
-        *limits*: of each gang, less of a change is none.
+        *limits*: of each gang, less of a change is none. *birth_limits*: the same without a past; None: BIRTH_FACTOR times *limits*.
         """
-        count, limit = limits.size, per_member(limits, group)
+        count = limits.size
+        without_past = per_member(BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group)  # fmt: skip
         size = excess.size
         values = np.vstack([excess, companions])
         values = np.where(np.abs(values) <= VALUE_MAX, values, np.nan)
@@ -217,7 +225,7 @@ class ChangeMonitor:
         has_past = is_begun & (windows >= PAST_WINDOWS_MIN + WARMUP_WINDOWS)
         deltas = values - np.where(has_past, self._past[:, :size], 0.0)
         delta = np.where(is_begun, deltas[0], np.nan)
-        limit = np.where(has_past, limit, BIRTH_FACTOR * limit)
+        limit = np.where(has_past, per_member(limits, group), without_past)
         sizes = np.bincount(group[known], minlength=count)
         few = np.where(sizes >= PAIR_SIZE_MIN, np.maximum(outliers_max(sizes), 2), 1)
         middle = per_member(medians(delta, group, count), group)

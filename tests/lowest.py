@@ -78,7 +78,6 @@ def installed() -> str:
         "install",
         "--quiet",
         "--disable-pip-version-check",
-        "--no-compile",
     ]
     command += [
         "--target",

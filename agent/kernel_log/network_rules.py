@@ -116,7 +116,7 @@ _ADAPTERS: dict[str, _Formats] = {
     "ice": _Formats(
         (
             r"Rebuild failed, unload and reload driver",
-            r"[Rr]eset failed",
+            r"(?<!PTP )[Rr]eset failed",
             r"PF VSI rebuild failed",
             r"[Ff]irmware recovery mode",
             r"tx_timeout recovery unsuccessful",
@@ -136,6 +136,7 @@ _ADAPTERS: dict[str, _Formats] = {
             r"Command 0x\w{1,8} timed out",
             r"Failed to send mana message: -110",
             r"HWC: Failed to init",
+            r"Failed to establish HWC",
         ),
         (r"Failed to [^\n]{1,48}: -110\b", r"HWC: Failed hw_channel req"),
         (r"Microsoft Azure Network Adapter protocol version",),
@@ -259,9 +260,14 @@ FAILED_MAX = 256
 
 
 def reported_when(parsed: ParsedLine, text: str) -> str:
-    """Return the condition under which `AdapterFilter` lets a line pass, for a person; "" of most."""
+    """Return the condition that `AdapterFilter` or `StuckTimes` sets for a line, for a person; "" without a condition."""
     if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
         return "it ends the event of an adapter that failed before, and is ignored of all others"
+    if parsed.code and not {"stuck_seconds", "blocked_seconds"}.isdisjoint(parsed.attributes):
+        return (
+            "it counts as lasting only if an earlier line reported the same core or task with a shorter time: a virtual "
+            "machine that was suspended resumes with a single line"
+        )
     if parsed.name == RDMA and "Cable unplugged" in text:
         return "it counts only for a port that had a link since the host booted"
     return ""

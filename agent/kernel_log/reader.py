@@ -21,6 +21,7 @@ from ..hardware.kmsg import KERNEL_FACILITY, KmsgRecord, parse_record
 from .incidents import ALL_OPEN_MAX, IncidentTracker, Key, LogLine
 from .record import ParsedLine
 from .rules import classify
+from .stuck_times import StuckTimes
 
 # ----------------------------------------------------------------------
 # From a record's stamp to boot time.
@@ -231,6 +232,7 @@ class LogReader:
         self._publish, self._checkpoint, self._clock = publish, checkpoint, clock
         self._timestamps, self._decode, self._is_wanted = timestamps, decode, is_wanted
         self._job_of = job_of
+        self._stuck_times = StuckTimes()
         self._epoch = 0
         self._sequence = -1  # of the last record taken; -1: none ever was
         self._highest_sequence = -1  # seen since the log was opened
@@ -338,6 +340,7 @@ class LogReader:
         self._partial_line = ""
         if not self._is_wanted(parsed, text):
             return
+        parsed = self._stuck_times.confirm(parsed, self._log_ns / 1e9)
         if record.device.startswith("+pci:") and "pci_address" not in parsed.attributes:
             attributes = {**parsed.attributes, "pci_address": record.device[5:]}
             parsed = parsed._replace(attributes=attributes)

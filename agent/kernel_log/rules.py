@@ -265,7 +265,15 @@ STORAGE_RULES = (
         r"(?P<device>ata\d+(?:\.\d+)?): (?:failed command|exception Emask|hard resetting link"
         r"|COMRESET failed)",
     ),
-    rule(DISK, "ata", r"(?P<device>ata\d+(?:\.\d+)?): disabled$", code=REMOVED),
+    # Newer kernels print the second form.
+    rule(DISK, "ata", r"(?P<device>ata\d+(?:\.\d+)?): (?:disabled|disable device)$", code=REMOVED),
+    # SCSI error handling gave it up (drivers/scsi/scsi_error.c).
+    rule(
+        DISK,
+        "offlined",
+        r"(?:sd|scsi) (?P<device>\d+:\d+:\d+:\d+): (?:\[\w{1,32}\] )?Device offlined\b",
+        code=REMOVED,
+    ),
     rule(
         DISK,
         "FAILED Result",

@@ -241,6 +241,7 @@ def record_grant(editor: StateEditor, advisory: Advisory) -> None:
         ]
         if state.fuse.position == "half-open":
             state.fuse.trial = advisory.name
+            state.fuse.until_ns = editor.after(editor.limits.breaker_seconds)
     editor.is_changed = True
 
 

@@ -112,7 +112,7 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker: `position` closed, open or half-open. `trial`: the advisory that is tried."""
+    """The breaker: `position` closed, open or half-open. `trial`: the advisory that is tried; `until_ns`: the end of both."""
 
     position: str = "closed"
     until_ns: int = 0

@@ -136,7 +136,7 @@ def _timed_entries(
         yield from by_actor.values()
     for mute in state.muted.values():
         yield from (mute, *mute.graver)
-    if state.fuse.position == "open":
+    if state.fuse.position == "open" or state.fuse.trial:
         yield state.fuse
 
 
@@ -267,6 +267,11 @@ def _half_open_breaker(editor: StateEditor) -> None:
     if breaker.position == "open" and breaker.until_ns <= editor.now_ns:
         breaker.position, editor.is_changed = "half-open", True
         editor.emit(Breaker("half-open", "one host is tried; if that succeeds, advice resumes"))
+    elif breaker.trial and breaker.until_ns <= editor.now_ns:
+        # Its owner may renew it for days: an eviction that a disruption budget refuses is repeated. That shows nothing either way.
+        reason = f"the trial {breaker.trial} did not end in time: another host may be tried"
+        breaker.trial, editor.is_changed = "", True
+        editor.emit(Breaker("half-open", reason))
 
 
 def _forget_expired(editor: StateEditor) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fingerprints.stragglers import (
+    BIRTH_FACTOR,
     BIRTH_STREAK_MIN,
     PAST_WINDOWS_MIN,
     SPREAD_WINDOWS_MIN,
@@ -30,9 +31,9 @@ from .reported_steps import is_long
 
 #: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
 WAITING_POWER_SHARE = 0.21
-#: A change of so little is none: of the time that a member computes, by its SMs or by its power. Power rises with temperature
-#: too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
-BUSY_CHANGE_MIN, POWER_CHANGE_MIN = 0.025, 0.06
+#: Smaller changes of a member's computing time are ignored; it is measured by SMs, or by power. A change of power below
+#: POWER_SLOW_MIN is only WATCH: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
+BUSY_CHANGE_MIN, POWER_CHANGE_MIN, POWER_SLOW_MIN = 0.025, 0.035, 0.06
 BUSY_NOISE_MIN = 0.003
 #: The companions of a change: the member's work, and the logarithm of its gang's pace.
 CHANGE_WORK, CHANGE_PACE = range(2)
@@ -122,11 +123,12 @@ class _Scale:
             companions = np.array([more, _log_pace(means, gpu_group, by_power)])
             self._sums[:] = self._counts[:] = 0.0
             limits = np.where(by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
-            self._gpus.update(excess, companions, gpu_group, limits)
+            birth_limits = BIRTH_FACTOR * np.where(by_power, POWER_SLOW_MIN, BUSY_CHANGE_MIN)
+            self._gpus.update(excess, companions, gpu_group, limits, birth_limits)
             by_host, *companions_by_host = (
                 _mean_by_host(values, gpu_group, of, group.size) for values in (excess, *companions)
             )
-            self._hosts.update(by_host, np.array(companions_by_host), group, limits)
+            self._hosts.update(by_host, np.array(companions_by_host), group, limits, birth_limits)
 
     def changes(self, group: Indexes, gpu_group: Indexes, count: int) -> tuple[Change, Change]:
         hosts, gpus = self._hosts.change(group, count), self._gpus.change(gpu_group, count)

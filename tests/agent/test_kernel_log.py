@@ -209,6 +209,18 @@ def test_a_fragment_joins_the_line_that_it_follows_at_once(
     assert [event.name for event in agent.told] == ["host.hung_task"] * is_joined
 
 
+def test_a_long_lockup_counts_once_a_shorter_one_was_reported() -> None:
+    """A virtual machine that was suspended for an hour resumed with one such line on each core."""
+    ring = Ring()
+    for ago, cpu, seconds in ((60, 1, 112), (60, 2, 3208), (38, 1, 134), (16, 1, 156)):
+        ring.say(f"watchdog: BUG: soft lockup - CPU#{cpu} stuck for {seconds}s! [x:1]", ago=ago)
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert [(event.name, event.code) for event in agent.told] == [
+        ("host.lockup", 0), ("host.lockup", 3),
+    ]  # fmt: skip
+
+
 def test_the_process_and_the_job_of_an_xid_may_be_in_a_later_line() -> None:
     """XID 13 names its process in its third line; the job of the process was known and never reported."""
     ring, asked = Ring(), []

@@ -39,6 +39,8 @@ SLOW_BELOW = "gpu.slow_below_ratio"
 #: Where the driver says that heat, a brake or a cap holds it down. A level ends so much above where it begins.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
+#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this much above its limit, because readings are rounded to steps.
+CLOCK_ERROR_HERTZ = 7.5e6
 #: A clock that is held down only little is reported after this time.
 MILD_SECONDS = 15.0
 #: A cap that holds for so much of the time is no burst of work that reaches the limit (assumed).
@@ -237,16 +239,18 @@ class _Level(NamedTuple):
     leaves: float
 
 
-def _level(view: FleetView, rule: Rule, relative: float, *, is_throttled: bool) -> _Level:
-    """Return the level of a GPU at *relative* of its peers. *is_throttled*: the driver says by what."""
+def _level(view: FleetView, rule: Rule, measure: _Measure, *, is_throttled: bool) -> _Level:
+    """Return the level of a GPU by its *measure*. *is_throttled*: the driver reports the cause."""
     if not is_throttled:
         limit = view.threshold(SLOW_BELOW)
         return _Level(rule, None, None, limit, limit)
     watch, degraded = _throttled_limits(view)
+    relative = measure.relative
     if relative <= degraded:
         return _Level(rule, None, rule.state, degraded, degraded + LEAVES_DEGRADED)
     mild = replace(rule, enter_seconds=max(MILD_SECONDS, rule.enter_seconds))
-    state = HealthState.WATCH if relative <= watch else HealthState.HEALTHY
+    error = CLOCK_ERROR_HERTZ / measure.reference_hertz
+    state = HealthState.WATCH if relative <= watch + error else HealthState.HEALTHY
     retained_state = rule.state if relative < degraded + LEAVES_DEGRADED else HealthState.WATCH
     return _Level(mild, state, retained_state, watch, watch + LEAVES_WATCH)
 
@@ -257,7 +261,7 @@ def _symptom(
     host, device = view.name("gpu_1s", row)
     measure = _measure(view, row)
     relative, reference_hertz = measure.relative, measure.reference_hertz
-    level = _level(view, rule, relative, is_throttled=is_throttled)
+    level = _level(view, rule, measure, is_throttled=is_throttled)
     limit, within = level.limit, 100 * (1 - level.leaves)
     return Symptom(
         rule=level.rule,

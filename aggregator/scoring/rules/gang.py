@@ -25,7 +25,12 @@ from ....fingerprints.stragglers import (
     per_member,
 )
 from ...counter_deltas import Codes, Flags, Floats, Indexes
-from ...fleet.gang_changes import BUSY_CHANGE_MIN, CHANGE_WORK, POWER_CHANGE_MIN
+from ...fleet.gang_changes import (
+    BUSY_CHANGE_MIN,
+    CHANGE_WORK,
+    POWER_CHANGE_MIN,
+    POWER_SLOW_MIN,
+)
 from ...fleet.gangs import (
     CHANGE_CPU,
     CHANGE_IO,
@@ -167,6 +172,8 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
     elif change.from_birth[host] or sizes(comparison)[host] < POWER_HOSTS_MIN:
         rule = rules.UNKNOWN
         message = f"{message}; whether it has more work is unknown: nothing measures it"
+    elif excess < POWER_SLOW_MIN:
+        rule, message = rules.UNKNOWN, f"{message}; a hotter part may draw that much more power"
     elif not _clock_is_usual(view, comparison, host):
         rule, message = rules.UNKNOWN, f"{message}; its clock is lower than before"
     else:
@@ -182,8 +189,13 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
 
 def _change_min(comparison: GangComparison, host: int) -> float:
     by_power = comparison.by_power[comparison.gang[host]]
-    least = POWER_CHANGE_MIN if by_power else BUSY_CHANGE_MIN
-    return least * (BIRTH_FACTOR if comparison.busy_change.from_birth[host] else 1.0)
+    return _change_limit(is_by_power=bool(by_power), is_from_birth=bool(comparison.busy_change.from_birth[host]))  # fmt: skip
+
+
+def _change_limit(*, is_by_power: bool, is_from_birth: bool) -> float:
+    if is_from_birth:
+        return BIRTH_FACTOR * (POWER_SLOW_MIN if is_by_power else BUSY_CHANGE_MIN)
+    return POWER_CHANGE_MIN if is_by_power else BUSY_CHANGE_MIN
 
 
 def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
@@ -259,11 +271,11 @@ def _gpu_symptom(
             rules.UNKNOWN,
             f"{message}; whether it has more work is unknown: nothing measures it",
         )
+    elif by_power and excess < POWER_SLOW_MIN:
+        rule, message = rules.UNKNOWN, f"{message}; a hotter part may draw that much more power"
     else:
         message = f"{message}, at a normal clock: the GPU is slow, and the cause is unknown"
-    least = (POWER_CHANGE_MIN if by_power else BUSY_CHANGE_MIN) * (
-        BIRTH_FACTOR if change.from_birth[row] else 1.0
-    )
+    least = _change_limit(is_by_power=by_power, is_from_birth=bool(change.from_birth[row]))
     table, column = ("gpu_1s", "power_watts") if by_power else ("gpu_fast_1s", "sm_active_ratio")
     devices = view.fleet.devices["gpu"]
     return Symptom(

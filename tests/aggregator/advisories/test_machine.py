@@ -248,6 +248,26 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
     assert told(world.answer("a4", AdvisoryState.DONE), Breaker)[0].position == "closed"
 
 
+def test_a_trial_that_does_not_end_is_given_up() -> None:
+    """An eviction that a disruption budget refuses was the trial: its executor renewed it for days, and no other host was taken out."""
+    world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
+    for number in range(0, 48, 8):
+        world.see(f"h{number}")
+    world.later(3)
+    for name in ("a1", "a2"):
+        world.answer(name, AdvisoryState.ACCEPTED)
+        world.answer(name, AdvisoryState.FAILED)
+    world.later(900)
+    assert told(world.answer("a3", AdvisoryState.ACCEPTED), Act)
+    for _ in range(2):
+        world.later(449)
+        world.answer("a3", AdvisoryState.ACCEPTED, words="the budget allows no disruption")
+    (breaker,) = told(world.later(2), Breaker)
+    assert breaker.position == "half-open" and "a3 did not end in time" in breaker.words
+    assert told(world.answer("a4", AdvisoryState.ACCEPTED), Act)
+    assert told(world.answer("a4", AdvisoryState.DONE), Breaker)[0].position == "closed"
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
     """A host that was well for hours, and whose taint had run out, was told to be "not well again after all"."""

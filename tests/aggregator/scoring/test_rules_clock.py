@@ -238,7 +238,7 @@ HELD = [
 @pytest.mark.parametrize(
     ("share", "state"),
     [
-        (0.97, HealthState.HEALTHY), (0.935, HealthState.WATCH), (0.90, HealthState.DEGRADED), (0.87, HealthState.DEGRADED),
+        (0.97, HealthState.HEALTHY), (1 / 1.05, HealthState.WATCH), (0.935, HealthState.WATCH), (0.90, HealthState.DEGRADED), (0.87, HealthState.DEGRADED),
     ],
 )  # fmt: skip
 def test_what_holds_a_gpu_down_a_little_is_told(

@@ -626,6 +626,32 @@ def test_a_host_without_gpm_is_found_by_its_power_where_it_changed_alone() -> No
     assert "as its power shows" in world.score(world.hosts[6]).reason_message
 
 
+@pytest.mark.parametrize("is_whole_host", [True, False])
+def test_a_small_change_of_power_is_watched(is_whole_host: bool) -> None:
+    """Without GPM a host or a GPU that cost its gang 5 % was HEALTHY: a power change below 6 % was ignored."""
+    world = in_large_job(with_sms=False)
+    culprit = world.hosts[6]
+    for host in world.hosts:
+        compute(host, 8, 0.95, with_sms=False)
+    if is_whole_host:
+        compute(culprit, 8, 1.0, with_sms=False)
+    else:
+        compute_gpu(culprit, 5, 1.0, with_sms=False)
+    pass_steps(world, 8)
+    score = world.score(culprit)
+    assert (score.state, score.evidence[0].signal) == (HealthState.WATCH, "gang.unknown")
+    assert "a hotter part" in score.reason_message
+    assert blamed(world) == ["h6"], "no other host"
+
+
+def test_a_hotter_part_in_a_gang_of_the_same_pace_is_not_watched() -> None:
+    """A part 10 degrees hotter draws 5 % more: nobody waits for it."""
+    world = in_large_job(with_sms=False)
+    compute(world.hosts[6], 8, 1.05, with_sms=False)
+    pass_steps(world, 8)
+    assert world.score(world.hosts[6]).state is HealthState.HEALTHY
+
+
 def test_a_change_is_found_within_a_minute_and_at_five_percent() -> None:
     """CPU and silent hosts took 90 s at any size, and 5 % was below what parts differ by."""
     world = in_large_job(hosts=16)

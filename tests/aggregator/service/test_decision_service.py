@@ -388,5 +388,5 @@ def test_the_log_knows_what_is_on_its_way() -> None:
     )
     snapshot: Any = SimpleNamespace(dictionary_version=1, version=1)
     for _ in range(2):
-        recorder.record(1, None, None, snapshot, None)  # type: ignore[arg-type]
+        recorder.record(1, None, None, snapshot, None)
     assert announced == [1] and not recorder.is_empty
