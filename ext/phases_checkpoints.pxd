@@ -179,8 +179,8 @@ cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept n
     has_steps = has_steps or (c.duration >= PAUSE_SECONDS_LONG and c.interval >= 3 * g.step_seconds)
     if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
         return True
-    # Else it may be a long step: that shows after a few of them.
-    return c.count >= UNSURE_MEMBERS_MIN and (c.duration >= PAUSE_SECONDS_LONG or c.interval >= 0.5 * STEP_SECONDS_MAX)
+    # Else a pause may be the exchange of a long step: no exchange is so long, or steps differ more than the clock of checkpoints.
+    return c.duration >= PAUSE_SECONDS_LONG or (c.count >= UNSURE_MEMBERS_MIN and c.interval >= 0.5 * STEP_SECONDS_MAX)
 
 
 cdef inline bint cadence_try(TrackedGpu *g, int *by_time, int first, double least, Cadence *c) noexcept nogil:

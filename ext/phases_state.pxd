@@ -50,6 +50,9 @@ cdef extern from *:
     #define COPY_BYTES_MIN 1e8  /* a second, sent to the host: more than losses and logs */
     #define CHECKPOINT_TIMES_MAX 4.0  /* usual durations, after which a pause is no checkpoint any more */
     #define CHECKPOINT_SECONDS_LONG 60.0  /* and seconds */
+    #define MEMORY_BOUND_ACTIVE 0.5  /* SMs that are active, with */
+    #define MEMORY_BOUND_BANDWIDTH 0.3  /* this share of the memory bandwidth: a collective moves less */
+    #define POWER_WAIT_CONFIDENCE_MAX 0.5
     #define HITS_PRIOR 1.0
     #define TESTS_PRIOR 1.5
     """
@@ -72,6 +75,9 @@ cdef extern from *:
     const double COPY_BYTES_MIN
     const double CHECKPOINT_TIMES_MAX
     const double CHECKPOINT_SECONDS_LONG
+    const double MEMORY_BOUND_ACTIVE
+    const double MEMORY_BOUND_BANDWIDTH
+    const double POWER_WAIT_CONFIDENCE_MAX
     const double HITS_PRIOR
     const double TESTS_PRIOR
     const double STRETCH_GAP_MAX
@@ -123,7 +129,7 @@ cdef struct TrackedGpu:
     int64_t segment_count
     int stretch_count
     int64_t last_ns, gpm_ns, used_ns
-    float sm_active, tensor, used  # the last ones, for HOLD_SECONDS
+    float sm_active, tensor, bandwidth, used  # the last ones, for HOLD_SECONDS
     double learn_in_seconds, forget_in_seconds, learned_seconds
     double floor_watts  # without a job; NaN
     double quiet_seconds, active_seconds

@@ -105,9 +105,12 @@ cdef inline double clipped(double share) noexcept nogil:
 
 
 cdef inline double duty_of(TrackedGpu *g, double watts, double used, double active, double tensor,
-                           double *confidence) noexcept nogil:
-    """Return the share of computing, below 0 and above 1 by what samples scatter, by the best witness whose levels are
-    apart; without one, a guess and little confidence."""
+                           double bandwidth, double *confidence) noexcept nogil:
+    """Return the share of computing, below 0 and above 1 by the scatter of samples, from the best signal whose levels are apart.
+
+    Without such a signal it is a guess with little confidence. A kernel that is bound by memory draws little power and uses no
+    tensor cores, but SMs and memory are busy. Power alone cannot tell such a kernel from a wait.
+    """
     cdef double[WITNESSES] values
     cdef double[WITNESSES] duties
     cdef double certainty, off
@@ -120,6 +123,9 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
             duties[i] = min(max(duties[i], -0.5), 1.5)
             if best < 0:
                 best = i
+    if best != BY_SM and active >= MEMORY_BOUND_ACTIVE and bandwidth >= MEMORY_BOUND_BANDWIDTH:
+        confidence[0] = 0.95
+        return 1.0
     if best >= 0:
         certainty = 0.95 if best == BY_SM else 0.9 if best == BY_TENSOR else 0.85
         # A high level that is smeared is an average of computing and waiting.
@@ -129,6 +135,8 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
             off = fabs(clipped(duties[BY_POWER]) - clipped(duties[best])) if isfinite(duties[BY_POWER]) else 0.5
             g.disagreement += 0.02 * (off - g.disagreement)
         confidence[0] = certainty * (1 - 0.5 * g.disagreement)
+        if best == BY_POWER and duties[best] < 0.5:
+            confidence[0] = min(confidence[0], POWER_WAIT_CONFIDENCE_MAX)
         return duties[best]
     if isfinite(active) and g.levels[BY_SM].seconds >= CLASS_SECONDS_MIN:
         confidence[0] = 0.5
@@ -143,7 +151,7 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
 
 
 cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double watts, double used, double active,
-                           double tensor, double resident, double sent, bint is_interrupted) noexcept nogil:
+                           double tensor, double bandwidth, double resident, double sent, bint is_interrupted) noexcept nogil:
     cdef bint is_resident = not resident < 0.5
     cdef double duty, compute, stall, confidence = 0
     if isfinite(watts):
@@ -153,7 +161,7 @@ cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double
     if isfinite(tensor):
         levels_add(&g.levels[BY_TENSOR], tensor, seconds, is_resident)
     job_learn(g, seconds)
-    duty = duty_of(g, watts, used, active, tensor, &confidence)
+    duty = duty_of(g, watts, used, active, tensor, bandwidth, &confidence)
     compute = clipped(duty)
     if not isfinite(resident):
         resident = 1
@@ -196,7 +204,7 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     cdef TrackedGpu *g = &t.gpus[row]
     cdef double watts = within(values[POWER], 1e5), used = within(values[UTILIZATION], 1.01)
     cdef double active = within(values[SM_ACTIVE], 1.01), tensor = within(values[TENSOR], 1.01)
-    cdef double seconds, resident
+    cdef double bandwidth = within(values[BANDWIDTH], 1.01), seconds, resident
     cdef double sent = within(values[PCIE_SENT], 1e12)
     cdef bint is_after_gap = False, is_interrupted
     if not (isfinite(watts) or isfinite(used) or isfinite(active)):
@@ -213,9 +221,9 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
         seconds, is_after_gap = NOMINAL_SECONDS, True
     g.last_ns = now_ns
     if isfinite(active) or isfinite(tensor):
-        g.sm_active, g.tensor, g.gpm_ns = <float>active, <float>tensor, now_ns
+        g.sm_active, g.tensor, g.bandwidth, g.gpm_ns = <float>active, <float>tensor, <float>bandwidth, now_ns
     elif 0 <= now_ns - g.gpm_ns <= <int64_t>(HOLD_SECONDS * 1e9):
-        active, tensor = g.sm_active, g.tensor
+        active, tensor, bandwidth = g.sm_active, g.tensor, g.bandwidth
     if isfinite(used):
         g.used, g.used_ns = <float>used, now_ns
     elif 0 <= now_ns - g.used_ns <= <int64_t>(HOLD_SECONDS * 1e9):
@@ -223,7 +231,7 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     resident = used if isfinite(used) else NAN if not isfinite(active) else 1.0 if active > 0.02 else 0.0
     g.known_seconds += seconds
     if follow_job(g, seconds, watts, used, active):
-        track_job(g, now_ns, seconds, watts, used, active, tensor, resident, sent, is_interrupted)
+        track_job(g, now_ns, seconds, watts, used, active, tensor, bandwidth, resident, sent, is_interrupted)
     else:
         g.idle_seconds += seconds
         g.state, g.confidence = IDLE, 0.95 if isfinite(used) or isfinite(active) else 0.5

@@ -426,6 +426,34 @@ def test_a_late_sampler_makes_no_step_shorter() -> None:
     assert all(math.isnan(value) for value in buffer)
 
 
+@pytest.mark.parametrize("has_gpm", [True, False])
+def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
+    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence 0.82."""
+    tracker, now_ns = PhaseTracker(1), 10 * NS
+
+    def run(seconds: int, watts: float, active: float, tensor: float, bandwidth: float) -> None:
+        nonlocal now_ns
+        for number in range(10 * seconds):
+            now_ns += NS // 10
+            gpm = {"sm_active": active, "tensor": tensor, "bandwidth": bandwidth}
+            tracker.push(
+                0, now_ns, power=watts, utilization=1.0, **(gpm if has_gpm and number % 2 else {})
+            )
+
+    tracker.begin_job(0)
+    run(30, 694.0, 0.98, 0.9, 0.3)
+    run(30, 130.0, 0.97, 0.0, 0.9)
+    run(30, 694.0, 0.98, 0.9, 0.3)
+    tracker.take_second(0)
+    run(20, 300.0, 0.99, 0.0, 0.89)
+    shares = tracker.take_second(0)
+    assert shares is not None
+    if has_gpm:
+        assert shares[COMPUTE] > 0.95 and shares[-1] > 0.9
+    else:
+        assert shares[WAIT] < 0.9 or shares[-1] <= 0.5
+
+
 def test_memory_is_bounded() -> None:
     """Two megabytes of a host's memory are what the phases may cost."""
     assert SampleHistory(8).memory_bytes + PhaseTracker(8).memory_bytes < 1_500_000
