@@ -306,7 +306,9 @@ class StepPeriods:
             return row
         try:
             signals = self._read(row, length)
-            step.update(now_ns, *estimate(signals, PERIOD_NS / SECOND_NS, step.settled_seconds(now_ns)))
+            step.update(
+                now_ns, *estimate(signals, PERIOD_NS / SECOND_NS, step.settled_seconds(now_ns))
+            )
             step.parts = split(signals, PERIOD_NS / SECOND_NS, step.seconds)
         except Exception:
             log.exception(
@@ -321,7 +323,7 @@ class StepPeriods:
                 row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
             )
         cells = memory[: len(self._columns) * length].cast("B")
-        return cells.cast("f", (len(self._columns), length))  # type: ignore[return-value]
+        return cells.cast("f", (len(self._columns), length))
 
     def step(self, row: int) -> tuple[float, float] | None:
         """Return the seconds of the step and the confidence; None: not known, or the job does not compute now."""

@@ -38,7 +38,7 @@ class FollowedGpu:
                 self._history.put(0, number, float(column[at]))
         if times_ns.size:
             self.tracker.push_samples(
-                0, np.ascontiguousarray(times_ns), np.ascontiguousarray(samples)
+                0, np.ascontiguousarray(times_ns).data, np.ascontiguousarray(samples).data
             )
         self._seconds += 1
         if self._seconds % PERIOD_TURNS == 0:

@@ -234,8 +234,7 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
             put(name, means.over(attribute, times, 0.2) * gpm_noise)
         put("nvlink_received_bytes_per_second", np.zeros(times.size))
         put("nvlink_transmitted_bytes_per_second", np.zeros(times.size))
-    is_gpm = [SIGNALS.index(name) for name in SIGNALS[4:]]
-    found[np.ix_(np.arange(1, times.size, 2), is_gpm)] = np.nan
+    found[1::2, SIGNALS.index("sm_active_ratio") :] = np.nan
     found[::2, SIGNALS.index("utilization_ratio")] = np.nan
     return PlayedJob(
         (1000 * SECOND_NS + times * SECOND_NS).astype(np.int64), np.ascontiguousarray(found), draw.step_seconds,

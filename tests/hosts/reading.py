@@ -198,7 +198,9 @@ class FastByHand(GpuFast):
         for number in range(HISTORY_SECONDS * 10):
             self._sampled_ns += PERIOD_NS
             computes = number % 300 < 240 and number % 10 < 7
+            self.samples.history.begin(self._sampled_ns)
             for row in range(self.samples.tracker.rows):
+                self.samples.history.put(row, 0, 588.0 if computes else 160.0)
                 self.samples.tracker.push(
                     row,
                     self._sampled_ns,
@@ -206,9 +208,11 @@ class FastByHand(GpuFast):
                     utilization=1.0,
                     sm_active=0.97 if computes else 0.15,
                 )
+            if number % 300 == 230:
+                for row in range(self.samples.tracker.rows):
+                    self.samples.steps.estimate_next()
         for row in range(self.samples.tracker.rows):
             self.samples.tracker.take_second(row)
-            self.samples.steps.found[row] = 1.0, 0.9
 
 
 def as_document(turns: list[CollectResult]) -> dict[str, object]:
