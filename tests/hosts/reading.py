@@ -209,7 +209,7 @@ class FastByHand(GpuFast):
                     sm_active=0.97 if computes else 0.15,
                 )
             if number % 300 == 230:
-                for row in range(self.samples.tracker.rows):
+                for _ in range(self.samples.tracker.rows):
                     self.samples.steps.estimate_next()
         for row in range(self.samples.tracker.rows):
             self.samples.tracker.take_second(row)
