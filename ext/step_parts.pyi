@@ -8,8 +8,10 @@ PARTS: Final[tuple[str, ...]]
 
 def split(
     signals: Buffer, seconds_per_sample: float, step_seconds: float
-) -> tuple[float, float, float, float, float]:
-    """Return the shares of PARTS in the step, NaN where they are not separated, and how sure they are, 0 to 1.
+) -> tuple[float, float, float, float, float, float]:
+    """Return the shares of PARTS in the step, NaN if the signals do not separate them, and a confidence, 0 to 1.
+
+    Forward and backward are NaN, and their sum is known, if only the traffic over NVLink separates them.
 
     *signals*: float32, C order, [7, n], oldest first, NaN where one is missing: power, utilization, busy SMs, tensor cores,
     memory bandwidth, bytes of PCIe and of NVLink.

@@ -1,6 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Splits a job's step into data loading, forward, backward and optimizer, with their shares, or abstains.
 
+Forward and backward are reported together where only the traffic separates them: backward begins before its first gradients move.
+
 The last steps are folded at the known period, each shifted to its best fit, because steps differ in length. The folded step is
 cut where its signals change (the partition with the least squared distance and a price for each cut), and the pieces are labeled
 by their activity. Parts that the signals do not separate are NaN.
@@ -19,6 +21,10 @@ cdef enum:
     NEAR = 2  # bins that a step may begin later or earlier than the one before
 
 cdef enum:
+    DATA_LOADING, FORWARD, BACKWARD, OPTIMIZER, FORWARD_BACKWARD  # as in PARTS
+    PART_COUNT = 5
+
+cdef enum:
     STALL, QUIET, BUSY, BETWEEN, MEMORY, WAIT
 
 cdef double STEP_SECONDS_MIN = 5.0   # GPM is read five times a second: parts of a shorter step are mixtures
@@ -32,9 +38,10 @@ cdef double BUSY_MIN = 0.5           # backward
 cdef double MIXED_SECONDS = 0.3      # GPM's readings are means of 0.2 s, and steps differ
 cdef double PART_SECONDS_MIN = 0.5   # a shorter part is two readings of GPM, and both are mixtures
 cdef double PART_BINS_MIN = 2.5
+cdef double CONTRAST_MIN = 0.08      # of power, tensor cores or bandwidth: less does not separate backward from forward
 cdef double OPTIMIZER_MAX = 0.2      # of the step
 
-PARTS = ("data_loading", "forward", "backward", "optimizer")
+PARTS = ("data_loading", "forward", "backward", "optimizer", "forward_backward")
 
 
 cdef struct Fold:
@@ -348,10 +355,19 @@ cdef double _begun_before(const Fold *fold, const Piece *quiet, const Piece *bus
     return n - best_cut if near < 0.5 * far else 0
 
 
+cdef bint _differ(const Piece *quiet, const Piece *busy) noexcept nogil:
+    """Return whether backward differs from forward by more than its traffic: then it begins where the traffic begins."""
+    return (
+        fabs(quiet.means[POWER] - busy.means[POWER]) >= CONTRAST_MIN
+        or fabs(quiet.means[TENSOR] - busy.means[TENSOR]) >= CONTRAST_MIN
+        or fabs(quiet.means[BANDWIDTH] - busy.means[BANDWIDTH]) >= CONTRAST_MIN
+    )
+
+
 cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_top, double bin_seconds, double *found) noexcept nogil:
     """Write the shares of the parts, NaN where they are not separated, and how plain the difference is that separates them."""
     cdef int bins = fold.bins, i, before, after, at, stalls = 0, memories = 0, quiets = 0, busies = 0, others = 0, quiet_at = 0, memory_at = 0
-    cdef double stalled = 0, data = 0, elsewhere = 0, plain = 1.0, ratio, early, forward, backward
+    cdef double stalled = 0, data = 0, elsewhere = 0, plain = 1.0, ratio, early, forward = 0, backward = 0
     for i in range(count):
         if pieces[i].label == STALL:
             stalls += 1
@@ -373,12 +389,12 @@ cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_to
         data /= stalled
         elsewhere /= bins - stalled
         if data > 2 * elsewhere:
-            found[0] = stalled / bins
+            found[DATA_LOADING] = stalled / bins
             plain = fmin(plain, 1.0 - elsewhere / data)
     if memories == 1 and pieces[memory_at].extent <= OPTIMIZER_MAX * bins:
         before, after = pieces[(memory_at + count - 1) % count].label, pieces[(memory_at + 1) % count].label
         if before in (BUSY, WAIT, BETWEEN) and after in (STALL, QUIET, BETWEEN) and before != after:
-            found[3] = pieces[memory_at].extent / bins
+            found[OPTIMIZER] = pieces[memory_at].extent / bins
             plain = fmin(plain, fmax(0.0, pieces[memory_at].means[BANDWIDTH] - pieces[memory_at].means[TENSOR]))
     # Forward, then backward, once in a step: with several micro-batches, traffic in both, or a stage that waits between
     # them this is not so.
@@ -389,31 +405,34 @@ cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_to
             forward, backward = pieces[quiet_at].extent - early, pieces[at].extent + early
             ratio = backward / forward
             if 1.0 <= ratio <= 4.0 and forward >= 0.1 * bins:
-                found[1] = forward / bins
-                found[2] = backward / bins
+                if early > 0 or _differ(&pieces[quiet_at], &pieces[at]):
+                    found[FORWARD], found[BACKWARD] = forward / bins, backward / bins
+                else:
+                    found[FORWARD_BACKWARD] = (forward + backward) / bins
                 plain = fmin(plain, pieces[at].means[NVLINK] - pieces[quiet_at].means[NVLINK])
-    found[4] = plain
-    for i in range(4):
+    for i in range(PART_COUNT):
         if found[i] * bins < PART_BINS_MIN or found[i] * bins * bin_seconds < PART_SECONDS_MIN:
             found[i] = NAN
-    if isnan(found[1]) or isnan(found[2]):
-        found[1] = found[2] = NAN
+    if isnan(found[FORWARD]) != isnan(found[BACKWARD]):
+        found[FORWARD_BACKWARD] = (forward + backward) / bins
+        found[FORWARD] = found[BACKWARD] = NAN
+    found[PART_COUNT] = plain
 
 
 def split(const float[:, ::1] signals not None, double seconds_per_sample, double step_seconds):
     cdef int n = signals.shape[1], count, i
     cdef Fold fold
     cdef Piece[BINS_MAX] pieces
-    cdef double[5] found
+    cdef double[PART_COUNT + 1] found
     cdef double explained, nvlink_top, pcie_top
     if signals.shape[0] != SIGNALS:
         raise ValueError(f"{signals.shape[0]} signals: expected {SIGNALS}")
     if not 0.001 <= seconds_per_sample <= 3600.0:
         raise ValueError(f"{seconds_per_sample} seconds a sample: expected 0.001 to 3600")
-    for i in range(5):
+    for i in range(PART_COUNT + 1):
         found[i] = NAN
     if not step_seconds >= STEP_SECONDS_MIN or not BINS_MIN <= step_seconds / seconds_per_sample <= n:
-        return NAN, NAN, NAN, NAN, 0.0
+        return NAN, NAN, NAN, NAN, NAN, 0.0
     with nogil:
         explained = 0
         if _fold(&fold, &signals[0, 0], n, n, step_seconds / seconds_per_sample):
@@ -428,6 +447,9 @@ def split(const float[:, ::1] signals not None, double seconds_per_sample, doubl
                 pieces[i].label = _label(&pieces[i], nvlink_top > 0)
             count = _joined(pieces, count, max(1, <int>(MIXED_SECONDS * fold.bins / step_seconds)))
             _name(&fold, pieces, count, pcie_top, step_seconds / fold.bins, found)
-    if isnan(found[0]) and isnan(found[1]) and isnan(found[3]):
-        return NAN, NAN, NAN, NAN, 0.0
-    return found[0], found[1], found[2], found[3], explained * found[4]
+    for i in range(PART_COUNT):
+        if not isnan(found[i]):
+            break
+    else:
+        return NAN, NAN, NAN, NAN, NAN, 0.0
+    return found[0], found[1], found[2], found[3], found[4], explained * found[PART_COUNT]

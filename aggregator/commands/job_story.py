@@ -276,7 +276,7 @@ def run_line(run: Row) -> str:
 
 
 #: Parts of a step, as columns of `gpu_fast_10s` name them: `step_PART_ratio`.
-STEP_PARTS = ("data_loading", "forward", "backward", "optimizer")
+STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
 
 
 def parts_text(step: Row) -> str:

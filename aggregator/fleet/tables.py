@@ -44,6 +44,7 @@ RUN_SIGNALS = frozenset(
         "gpu_fast.step_backward_ratio",
         "gpu_fast.step_confidence_ratio",
         "gpu_fast.step_data_loading_ratio",
+        "gpu_fast.step_forward_backward_ratio",
         "gpu_fast.step_forward_ratio",
         "gpu_fast.step_optimizer_ratio",
         "gpu_fast.step_parts_confidence_ratio",

@@ -30,7 +30,7 @@ VERDICTS_MAX, RANKS_MAX, ADVICE_MAX = 64, 100_000, 5
 RANK_AGE_SECONDS_MAX = 300.0
 #: Steps of a share in JobWindow.shares.
 SHARE_STEPS = 250
-STEP_PARTS = ("data_loading", "forward", "backward", "optimizer")
+STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
 
 
 class JobService(JobServiceServicer):

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 SECONDS, RATE, FINE_SECONDS = 120.0, 10.0, 0.01
 RUNS = 40
 POWER, UTILIZATION, SM, TENSOR, MEMORY, PCIE, NVLINK = range(7)
-LOADING, FORWARD, BACKWARD, OPTIMIZER = range(4)
+LOADING, FORWARD, BACKWARD, OPTIMIZER, FORWARD_BACKWARD = range(5)
 #: Lengths of steps, seconds: of which nothing is to be said, and of which parts are.
 SHORT_SECONDS, LONG_SECONDS = (2.0, 5.0), (5.0, 20.0)
 #: Kind of job -> parts that can be told apart in it.
@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[int, ...]] = {
     "no gap: data are loaded ahead": (FORWARD, BACKWARD, OPTIMIZER),
     "a gap without data": (FORWARD, BACKWARD, OPTIMIZER),
     "no burst of the optimizer": (LOADING, FORWARD, BACKWARD),
+    "backward differs in its traffic only": (LOADING, OPTIMIZER, FORWARD_BACKWARD),
     "several micro-batches": (LOADING, OPTIMIZER),
     "tensor parallel: traffic always": (LOADING, OPTIMIZER),
     "sharded: traffic in both": (LOADING, OPTIMIZER),
@@ -65,6 +66,9 @@ def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Flo
         "wait": (150, 1.0, 0.15, 0.0, 0.05, 1e7, low), "exchange": (160, 1.0, 0.15, 0.0, 0.08, 1e7, high),
         "optimizer": (350, 1.0, 0.8, 0.01, random.uniform(0.65, 0.85), 1e7, low),
     }  # fmt: skip
+    if kind.startswith("backward differs"):
+        does["first"] = does["forward"]
+        does["backward"] = (*does["forward"][:-1], high)
     parts = [("loading", loading)]
     for batch in range(batches):
         share = (compute - bubble) / compute / batches
@@ -83,7 +87,7 @@ def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Flo
             now = end
     scale = 1.0 if not bubble else (compute - bubble) / compute
     true = [
-        0.0 if kind.startswith("a gap") else loading, forward * scale, (compute - forward) * scale, optimizer,
+        0.0 if kind.startswith("a gap") else loading, forward * scale, (compute - forward) * scale, optimizer, compute * scale,
     ]  # fmt: skip
     return found, true
 

@@ -265,6 +265,7 @@ GPU_FAST_SIGNALS = (
     Signal(1346, "gpu_fast.step_forward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed before gradients moved over NVLink"),
     Signal(1347, "gpu_fast.step_backward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed while gradients moved over NVLink"),
     Signal(1348, "gpu_fast.step_optimizer_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it was bound by memory without tensor cores, once, after backward"),
+    Signal(2844, "gpu_fast.step_forward_backward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed, forward and backward together: only the traffic over NVLink separates the two"),
     Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "confidence of the parts of the step: similarity of its steps, and contrast between the parts"),
 )
 
