@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 NODES = 6
-#: gpu5 and gpu6 are in another partition, too, so that no other node stands in for them.
+#: gpu1 has a generic resource of its own, and gpu5 and gpu6 are in another partition, too: no other node stands in for them.
 LINES = (
     "JobSubmitPlugins=lua",
     "PartitionName=large Nodes=gpu[5-6] MaxTime=INFINITE State=UP",
@@ -85,7 +85,7 @@ def _closed_folder(cluster: PluginCluster) -> Iterator[None]:
 def test_a_small_job_leaves_out_a_faulty_node(cluster: PluginCluster) -> None:
     """It says so, and is accepted."""
     cluster.write("gpu2")
-    number, excluded, said = cluster.submit("-N3")
+    number, excluded, said = cluster.submit("-N2")
     assert number and excluded == "gpu2"
     assert "gangline: this job leaves out nodes with a fault: gpu2" in said
 
