@@ -168,7 +168,7 @@ def test_the_user_is_told_that_too_few_are_ready(cluster: PluginCluster) -> None
 
 def test_a_degraded_picture_does_nothing(cluster: PluginCluster) -> None:
     cluster.write("gpu2", degraded=True)
-    assert cluster.submit("-N3")[1:] == ("", "")
+    assert cluster.submit("-N2")[1:] == ("", "")
 
 
 def test_a_damaged_or_planted_file_does_nothing(cluster: PluginCluster) -> None:
@@ -176,7 +176,7 @@ def test_a_damaged_or_planted_file_does_nothing(cluster: PluginCluster) -> None:
     for case, damage in DAMAGES.items():
         content = cluster.write("gpu2")
         damage(cluster.mirror, content)
-        number, excluded, said = cluster.submit("-N3")
+        number, excluded, said = cluster.submit("-N2")
         assert number, (case, said)
         assert "gpu2" not in excluded + said, case
         if cluster.mirror.is_dir():
