@@ -39,21 +39,26 @@ cdef int _mark_low(Work *work) noexcept nogil:
     The lower half of the signals decides: utilization is 1 while a kernel waits.
     """
     cdef double[SIGNALS_MAX] lows
-    cdef double[SIGNALS_MAX] highs
+    cdef double[SIGNALS_MAX] scales
     cdef double[SIGNALS_MAX] ordered
-    cdef bint[SIGNALS_MAX] swings
-    cdef int s, i, j, count, total = 0
-    cdef double share, lower
+    cdef int[SIGNALS_MAX] swinging
+    cdef int s, i, j, number, count, swinging_count = 0, total = 0
+    cdef double share, lower, high
+    cdef size_t cell
     for s in range(work.k):
-        swings[s] = work.known_share[s] > KNOWN_SHARE_MIN and _levels(
-            work.filled + <size_t>s * work.n, work.known + <size_t>s * work.n, work.n, &lows[s], &highs[s])
+        if work.known_share[s] > KNOWN_SHARE_MIN and _levels(
+                work.filled + <size_t>s * work.n, work.known + <size_t>s * work.n, work.n, &lows[s], &high):
+            swinging[swinging_count], scales[s] = s, 1.0 / (high - lows[s])
+            swinging_count += 1
     for i in range(work.n):
         count, lower = 0, 0
-        for s in range(work.k):
-            if not swings[s] or not work.known[<size_t>s * work.n + i]:
+        for number in range(swinging_count):
+            s = swinging[number]
+            cell = <size_t>s * work.n + i
+            if not work.known[cell]:
                 continue
-            share = (work.filled[<size_t>s * work.n + i] - lows[s]) / (highs[s] - lows[s])
-            share = fmin(fmax(share, 0.0), 1.0)
+            share = (work.filled[cell] - lows[s]) * scales[s]
+            share = 0.0 if share < 0.0 else 1.0 if share > 1.0 else share
             j = count
             while j > 0 and ordered[j - 1] > share:
                 ordered[j] = ordered[j - 1]

@@ -196,7 +196,7 @@ cdef inline double _explained(Work *work, int s, double period, int bins, int wi
     cdef int[FOLD_BINS_MAX] counts
     cdef const float *signal = work.signals + <size_t>s * work.stride
     cdef const unsigned char *known = work.known + <size_t>s * work.n
-    cdef double inside = 0, around = 0, total, squares, between
+    cdef double inside = 0, around = 0, total, squares, between, phase, bins_per_sample = bins / period
     cdef int i, at, end = work.n, begin, count, free_inside = 0, free_around = 0, windows = 0
     while end >= window and windows < FOLD_WINDOWS_MAX:
         begin = end
@@ -208,9 +208,13 @@ cdef inline double _explained(Work *work, int s, double period, int bins, int wi
         memset(sums, 0, bins * sizeof(double))
         memset(counts, 0, bins * sizeof(int))
         total, squares, between, count = 0, 0, 0, 0
+        phase = -bins_per_sample
         for i in range(begin, end):
+            phase += bins_per_sample
+            while phase >= bins:
+                phase -= bins
             if known[i] and not isnan(signal[i]):
-                at = <int>((i - begin) / period * bins) % bins
+                at = <int>phase
                 sums[at] += signal[i]
                 counts[at] += 1
                 total += signal[i]

@@ -81,7 +81,7 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: An estimate takes a millisecond of CPU: one GPU every this many seconds, each of eight about twice a minute.
+#: An estimate takes half a millisecond of CPU: one GPU every this many seconds, each of eight about twice a minute.
 PERIOD_TURNS = 4
 #: Estimates this near to each other are of one step.
 STEP_NEAR = 0.1
