@@ -156,6 +156,8 @@ class Queue:
         self._pending = Pending()
         self._committing = Pending()
         self._work_items: deque[Callable[[], None]] = deque()
+        #: Work that was queued before the pending commit was taken. Rows that came with later work are not in that commit.
+        self._due_items: deque[Callable[[], None]] = deque()
         #: Of these nothing waits for the commit of what was received meanwhile.
         self._ahead_items: deque[Callable[[], None]] = deque()
         self._closing = self._commit_requested = False
@@ -341,6 +343,8 @@ class Queue:
             self._commit_requested = False
             if self._pending.empty and not self._has_work:
                 return None
+            self._due_items += self._work_items
+            self._work_items.clear()
             pending, self._pending = self._pending, Pending()
             self._committing, self._decision_bytes = pending, 0
             return pending

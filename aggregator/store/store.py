@@ -359,12 +359,16 @@ class Store(Queue):
             pending = self._take_pending()
             self._run_items(self._ahead_items)
             going = pending is not None and self._commit_with_retries(pending)
-            self._run_work_items()
+            self._run_items(self._ahead_items)
+            self._run_items(self._due_items)
             if going:
                 self._committing = Pending()
+            else:
+                self._run_work_items()
 
     def _run_work_items(self) -> None:
         self._run_items(self._ahead_items)
+        self._run_items(self._due_items)
         self._run_items(self._work_items)
 
     def _run_items(self, items: deque[Callable[[], None]]) -> None:

@@ -76,6 +76,29 @@ def test_what_is_ahead_does_not_wait_for_what_was_received(
         assert store.in_transaction(lambda base: base.execute(count).fetchall()) == [(1,)]
 
 
+def test_work_runs_behind_what_was_received_before_it_also_during_a_commit(tmp_path: Path) -> None:
+    """A finding and a question that came during a commit: the question was answered without the finding."""
+    seen: list[Any] = []
+    finding = Finding("a", "clock.offset", "", "it is late", NOW_NS)
+
+    def count(connection: Any) -> None:
+        seen.append(connection.execute("SELECT count(*) FROM findings").fetchone())
+
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        commit = store._writer.commit
+
+        def slow_commit(pending: Pending, wall_ns: int) -> None:
+            store._writer.commit = commit  # type: ignore[method-assign]
+            commit(pending, wall_ns)
+            store.submit_findings([finding])
+            store._submit_work(lambda: store._writer.transact(count))
+
+        store._writer.commit = slow_commit  # type: ignore[method-assign]
+        put(store, 1)
+        store.in_transaction(lambda _: None)
+    assert seen == [(1,)]
+
+
 @pytest.mark.slow
 def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
     """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: we have none."""
