@@ -7,8 +7,8 @@
    with these pauses. A long period with a pause in it is the step only if its work has a shape that repeats with the period.
    Flat work with a pause every 20 s is more often a checkpoint cycle: no period is reported.
 3. The search computes the autocorrelation of each signal at three time scales and averages them, weighted by how strongly each
-   signal repeats. The period is the shortest lag that repeats nearly as well as the best. It is then divided as long as the
-   signals, folded at a part of it, vary as little as at the whole.
+   signal repeats. The period is the shortest lag that repeats nearly as well as the best. If a part of this
+   period explains the folded signals nearly as well, that part is the period.
 """
 
 from libc.math cimport NAN, fabs, fmax, fmin, isnan
@@ -18,18 +18,18 @@ from libc.string cimport memset
 from periods_search cimport *
 from periods_signals cimport *
 
-cdef double LOW_MAX = 0.3           # of the way from the low to the high level
+cdef double LOW_MAX = 0.3           # share of the way from the low to the high level
 cdef double PAUSE_SECONDS = 1.0
-cdef double PAUSE_ALIKE = 0.6       # of the median pause: a shorter one is a pause, too
+cdef double PAUSE_ALIKE = 0.6       # low runs of this share of the median pause are pauses, too
 cdef double PAUSE_OUTLYING = 3.0    # times the median pause: never part of a step
 cdef double BATCHES_MAX = 8.6       # parts between two pauses that may be the micro-batches of one step
 cdef double KNOWN_OFF_MAX = 0.1     # from a known step: parts of this length are steps, however few are between two pauses
-cdef double CYCLE_SECONDS = 7.0     # a period with a pause from here on needs work that has a shape,
-cdef double CYCLE_PAUSE_SECONDS = 4.0   # or with pauses from here on
+cdef double CYCLE_SECONDS = 7.0     # a longer period with a pause needs work that has a shape,
+cdef double CYCLE_PAUSE_SECONDS = 4.0   # or one with longer pauses
 cdef double SHAPE_MIN = 0.3         # autocorrelation of the work alone, one period later
 cdef double SHAPE_VALLEY_MIN = 0.15
 cdef double SHAPE_SWING_MIN = 0.03  # standard deviation over mean of the work: noise is less, forward and backward differ by more
-cdef double SHAPE_PART_MAX = 0.6    # of it, at less than a BATCHES_MAX-th of the work
+cdef double SHAPE_PART_MAX = 0.6    # a higher share of this autocorrelation at a BATCHES_MAX-th of the work: short steps
 cdef double EDGE_SECONDS = 1.2      # a mean over a second blurs the work beside a pause
 
 

@@ -22,8 +22,8 @@ cdef extern from *:
     #define ALIAS_SAMPLES_MAX 20.0  /* see _is_resolved */
     #define GPM_SIGNALS_MIN 3  /* utilization is sparse, too, but is 1 in each step of many jobs */
     #define PART_MIN 2.2  /* folded at about two samples, a longer period looks smooth, too */
-    #define FOLD_ALIKE 0.85  /* a part that explains this share of what the whole explains is the period */
-    #define FOLD_ALIKE_SHORT 0.6  /* of a part under SHORT_SAMPLES, which its samples blur */
+    #define FOLD_ALIKE 0.85  /* a part that explains this share of the variance that the whole explains is the period */
+    #define FOLD_ALIKE_SHORT 0.6  /* for a part under SHORT_SAMPLES: the samples blur it */
     #define SHORT_SAMPLES 6.0
     #define FOLD_SAMPLES 200.0
     """
@@ -97,7 +97,7 @@ cdef inline double _vertex(const double *r, int at) noexcept nogil:
 
 
 cdef inline Peak _first_peak(const double *r, int end) noexcept nogil:
-    """Return the first peak that is nearly as high as the highest; its value is 0 if there is none."""
+    """Return the first peak with nearly the height of the highest; value 0: the signal has no peak."""
     cdef Peak peak
     cdef int at, highest = 0, first = 0
     cdef double low = 1.0
@@ -270,8 +270,8 @@ cdef inline double _divide(Work *work, double samples, Mask left_out) noexcept n
 cdef inline bint _is_resolved(const Work *work, double samples) noexcept nogil:
     """Return whether the signals that repeat are read often enough for the period.
 
-    GPM's readings are means over the time between two: if they are there and none of them repeats, a short period is an alias
-    of steps that are too short for power, which may be a glimpse.
+    GPM's readings are means over the time between two readings. If GPM has readings and no such signal repeats, a short period
+    is an alias: power may be an instantaneous value, and the steps are too short for it.
     """
     cdef int s, dense = 0, sparse = 0, sparse_known = 0
     for s in range(work.k):

@@ -41,7 +41,7 @@ cdef struct Peak:
 cdef struct Period:
     double samples     # NaN: none
     double undivided
-    double value       # of the mean autocorrelation
+    double value       # the mean autocorrelation at the period
     double confidence
     bint is_split      # signals repeat, each at a period of its own
 
@@ -57,7 +57,7 @@ cdef struct Work:
     double pause             # median length of pauses, samples; 0: none
     double[SIGNALS_MAX] weights
     double[SIGNALS_MAX] known_share
-    float *values            # scratch from here on
+    float *values            # this and the following: scratch memory
     float *present
     int *lengths
     double *mean

@@ -164,7 +164,7 @@ cdef inline bint cadence_is_regular(TrackedGpu *g, Cadence *c) noexcept nogil:
 
 
 cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept nogil:
-    """Say whether regular pauses are no part of a step: they are long, or rare, or many dips or known steps are between them."""
+    """Return whether regular pauses lie between steps: they are long, or rare, or many dips or known steps separate them."""
     cdef int i, busy = 0, copies = 0
     cdef bint has_steps
     for i in range(1, c.count):
@@ -179,7 +179,7 @@ cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept n
     has_steps = has_steps or (c.duration >= PAUSE_SECONDS_LONG and c.interval >= 3 * g.step_seconds)
     if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
         return True
-    # Else a pause may be the exchange of a long step: no exchange is so long, or steps differ more than the clock of checkpoints.
+    # A shorter pause may be the exchange of a long step, until it has occurred UNSURE_MEMBERS_MIN times at a long interval.
     return c.duration >= PAUSE_SECONDS_LONG or (c.count >= UNSURE_MEMBERS_MIN and c.interval >= 0.5 * STEP_SECONDS_MAX)
 
 
@@ -226,7 +226,7 @@ cdef inline void cadence_mark(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
-    """Find the cadence of the most stretches: of all since one of them that last as long as one of them."""
+    """Find the cadence with the most regular stretches. Candidates: all stretches since some stretch that last at least a length."""
     cdef int[STRETCHES_MAX] by_time
     cdef int i, k, first
     cdef Cadence found, best

@@ -109,7 +109,7 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
     """Return the share of computing, below 0 and above 1 by the scatter of samples, from the best signal whose levels are apart.
 
     Without such a signal it is a guess with little confidence. A kernel that is bound by memory draws little power and uses no
-    tensor cores, but SMs and memory are busy. Power alone cannot tell such a kernel from a wait.
+    tensor cores, but SMs and memory are busy. By power alone, such a kernel looks like a wait.
     """
     cdef double[WITNESSES] values
     cdef double[WITNESSES] duties

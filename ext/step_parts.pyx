@@ -38,7 +38,7 @@ cdef double BUSY_MIN = 0.5           # backward
 cdef double MIXED_SECONDS = 0.3      # GPM's readings are means of 0.2 s, and steps differ
 cdef double PART_SECONDS_MIN = 0.5   # a shorter part is two readings of GPM, and both are mixtures
 cdef double PART_BINS_MIN = 2.5
-cdef double CONTRAST_MIN = 0.08      # of power, tensor cores or bandwidth: less does not separate backward from forward
+cdef double CONTRAST_MIN = 0.08      # difference of power, tensor cores or bandwidth that separates backward from forward
 cdef double OPTIMIZER_MAX = 0.2      # of the step
 
 PARTS = ("data_loading", "forward", "backward", "optimizer", "forward_backward")
