@@ -25,9 +25,15 @@ NAMES = [f"sim-{at:03d}" for at in range(HOSTS)]
 def _cluster(folder: Path, mirror: Path) -> SlurmCluster:
     """Return a cluster whose nodes have the names of the simulated hosts."""
     cluster = SlurmCluster(folder, HOSTS)
-    text = cluster.conf.read_text().replace(
-        f"NodeName=gpu[1-{HOSTS}]", f"NodeName=sim-[000-{HOSTS - 1:03d}]"
+    # All nodes are alike, so that one stands in for another.
+    text = (
+        cluster.conf.read_text()
+        .replace(",lic:1", "")
+        .replace("NodeName=gpu1 ", "NodeName=sim-000 ")
     )
+    text = text.replace(f"NodeName=gpu[2-{HOSTS}]", f"NodeName=sim-[001-{HOSTS - 1:03d}]")
+    gres = folder / "gres.conf"
+    gres.write_text(gres.read_text().replace("NodeName=gpu1 Name=lic Count=1\n", ""))
     cluster.conf.write_text(f"{text}JobSubmitPlugins=lua\n")
     cluster.nodes = NAMES
     for name in NAMES:

@@ -40,6 +40,7 @@ from gangline.aggregator.service.admin import AdminService
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import admin_pb2
 from tests.aggregator.hazard.fleets import DAYS, NODES, days_of, planted, recording
+from tests.aggregator.run_time import set_run_time
 from tests.processes import GUARD_SECONDS
 
 NOW_US = 1_795_168_800 * 1_000_000
@@ -141,6 +142,7 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
                 [NOW_US, DAY_US, NOW_US, DAY_US],
             )
         )
+    set_run_time(tmp_path, NOW_US - 600 * DAY_US, NOW_US)
     with opened(tmp_path) as store:
         store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
         store.request_commit()
@@ -238,6 +240,7 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
                 {"now": NOW_US, "day": DAY_US},
             )
         )
+    set_run_time(tmp_path, NOW_US - 600 * DAY_US, NOW_US)
     with opened(tmp_path) as store:
         store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
         store.request_commit()

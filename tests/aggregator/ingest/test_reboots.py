@@ -58,17 +58,18 @@ class Name:
 
 
 BOOTED: dict[str, Any] = {"boot": b"b", "up_seconds": 7.0, "address": "10.0.0.1:5000"}
+MOVED: dict[str, Any] = {**BOOTED, "address": "10.0.0.9:1"}
 #: Holder, seconds of silence, whether its stream is open, newcomer, whether the newcomer gets the name.
 CASES: dict[str, tuple[Machine, float, bool, Machine, bool]] = {
     "a crash, the spool on disk": (Machine(), 8, True, Machine(**BOOTED), True),
     "a crash, the spool in memory": (Machine(), 8, True, Machine(run=b"s", **BOOTED), True),
-    "another address by DHCP": (Machine(), 8, True, Machine(**BOOTED | {"address": "10.0.0.9:1"}), True),
+    "another address by DHCP": (Machine(), 8, True, Machine(**MOVED), True),
     "another address and spool": (
-        Machine(), 8, True, Machine(run=b"s", **BOOTED | {"address": "10.0.0.9:1"}), False,
+        Machine(), 8, True, Machine(run=b"s", **MOVED), False,
     ),
     "the same with its certificate": (
         Machine(principal=CERTIFICATE), 8, True,
-        Machine(run=b"s", principal=CERTIFICATE, **BOOTED | {"address": "10.0.0.9:1"}), True,
+        Machine(run=b"s", principal=CERTIFICATE, **MOVED), True,
     ),
     "a certificate, the boot's age unknown": (
         Machine(principal=CERTIFICATE), REBOOT_SILENT_SECONDS, True,

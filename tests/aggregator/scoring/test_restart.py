@@ -166,12 +166,12 @@ def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
     host = world.hosts[0]
     host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
     world.run(330)
-    assert world.score(host).state is HealthState.WATCH
+    assert world.score(host).state is HealthState.UNHEALTHY
     restarted(world)
     back(world)
     for _ in range(33):
         world.run(10)
-        assert world.score(host).state is HealthState.WATCH
+        assert world.score(host).state is HealthState.UNHEALTHY
     host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=3)
     world.run(80)
     assert world.score(host).state is HealthState.HEALTHY

@@ -387,6 +387,7 @@ def test_the_log_knows_what_is_on_its_way() -> None:
         lambda *_: True, lambda: 0, lambda: announced.append(1)
     )
     snapshot: Any = SimpleNamespace(dictionary_version=1, version=1)
+    none: Any = None
     for _ in range(2):
-        recorder.record(1, None, None, snapshot, None)
+        recorder.record(1, none, none, snapshot, none)
     assert announced == [1] and not recorder.is_empty

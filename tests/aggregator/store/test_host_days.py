@@ -19,6 +19,7 @@ from gangline.aggregator.model import Finding
 from gangline.aggregator.store.duckdb_file import STORE_FILE, migrations
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.writer import DAY_US, HOUR_US, fill_host_days
+from tests.aggregator.run_time import set_run_time
 from tests.processes import GUARD_SECONDS
 
 MIDNIGHT_US = 1_795_132_800 * 1_000_000  # 2026-11-20 00:00 UTC
@@ -185,5 +186,6 @@ def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> 
     with duckdb.connect(str(tmp_path / STORE_FILE)) as base:  # with what its WAL has
         assert base.execute("SELECT count(*) FROM scores").fetchall() == [(1,)]
         assert base.execute("SELECT count(*) FROM host_days").fetchall() == [(0,)]
+    set_run_time(tmp_path, MIDNIGHT_US - 5 * DAY_US, TEN_US)
     committed(tmp_path, TEN_US - 5 * DAY_US, TEN_US)
     assert counted(tmp_path) == (0, 1)

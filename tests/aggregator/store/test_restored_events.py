@@ -18,6 +18,7 @@ from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import telemetry_pb2 as wire
+from tests.aggregator.run_time import set_run_time
 from tests.worlds import SECOND_NS
 
 NOW_NS = 1_800_000_000 * SECOND_NS
@@ -152,6 +153,7 @@ def test_history_keeps_what_a_standing_fault_is_known_by(tmp_path: Path) -> None
         tell(store, "sick", 20 * DAY_NS, "GPU-0")
         find(store, "GPU-0 gpu.xid 95", 20 * DAY_NS)
         tell(store, "nothing", 20 * DAY_NS, "GPU-1")
+    set_run_time(tmp_path, (NOW_NS - 20 * DAY_NS) // 1000, NOW_NS // 1000)
     with opened(tmp_path, history_days=3) as store:
         tell(store, "new", HOUR_NS, "GPU-1")
         assert [one.event.event_id for one in store.recent_events] == ["sick"]
