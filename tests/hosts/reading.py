@@ -228,13 +228,17 @@ def as_document(turns: list[CollectResult]) -> dict[str, object]:
 
 
 def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
-    """Return each device with what is known of it: what is missing is not named."""
+    """Return the known values of each device. An estimated step is rounded: its last digits depend on the compiler."""
     known: dict[str, dict[str, float | int] | None] = {}
     for device, row in rows_of(block):
         if row is None:
             known[device] = None
         else:
-            known[device] = {name: value for name, value in row.items() if value is not None}
+            known[device] = {
+                name: round(value, 6) if name.startswith("step_") else value
+                for name, value in row.items()
+                if value is not None
+            }
     return known
 
 
