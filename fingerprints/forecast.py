@@ -152,7 +152,7 @@ class _DemandComparison:
     def better(self, by_states: Sequence[DemandForecast], current: Floats) -> tuple[DemandForecast, ...]:  # fmt: skip
         """Return for each demand the forecast that had the smaller errors."""
         errors = self._errors[: self._count]
-        is_known: npt.NDArray[np.bool_] = np.isfinite(errors).all(axis=1)
+        is_known = np.asarray(np.isfinite(errors).all(axis=1))
         count = is_known.sum(axis=0)
         by_states_sum, naive_sum = np.where(is_known[:, None], errors, 0.0).sum(axis=0)
         is_naive = (count >= COMPARED_MIN) & (naive_sum < NAIVE_SHARE * by_states_sum)

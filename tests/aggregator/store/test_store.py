@@ -87,9 +87,9 @@ def test_work_runs_behind_what_was_received_before_it_also_during_a_commit(tmp_p
     with opened(tmp_path, lambda: NOW_NS) as store:
         commit = store._writer.commit
 
-        def slow_commit(pending: Pending, wall_ns: int) -> None:
+        def slow_commit(pending: Pending, now_ns: int) -> None:
             store._writer.commit = commit  # type: ignore[method-assign]
-            commit(pending, wall_ns)
+            commit(pending, now_ns)
             store.submit_findings([finding])
             store._submit_work(lambda: store._writer.transact(count))
 
