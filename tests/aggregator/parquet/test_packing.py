@@ -59,8 +59,9 @@ class Mortal(PackerProcess):
 
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
-    """A packer of an empty folder. It goes last: on a machine that tests keep busy it may be long in coming."""
+    """A packer of an empty folder. It has the lowest priority: on a busy machine it may be long in coming and in going."""
     monkeypatch.setattr(worker_client, "LOW_PRIORITY_ANSWER_SECONDS_MAX", 900.0)
+    monkeypatch.setattr(workers, "GONE_SECONDS", 900.0)
     one = Mortal(tmp_path / "data")
     yield one
     one.kill()
