@@ -30,6 +30,7 @@ class ByAllCores(build_ext):
         )
         for extension, to_c in zip(self.extensions, translated, strict=True):
             extension.sources = to_c.sources
+            extension.extra_compile_args += to_c.extra_compile_args
             if "CFLAGS" not in os.environ:
                 extension.extra_compile_args.append("-g0")
         self.parallel = len(os.sched_getaffinity(0))

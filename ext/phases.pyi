@@ -154,9 +154,12 @@ class SampleHistory:
     def copy_to(self, row: int, column: int, buffer: Buffer) -> int:
         """Copy the last samples into *buffer* (float32), oldest first; return how many: as many as fit. Raises IndexError."""
 
-    def resample_to(self, row: int, column: int, period_ns: int, buffer: Buffer) -> None:
-        """Fill *buffer* (float32) with a sample each *period_ns*, the newest last; NaN where there was none: a sampler that
-        was late must not make time shorter. Raises IndexError, and ValueError for no period."""
+    def resample_to(self, row: int, columns: Sequence[int], period_ns: int, buffer: Buffer) -> None:
+        """Fill *buffer* (float32, a row for each column) with a sample each *period_ns*, the newest last.
+
+        NaN where there was none: a sampler that was late must not make time shorter. Raises IndexError, and ValueError for
+        a period below 1 or a buffer of another shape.
+        """
 
     def copy_times_to(self, buffer: Buffer) -> int:
         """Copy when they were taken (int64, ns) in the same manner."""

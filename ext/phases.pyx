@@ -257,27 +257,35 @@ cdef class SampleHistory:
             buffer[number - first] = cells[number % self.history.samples_max]
         return self.history.count - first
 
-    def resample_to(self, int row, int column, int64_t period_ns, float[::1] buffer):
-        cdef int64_t slots = buffer.shape[0], slot, last_ns
+    def resample_to(self, int row, columns, int64_t period_ns, float[:, ::1] buffer):
+        cdef int64_t slots = buffer.shape[1], slot, last_ns
         cdef uint64_t number, place
+        cdef int[HISTORY_COLUMNS] wanted
+        cdef int at, count = len(columns)
         cdef const float *cells
-        if not 0 <= row < self.history.rows or not 0 <= column < HISTORY_COLUMNS:
-            raise IndexError(f"row {row} of {self.history.rows}, column {column} of {HISTORY_COLUMNS}")
+        if count > HISTORY_COLUMNS or count != buffer.shape[0]:
+            raise ValueError(f"{count} columns into {buffer.shape[0]} rows")
+        for at in range(count):
+            wanted[at] = columns[at]
+            if not 0 <= row < self.history.rows or not 0 <= wanted[at] < HISTORY_COLUMNS:
+                raise IndexError(f"row {row} of {self.history.rows}, column {wanted[at]} of {HISTORY_COLUMNS}")
         if period_ns < 1:
             raise ValueError(f"a period of {period_ns} ns")
-        for slot in range(slots):
-            buffer[slot] = NAN
+        buffer[:] = NAN
         if not self.history.count:
             return
-        cells = self.history.cells + <size_t>(row * HISTORY_COLUMNS + column) * self.history.samples_max
+        cells = self.history.cells + <size_t>(row * HISTORY_COLUMNS) * self.history.samples_max
         last_ns = self.history.times[(self.history.count - 1) % self.history.samples_max]
         for number in range(self.history.count - <uint64_t>self.length, self.history.count):
             place = number % self.history.samples_max
             if not 0 <= last_ns - self.history.times[place] < slots * period_ns:
                 continue
             slot = slots - 1 - (last_ns - self.history.times[place] + period_ns // 2) // period_ns
-            if slot >= 0 and isfinite(cells[place]):
-                buffer[slot] = cells[place]
+            if slot < 0:
+                continue
+            for at in range(count):
+                if isfinite(cells[wanted[at] * self.history.samples_max + place]):
+                    buffer[at, slot] = cells[wanted[at] * self.history.samples_max + place]
 
     def copy_times_to(self, int64_t[::1] buffer):
         cdef uint64_t number, first

@@ -175,6 +175,7 @@ cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept n
         return False
     if c.interval < 3 * g.step_seconds or c.duration > 0.95 * c.interval:
         return False
+    c.has_steps = has_steps
     # A known step is over long before a pause that is longer than any exchange.
     has_steps = has_steps or (c.duration >= PAUSE_SECONDS_LONG and c.interval >= 3 * g.step_seconds)
     if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
@@ -259,9 +260,13 @@ cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline double next_probability(TrackedGpu *g) noexcept nogil:
-    """Return the share of the intervals and of the predictions, the recent ones counting more, that were right."""
+    """Return the share of the intervals and of the predictions, the recent ones counting more, that were right.
+
+    Pauses without steps between them may be the exchanges of long steps. These are on time, too, but are no checkpoints.
+    """
     return (HITS_PRIOR + g.cadence.hits + 2 * g.recent_hits) / (
-        TESTS_PRIOR + g.cadence.tested + g.cadence.irregular + 2 * g.recent)
+        TESTS_PRIOR + g.cadence.tested + g.cadence.irregular + 2 * g.recent
+    ) * (1.0 if g.cadence.has_steps else CHECKPOINT_SHARE)
 
 
 cdef inline void predict(TrackedGpu *g) noexcept nogil:

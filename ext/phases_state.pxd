@@ -55,6 +55,7 @@ cdef extern from *:
     #define POWER_WAIT_CONFIDENCE_MAX 0.5
     #define HITS_PRIOR 1.0
     #define TESTS_PRIOR 1.5
+    #define CHECKPOINT_SHARE 0.9  /* share of checkpoints among regular pauses without steps between them */
     """
     const double NOMINAL_SECONDS
     const double GAP_SECONDS
@@ -80,6 +81,7 @@ cdef extern from *:
     const double POWER_WAIT_CONFIDENCE_MAX
     const double HITS_PRIOR
     const double TESTS_PRIOR
+    const double CHECKPOINT_SHARE
     const double STRETCH_GAP_MAX
     const int UNSURE_MEMBERS_MIN
     const double RESUME_SECONDS_MAX
@@ -115,6 +117,7 @@ cdef enum Forecast:
 cdef struct Cadence:
     int[STRETCHES_MAX] members  # by time
     int count
+    bint has_steps  # between two members
     int regular, irregular  # intervals
     double interval, work, duration  # usual, seconds
     double off  # of the regular intervals, in intervals

@@ -317,13 +317,10 @@ class StepPeriods:
         return row
 
     def _read(self, row: int, length: int) -> memoryview[float]:
-        memory = memoryview(self._signals)
-        for at, column in enumerate(self._columns):
-            self._history.resample_to(
-                row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
-            )
-        cells = memory[: len(self._columns) * length].cast("B")
-        return cells.cast("f", (len(self._columns), length))
+        cells = memoryview(self._signals)[: len(self._columns) * length].cast("B")
+        signals = cells.cast("f", (len(self._columns), length))
+        self._history.resample_to(row, self._columns, PERIOD_NS, signals)
+        return signals
 
     def step(self, row: int) -> tuple[float, float] | None:
         """Return the seconds of the step and the confidence; None: not known, or the job does not compute now."""

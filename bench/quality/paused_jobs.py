@@ -102,17 +102,19 @@ def _judge_step(judged: Judged, job: PlayedJob, seconds: float, last: float) -> 
 def _judge_prediction(
     judged: Judged, job: PlayedJob, second: int, reported: dict[str, float]
 ) -> None:
-    begins = [span.begin for span in job.of(CHECKPOINT)]
-    past, later = [b for b in begins if b <= second], [b for b in begins if b > second]
+    spans = job.of(CHECKPOINT)
+    past = [span.begin for span in spans if span.begin <= second]
     seconds = reported["next_checkpoint_seconds"]
-    if not later or not isfinite(seconds):
+    if len(past) == len(spans) or not isfinite(seconds):
         return
-    error = abs(second + seconds - later[0])
-    again = max(2 * past[-1] - past[-2] - second, 0.0) if len(past) > 1 else nan
+    # A checkpoint that began a moment ago may be the predicted one.
+    begins = [span.begin for span in spans if span.end > second]
+    error = min(abs(second + seconds - begin) for begin in begins)
+    again = max(2 * past[-1] - past[-2], second) if len(past) > 1 else nan
     judged.predictions.append((
         reported["next_checkpoint_probability_ratio"],
         error <= PREDICTION_NEAR * reported["checkpoint_interval_seconds"],
-        error, abs(second + again - later[0]),
+        error, min(abs(again - begin) for begin in begins),
     ))  # fmt: skip
 
 

@@ -412,18 +412,21 @@ def test_a_late_sampler_makes_no_step_shorter() -> None:
     for at in (0, 1, 2, 6, 7, 7.2, 8):
         history.begin(round(at * NS / 10))
         history.put(0, 0, at)
-    buffer = array("f", bytes(4 * 10))
-    history.resample_to(0, 0, NS // 10, buffer)
-    assert [None if math.isnan(v) else round(v, 1) for v in buffer] == [
+    cells = array("f", bytes(4 * 10))
+    buffer = memoryview(cells).cast("B").cast("f", (1, 10))
+    history.resample_to(0, [0], NS // 10, buffer)
+    assert [None if math.isnan(v) else round(v, 1) for v in cells] == [
         *(None, 0, 1, 2, None, None, None, 6, 7.2, 8)
     ]
     with pytest.raises(ValueError, match="period"):
-        history.resample_to(0, 0, 0, buffer)
+        history.resample_to(0, [0], 0, buffer)
+    with pytest.raises(ValueError, match="2 columns into 1 rows"):
+        history.resample_to(0, [0, 1], NS // 10, buffer)
     with pytest.raises(IndexError):
-        history.resample_to(1, 0, 1, buffer)
+        history.resample_to(1, [0], 1, buffer)
     history.begin(-(10**15))  # another clock: nothing of the other is near it
-    history.resample_to(0, 0, NS // 10, buffer)
-    assert all(math.isnan(value) for value in buffer)
+    history.resample_to(0, [0], NS // 10, buffer)
+    assert all(math.isnan(value) for value in cells)
 
 
 @pytest.mark.parametrize("has_gpm", [True, False])
