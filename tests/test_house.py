@@ -178,9 +178,14 @@ def test_arrows_run_one_way() -> None:
 
 
 def imports_of(path: Path, modules: dict[tuple[str, ...], Path]) -> Iterator[Path]:
-    """Yield the files that *path* imports when it is imported itself."""
+    """Yield the files that *path* imports at any time, also inside a function; imports for types only are left out."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.parse(path.read_text()).body:
+    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.ImportFrom) and node.level:
             base = (*package[: len(package) + 1 - node.level], *(node.module or "").split("."))
             base = tuple(part for part in base if part)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import messages
-from ..query.messages import AnswerSummary, Question
+from ..query.messages import AnswerSummary
 from .connection import (
     ADDRESS_DEFAULT,
     ADDRESS_VARIABLE,
@@ -26,17 +24,24 @@ from .connection import (
     read_connection_options,
 )
 from .sql_backends import QueryBackend, QuerySession, RemoteBackend, SnapshotBackend
+from .sql_options import (
+    FORMS,
+    LIST_QUERY,
+    STREAMED,
+    TABLE_ROWS,
+    TABLE_ROWS_MAX,
+    TIMEOUT_SECONDS_MAX,
+    AnswerOptions,
+    width,
+)
 
 #: An older snapshot is said to be old: an aggregator that runs writes it again for the question.
 OLD_SECONDS = 60
 #: The data folder that `make run` and `gangline aggregator` use below the current folder.
 DATA_DEFAULT = Path("var/aggregator")
-#: Rows that a table shows unless `--rows` says otherwise.
-TABLE_ROWS = 1000
-#: A table is laid out in memory; the other forms are written as rows come.
-TABLE_ROWS_MAX, ROWS_MAX = 100_000, 10**12
-#: Forms by name; a file's ending says its form.
-FORMS = ("table", "csv", "json", "parquet", "arrow")
+#: Rows of the other forms.
+ROWS_MAX = 10**12
+#: A file's ending says its form.
 ENDINGS = {
     ".csv": "csv",
     ".json": "json",
@@ -44,11 +49,6 @@ ENDINGS = {
     ".arrow": "arrow",
     ".txt": "table",
 }
-#: Forms that are written as rows come, so that an answer of any length takes little memory.
-STREAMED = frozenset(FORMS) - {"table"}
-#: Nobody waits longer.
-TIMEOUT_SECONDS_MAX = 86_400.0
-
 EXAMPLES = """\
 examples:
   gangline sql                      an interactive prompt with history and completion; \\? for help
@@ -71,34 +71,6 @@ memory. --output writes the file completely or not at all.
 
 exit codes: 0 done, 1 failed or truncated, 2 wrong usage or SQL not allowed, 3 no snapshot or no aggregator
 """
-
-LIST_QUERY = """
-FROM (
-SELECT table_schema || '.' || table_name AS ask, table_comment AS answers FROM information_schema.tables
-WHERE table_type = 'VIEW' AND table_schema IN ('ops', 'history') AND table_comment IS NOT NULL
-UNION ALL
-SELECT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')', comment
-FROM duckdb_functions() WHERE schema_name IN ('ops', 'history') AND comment IS NOT NULL
-UNION ALL
-SELECT if(schema_name = 'main', '', schema_name || '.') || table_name, comment FROM duckdb_tables()
-)
-ORDER BY starts_with(ask, 'ops.') DESC, starts_with(ask, 'history.') DESC, contains(ask, '.'), ask
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """How an answer is wanted: its form, where it goes, how much of it."""
-
-    form: str
-    output: Path | None
-    rows: int
-    seconds: float
-
-    def question(self, sql: str) -> Question:
-        """Return the question with its limits."""
-        rows = self.rows or (0 if self.form in STREAMED else TABLE_ROWS)
-        return Question(sql, self.seconds, rows_max=rows)
 
 
 def main(arguments: list[str]) -> int:
@@ -205,13 +177,6 @@ def age_message(seconds: float, backend: QueryBackend) -> str:
         f"{age}: no aggregator runs in {backend.name}. Start one there (gangline aggregator), name another "
         "folder with --data, or query a running aggregator with --server"
     )
-
-
-def width() -> int:
-    """The characters of a line: the terminal's, COLUMNS where it is set, else any."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return shutil.get_terminal_size((160, 24)).columns
-    return 0
 
 
 def _query(options: argparse.Namespace) -> str | None:

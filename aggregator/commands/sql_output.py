@@ -27,6 +27,7 @@ from ..query.log import FILE, OLDER_FILES
 from ..query.sandbox import visible
 from .connection import CommandError
 from .sql_backends import ArrowAnswer
+from .sql_options import width
 
 #: A text is not cut further than this, a heading not further than that, however narrow the terminal.
 TEXT_CHARACTERS_MIN, HEADING_CHARACTERS_MIN = 20, 8
@@ -349,8 +350,6 @@ def show_log(folder: Path, count: int, form: str) -> int:
 
 def _write(entries: list[dict[str, Any]], form: str) -> None:
     if form == "table":
-        from .sql import width
-
         print(table(_arrow(entries, COLUMNS), width()))
         return
     names = tuple(dict.fromkeys([*COLUMNS, *(name for entry in entries for name in entry)]))

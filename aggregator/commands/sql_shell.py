@@ -26,8 +26,8 @@ from ...cli import OK
 from ..query.messages import AnswerSummary, QueryError, Question
 from ..query.sandbox import visible
 from .connection import CommandError
-from .sql import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
 from .sql_backends import QuerySession
+from .sql_options import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
 from .sql_output import text, texts
 
 # ----------------------------------------------------------------------

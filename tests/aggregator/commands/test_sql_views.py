@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from gangline.aggregator.commands import sql, sql_backends, sql_output
+from gangline.aggregator.commands import sql, sql_backends, sql_options, sql_output
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.query import sandbox
 from gangline.contract.wire import telemetry_pb2 as wire
@@ -127,7 +127,7 @@ def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
             rows = cursor.fetchall()
             assert rows, query
             assert rows[0][names.index(column)] == expected, query
-        named = connection.execute(sql.LIST_QUERY).fetchall()
+        named = connection.execute(sql_options.LIST_QUERY).fetchall()
     asked = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
     documented = {ask.partition("ops.")[2].split("(")[0] for ask, answers in named if answers}
     assert asked <= documented
