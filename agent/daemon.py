@@ -317,9 +317,9 @@ class Daemon:
 
 
 class SkipCounter:
-    """Counts the turns that samplers have left out, from when those that they took began.
+    """Counts the turns that a collector left out, from the times at which its turns began.
 
-    After one that found nothing none is missed: who has nothing to say may pass (`result.Passing`).
+    No turn is missed after `CollectOutcome.NO_DATA`: a collector without data is asked more rarely.
     """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:

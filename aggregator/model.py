@@ -148,7 +148,7 @@ class Evidence:
     words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
     sql: str  # returns the rows it was computed from
-    #: Of its GPU, where this is of the reason of it, as far as that is stored (`store/score_rows.py`).
+    #: State of the GPU that this reason names, as far as it is stored (`scoring/score_rows.py`).
     gpu_state: HealthState | None = None
     #: What it adds to the hazard per hour: without its fault the hazard is lower by this. NaN: stored before version 13.
     hazard_delta: float = 0.0

@@ -354,7 +354,7 @@ ACTIONABLE_STATES = (
 )
 #: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
 FORECASTS = ("hazard.", HOST_RETURNED.name)
-#: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
+#: The signal of calls that do not return; `_policy_row_name` says which row of `contract/host_policy.toml` they have.
 HUNG_SIGNAL = "probe.hung_seconds"
 #: The message about calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.

@@ -36,7 +36,7 @@ from .advisory import (
 from .policy import Fault, Workload, price
 from .state_machine import AdvisoryStateMachine
 
-#: An unchanged score is stored at least this often (`store/score_rows.py`), with some time to spare.
+#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to spare.
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80

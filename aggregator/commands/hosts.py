@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_explain_command(options: argparse.Namespace) -> str:
-    """Return the beginning of a command that explains a host, asked as *options* (`add_way`) ask."""
+    """Return the beginning of a command that explains a host, over the connection that *options* name."""
     arguments = ["gangline", "explain"]
     if options.aggregator and options.aggregator != os.environ.get(ADDRESS_VARIABLE):
         arguments += ["--server", options.aggregator]

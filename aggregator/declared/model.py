@@ -629,7 +629,7 @@ class Declared:
 
     @property
     def match_cost(self) -> int:
-        """How many wildcards and ranges names are matched by, one after another (`limits.PIECES_MAX`)."""
+        """The wildcards and ranges that a name is matched against, one after another (at most `MATCH_COST_MAX`)."""
         kinds = (self.windows, self.overrides, self.expectations, self.node_costs)
         beside = sum(one.wildcard_count for one in self.overrides)
         beside += sum(one.wildcard_count for one in self.expectations)

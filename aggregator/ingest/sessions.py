@@ -53,7 +53,7 @@ class Session:
     address: str
     last_received_ns: int
     token: str = ""
-    #: Who registered it, the only one that may use it, and how it proved its name (`auth/principal.py`).
+    #: The caller that registered the host and alone may send for it, and how its name was proved (`principal.py`).
     principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False

@@ -171,7 +171,7 @@ class PermitService(PermitServiceServicer):
         return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant it. Raises InvalidArgument, ServiceUnavailable. Who may is `auth/principal.py`'s to say."""
+        """Grant a permit. Raises InvalidArgument, ServiceUnavailable. `principal.py` decides which callers may."""
         seconds, reason = (
             request.seconds,
             reason_with_login(current_principal(context), request.reason),
