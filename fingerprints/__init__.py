@@ -1,1 +1,2 @@
-"""Workload fingerprints: what a job does, its class, earlier runs of it, and whether it is slower than those."""
+"""Workload fingerprints: the class of a job, earlier runs of the same workload, and whether the job is slower than they
+were."""
