@@ -89,7 +89,9 @@ class Observation:
     time_ns: int
     boot_id: bytes
     device: str = ""
-    driver_load: int = 0  # changes when the driver is loaded again or the device is reset
+    driver_load: int = (
+        0  # changes each time the driver was loaded again, and each time the device was reset
+    )
 
 
 @dataclass(frozen=True, slots=True)

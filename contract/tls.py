@@ -42,8 +42,7 @@ class TlsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files; "" for none. `server_name`: name in the server's certificate if other than the dialed
-    name."""
+    """Paths of PEM files; "" for none. `server_name`: name in the certificate if other than the dialed name."""
 
     ca: str
     certificate: str = ""

@@ -1,2 +1,1 @@
-"""Workload fingerprints: the class of a job, earlier runs of the same workload, and whether the job is slower than they
-were."""
+"""Workload fingerprints: the class of a job, and its comparison with earlier runs of the same workload."""

@@ -27,8 +27,7 @@ HOSTS_MIN = 3
 
 
 def agreeing_groups(rates: Floats, candidates: Flags) -> Iterator[Indexes]:
-    """Yield the indexes of hosts whose *rates* (counters, hosts) all agree. A host with a NaN in any row is left
-    out."""
+    """Yield the indexes of hosts whose *rates* (counters, hosts) all agree. Hosts with a NaN are left out."""
     places = np.flatnonzero(candidates & np.isfinite(rates).all(axis=0) & (rates > 0.0).all(axis=0))
     groups = [places]
     for _ in range(2):  # a split by the second counter may open new gaps in the first

@@ -50,8 +50,7 @@ class XidIncident:
     last_received_ns: int = field(default=0, kw_only=True)  # its last line; 0: with its first
 
     def extend(self, last_ns: int, received_ns: int, row: Xid | None) -> None:
-        """Take a later revision of this incident. A line that had no explanation within its wait never gets one
-        later."""
+        """Take a later revision of this incident. A line without an explanation at the end of its wait has none."""
         if last_ns <= self.last_ns:
             return
         wait_ns = row.wait_seconds * 1e9 if row else 0.0
@@ -84,8 +83,7 @@ class XidIncident:
         return assess(row, apart, (now_ns - self.received_ns) / 1e9)
 
     def _apart_ns(self, companion: Companion, row: Xid, *, is_new: bool) -> int:
-        """Return the distance of *companion*: from our worst line if it makes the incident milder, else from the
-        nearest.
+        """Return the distance of *companion*: from the worst line if it makes the incident milder, else the nearest.
 
         *is_new*: the explanation of the last line may not have been received yet.
         """
