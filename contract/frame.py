@@ -5,14 +5,14 @@ Layout, little endian, version 1:
     0   4  magic `GLF1`
     4   4  CRC-32 of the rest
     8   1  version
-    9   1  0: payload as it is, 1: raw deflate
-    9   1  payload: 0: plain, 1: raw deflate
-    12  4  bytes of the payload once inflated
+    9   1  payload: 0 plain, 1 raw deflate
+    10  2  number of tables
+    12  4  bytes of the inflated payload
     16 16  run id
-   12   4  bytes of the inflated payload
+    32 16  boot id
     48  8  sequence
     56  8  CLOCK_BOOTTIME of the readings, ns
-   64   8  the host's wall clock at that time, ns since 1970
+    64  8  the host's wall clock at that time, ns since 1970
     72     payload: the tables, one after another
 
 A table: name (u8 length, ASCII), offset of its readings from the frame's time (i64 ns), rows (u16),

@@ -177,7 +177,7 @@ def escape_label(text: str) -> str:
     """Return *text* escaped for the quotes of a label's value.
 
     Bytes that are not UTF-8 (of a mount point) become escapes: two equal labels would make the whole exposition
-    invalid. exposition.
+    invalid.
     """
     encoded = text.encode(errors="backslashreplace").decode()
     return encoded.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

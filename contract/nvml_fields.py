@@ -12,9 +12,8 @@ The headers define the moved ids as follows (PWR_SMOOTHING_* are settings of the
 |---|---|---|---|---|---|---|
 | to 560 (12.6) | - | - | - | - | - | - |
 | 570 (12.8) | smoothing enabled | privilege level | immediate ramp down | - | - | - |
-| 575, 580.65 (12.9, 13.0.39) | SW thermal | HW thermal | HW power brake | preset profile | floor percent | ramp-up rate
-| | 580.82 on (13.0.87, 13.1 on) | smoothing enabled | privilege level | immediate ramp down | SW thermal | HW thermal |
-HW power brake |
+| 575, 580.65 (12.9, 13.0.39) | SW thermal | HW thermal | HW power brake | preset profile | floor percent | ramp-up rate |
+| 580.82 on (13.0.87, 13.1 on) | smoothing enabled | privilege level | immediate ramp down | SW thermal | HW thermal | HW power brake |
 
 Ids 199 and 200 were exchanged between 12.560 and 12.570 as well; we use neither of these ids. A driver between two rows
 (580.76, say) may follow either row, so these three readings are published only after a check of their meaning

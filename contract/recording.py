@@ -1,7 +1,6 @@
 """File format of the flight recorder: the last minutes of every GPU at full rate.
 
 Layout, all numbers little-endian: MAGIC, version (u16), bytes of the header and of the body (u32 each), CRC-32 of both
-Layout, all numbers little-endian: MAGIC, version (u16), bytes of the header and of the body (u32 each), CRC-32 of both
 (u32); the header as JSON; the body, compressed by zlib: the offset of each sample from the first (int64, ns), then per
 device and signal the samples (float32, NaN where missing).
 """
