@@ -149,15 +149,15 @@ class OtlpLogExporter:
 
     @property
     def waiting_count(self) -> int:
-        """How many records wait."""
+        """Number of queued records."""
         return len(self._queue)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Send what waits, once, and end; within REQUEST_SECONDS_MAX and a little."""
+        """Send at most one further batch, and end; waits at most twice REQUEST_SECONDS_MAX."""
         self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -166,7 +166,7 @@ class OtlpLogExporter:
             self._drop()
 
     def export(self, record: OtlpRecord) -> bool:
-        """Queue *record*; False, and counted, where the queue is full. Never waits."""
+        """Queue *record*; if the queue is full, drop and count it, and return False. Never waits."""
         if len(self._queue) >= QUEUE_RECORDS_MAX:
             self.dropped_count += 1
             return False

@@ -543,17 +543,18 @@ def _event_id(host: str, cause: int, code: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on the GPUs are, as the agents tell it (`agent/collectors/gpu_processes.py`):
-# a rank to each GPU.
+# Processes on the GPUs, in the form of the agents' reports (`agent/collectors/gpu_processes.py`): a
+# rank on each GPU.
 
 PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
-#: What runs is reported again this often (agent/collectors/change_events.py): else it counts as over after an hour.
+#: A running process is reported again after this time (agent/collectors/change_events.py): else it counts as ended
+#: after an hour.
 REPEAT_SECONDS = 1800.0
 
 
 class RankEvents:
-    """What was reported of some hosts. A silent host sends what it missed once it reports again."""
+    """Reported processes of some hosts. A silent host sends missed reports as soon as it reports again."""
 
     def __init__(
         self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints
@@ -567,7 +568,7 @@ class RankEvents:
         """Yield (host, event); no clock is set."""
         slots = self._hosts.size
         running, is_reachable = moment.jobs[:slots], ~moment.silent[:slots]
-        self._reported_jobs[moment.booted[:slots]] = -1  # of another boot: that is over
+        self._reported_jobs[moment.booted[:slots]] = -1  # reports of an earlier boot are over
         changed = running != self._reported_jobs
         is_repeat_due = (running >= 0) & (moment.seconds - self._reported_seconds >= REPEAT_SECONDS)
         for slot in np.flatnonzero(is_reachable & (changed | is_repeat_due)).tolist():
