@@ -48,8 +48,8 @@ class StepOutcome(IntEnum):
 class CounterSpec:
     """Known properties of a counter.
 
-    `sticks`: it stays at its ceiling (InfiniBand error counters), else it restarts at zero.
-    `wraps_after`: the count at which it restarts, if that is no power of two (RAPL's max_energy_range_uj).
+    `sticks`: the counter stays at its ceiling (InfiniBand error counters), else it restarts at zero.
+    `wraps_after`: the count at which it restarts, if not a power of two (RAPL's max_energy_range_uj).
     `value_max`: larger values are impossible, so they are blanks (all ones from a device that was lost).
     `rate_max`: maximum rate per second; infinite if unknown.
     """
@@ -96,7 +96,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class CounterStep:
-    """What happened between two observations. `count` and `seconds` are 0 unless it is a delta."""
+    """The step between two observations. `count` and `seconds` are 0 unless the outcome is DELTA or WRAPPED."""
 
     outcome: StepOutcome
     count: int = 0

@@ -106,7 +106,7 @@ class EventForecast(NamedTuple):
 
 
 class JobForecast(NamedTuple):
-    """Forecast for `horizon_seconds` from now. `reason`: why all of it is NaN."""
+    """Forecast for `horizon_seconds` from now. `reason`: why all values are NaN."""
 
     horizon_seconds: float
     probabilities: tuple[float, ...] = (nan,) * len(STATES)
@@ -184,7 +184,7 @@ class JobForecaster:
     """Learns one job, a second at a time. Never raises on odd numbers. One thread."""
 
     def __init__(self, prior_checkpoint_interval_seconds: float = nan) -> None:
-        """*prior_checkpoint_interval_seconds*: of an earlier run of the same workload, NaN if none is known."""
+        """*prior_checkpoint_interval_seconds*: from an earlier run of the same workload; NaN if unknown."""
         self.prior_checkpoint_interval_seconds = prior_checkpoint_interval_seconds
         #: Seconds that were left out: late, duplicate, or without known phases.
         self.left_out_count = 0

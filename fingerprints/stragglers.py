@@ -109,12 +109,12 @@ def outliers_max(sizes: Indexes) -> Indexes:
 
 #: Windows that make a past, and the windows before them that are ignored: a job begins slowly.
 PAST_WINDOWS_MIN, WARMUP_WINDOWS = 6, 2
-#: Limit of the windows that weigh a new window: the past follows the last PAST_WINDOWS windows.
+#: Windows in the running mean of a past; older windows lose their weight.
 PAST_WINDOWS = 60
 #: After this many consecutive unusual windows (an hour of ten seconds each) the past restarts.
 UNUSUAL_WINDOWS_MAX = 360
-#: A change shows in a window if it is NOISE_FACTOR times the noise, and LEAD_SHARE of it is above all but the top few
-#: members.
+#: A change shows in a window if it is NOISE_FACTOR times the noise, and exceeds all members outside the top few by
+#: LEAD_SHARE of itself.
 NOISE_FACTOR, LEAD_SHARE = 4.0, 0.5
 #: Limit of the chance that a stall that hits members at random hits the same member in every window of a streak.
 CHANCE_MAX = 5e-6

@@ -243,7 +243,7 @@ def gpu_lost(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def gpu_fault(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Have the driver ask for a reset."""
+    """Report the driver's request for a reset."""
     _combine(
         effects.recovery_action, faults, np.where(faults.is_due, RECOVERY_RESET, 0), np.maximum
     )

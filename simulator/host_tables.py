@@ -107,7 +107,7 @@ class MachineTables:
     """Readings of the hosts besides their GPUs; arrays are (hosts,) or (hosts, rows)."""
 
     def __init__(self, random: np.random.Generator, hosts: int, uptime_seconds: float) -> None:
-        """*uptime_seconds*: of the hosts at the start."""
+        """*uptime_seconds*: uptime of the hosts at the start."""
         self.hosts = hosts
         self._random = random
         self._uptime_seconds = uptime_seconds

@@ -24,7 +24,7 @@ DTYPE = np.dtype(
         (
             "origin",
             np.int64,
-        ),  # of a fault that came back: the cause of its first occurrence; else -1
+        ),  # cause of the first occurrence of a fault that came back; else -1
         ("cls", np.int16),
         ("host", np.int32),
         ("part", np.int16),
@@ -319,7 +319,7 @@ def build_timelines(
 ) -> HostTimelines:
     """Return the *rows* that occurred, and their consequences.
 
-    *rows*: of classes that end a host's uptime or kill its job.
+    *rows*: incidents of classes that end a host's uptime or kill its job.
     """
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)

@@ -34,7 +34,7 @@ _NIC_BUSES = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
 GPU_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _GPU_BUSES)
 NIC_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _NIC_BUSES)
 RDMA_PORTS = tuple(f"mlx5_{i}/1" for i in range(GPUS))
-#: NUMA node of each GPU, and of the NIC beside it.
+#: NUMA node of each GPU, and of its neighboring NIC.
 NUMA_NODES = (0, 0, 0, 0, 1, 1, 1, 1)
 #: NVLinks of an H100 (fourth generation): 25 GB/s in each direction.
 NVLINKS_PER_GPU = 18

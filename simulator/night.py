@@ -41,7 +41,7 @@ class NightWorld(LiveWorld):
     """The night in real time, for `SimulationRunner`."""
 
     def __init__(self, uptime_seconds: float = 3600.0, start_wall_ns: int = 0) -> None:
-        """*uptime_seconds*: of the hosts at the beginning; *start_wall_ns*: for the truth log."""
+        """*uptime_seconds*: uptime of the hosts at the beginning; *start_wall_ns*: for the truth log."""
         world = World(SCENARIO, SEED, hosts=HOSTS, start_wall_ns=start_wall_ns)
         super().__init__(world, uptime_seconds)
         self.gpus = {machine.name: machine.gpus for machine in world.machines}
@@ -163,7 +163,7 @@ def process_events(
     """Yield (host, event) of the processes on each host's GPUs, without clocks and ids.
 
     The processes are a job of all hosts, an earlier job on the GPU *hot* (host, GPU), and a pod with an unused GPU.
-    *uptime_ns*: of the hosts at the beginning.
+    *uptime_ns*: uptime of the hosts at the beginning.
     """
     rank = 0
     for host, host_gpus in gpus.items():

@@ -174,7 +174,7 @@ class GangModel:
     def shares(
         self, now: float, tick: int, speed: Floats, effects: HostEffects, noise: Noise
     ) -> TimeShares:
-        """Return the activity of all ranks at *now*. *speed*: of each rank's work, 1.0 nominal."""
+        """Return the activity of all ranks at *now*. *speed*: speed of each rank's work, 1.0 nominal."""
         exchange = self._communicate[self._job_or_zero]
         need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._work_shares(effects, tick, noise)
         needed = np.asarray(need.max(axis=1), np.float64) + self._exchange_delays(effects)

@@ -170,14 +170,14 @@ HostOutput = tuple[str, list[Block], list[telemetry_pb2.HealthEvent]]
 
 
 class LiveWorld:
-    """All hosts of *world* from its beginning. After the scenario's end no further incident occurs.
+    """All hosts of *world* from its beginning. Incidents occur only until the scenario's end.
 
     A silent host has no blocks; the runner closes a host that is away, and opens it again as another boot. The clock
-    since boot is that of this machine: it does not restart.
+    since boot is this machine's boot clock, which does not restart.
     """
 
     def __init__(self, world: World, uptime_seconds: float = 3600.0) -> None:
-        """*uptime_seconds*: of the hosts at the beginning."""
+        """*uptime_seconds*: uptime of the hosts at the beginning."""
         self.world = world
         self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds, uptime_seconds)
         self._index = {name: i for i, name in enumerate(world.names)}

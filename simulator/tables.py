@@ -24,7 +24,7 @@ _OTHER_HARDWARE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLi
 _UNAVAILABLE = (
     "rdma.congestion_*",  # RoCE only
     "rdma.receive_icrc_errors",  # RoCE only
-    "pcie.aer_root_port_*",  # GPUs and NICs are no root ports
+    "pcie.aer_root_port_*",  # GPUs and NICs are not root ports
     "gpu.retired_*",  # before Ampere
     "gpu.violation_socket_*",  # AMD only, as the next two
     "gpu.violation_regulator_*",
@@ -60,7 +60,7 @@ class _HostTable:
         self.ints = np.zeros((len(machines), *shape), np.uint64)
         self.floats = self.ints.view(np.float64)
         self.valid = np.zeros_like(self.ints, np.uint8)
-        self.revision = self.valid_revision = 0  # of the cells, and of their validity
+        self.revision = self.valid_revision = 0  # revisions of the cells, and of their validity
         self.written: set[tuple[int, int | None, int | None]] = set()  # (column, row slice)
         # Views of the blocks' own memory: returning a block copies only changes, and allocates nothing.
         self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]

@@ -214,7 +214,7 @@ def random_spans(
 ) -> Iterator[SampledEpisode]:
     """Yield *count* spans of the whole fleet, one at random within each equal part of the world's time.
 
-    Incidents are in them as often as in the world, without any selection.
+    The spans have incidents at the same rate as the world, without any selection.
     """
     random = named_random(world.seed, "hours")
     length = min(length_seconds, world.seconds)

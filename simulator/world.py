@@ -123,7 +123,8 @@ class World:
     ) -> WorldView:
         """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world.
 
-        *uptime_seconds*: of all hosts at *begin*, for all tables of the hosts; None for the tables of judgement only.
+        *uptime_seconds*: uptime of all hosts at *begin*; the view has all their tables. None: only tables for
+        judgement.
         """
         return WorldView(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
 
