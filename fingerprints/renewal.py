@@ -123,7 +123,7 @@ def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
 
 
 def regular_longest(spans: Sequence[Span], interval_min: float) -> list[Span]:
-    """Return the longest of *spans* (ended, oldest first) that recur regularly; empty if fewer than REGULAR_MIN.
+    """Return the largest set of longest *spans* (ended, oldest first) that recurs regularly; empty below REGULAR_MIN.
 
     The pauses of a job include checkpoints, and shorter pauses at any time. *interval_min*: seconds.
     """
