@@ -61,9 +61,7 @@ class _HostTable:
         self.floats = self.ints.view(np.float64)
         self.valid = np.zeros_like(self.ints, np.uint8)
         self.revision = self.valid_revision = 0  # revisions of the cells, and of their validity
-        self.written: set[tuple[int, int | None, int | None]] = (
-            set()
-        )  # (column, first row, end row)
+        self.written: set[tuple[int, int | None, int | None]] = set()  # (column, start, stop)
         # Views of the blocks' own memory: returning a block copies only changes, and allocates nothing.
         self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]
         self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
