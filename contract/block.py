@@ -9,11 +9,11 @@ from .signals import BY_ID, TABLES
 
 
 class Block:
-    """`len(signal_ids)` columns of `len(devices)` rows; a cell is 64 bits, and valid or not.
+    """`len(signal_ids)` columns of `len(devices)` rows; a cell has 64 bits, and is valid or not.
 
-    Cell (column, row) is at `column * rows + row`. `ints` and `floats` are two views of the same
-    memory: gauges are IEEE doubles, everything else unsigned 64 bits. A cell that is not valid is
-    missing: neither zero nor healthy. The memory is made once, so that a turn allocates nothing.
+    Cell (column, row) is at `column * rows + row`. `ints` and `floats` are two views of the same memory: gauges are
+    IEEE doubles, everything else unsigned 64 bits. An invalid cell is missing: neither zero nor healthy. The memory is
+    allocated once, so that a turn allocates nothing.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Block:
         self.valid = bytearray(count)
         self.ints = memoryview(self.cells).cast("Q")
         self.floats = memoryview(self.cells).cast("d")
-        self.offset_ns = 0  # of these readings, from the frame's time
+        self.offset_ns = 0  # from the frame's time to these readings
 
     def clear(self) -> None:
         """Forget all values; every cell is missing."""
@@ -64,7 +64,7 @@ class Block:
             self.valid[cell] = 1
 
     def values(self, row: int) -> Iterator[tuple[int, float | int | None]]:
-        """Yield (signal id, value) of one row; an unknown signal's cell is given as an integer."""
+        """Yield (signal id, value) of a row; the cell of an unknown signal is an integer."""
         for column, signal_id in enumerate(self.signal_ids):
             cell = column * self.rows + row
             if not self.valid[cell]:
@@ -73,7 +73,7 @@ class Block:
                 yield signal_id, (self.floats if is_float(signal_id) else self.ints)[cell]
 
     def select(self, rows: Iterable[int]) -> Block:
-        """Return a new block of some of the rows, in the order given."""
+        """Return a new block with *rows* of this block, in that order."""
         chosen = list(rows)
         part = Block(self.table, [self.devices[r] for r in chosen], self.signal_ids)
         part.offset_ns = self.offset_ns
@@ -86,6 +86,6 @@ class Block:
 
 
 def is_float(signal_id: int) -> bool:
-    """Return whether the signal's cells are doubles. An unknown signal's are not (its dictionary says)."""
+    """Return whether the signal's cells are doubles; False for an unknown signal, whose kind is in its dictionary."""
     signal = BY_ID.get(signal_id)
     return signal is not None and signal.kind is Kind.GAUGE

@@ -1,9 +1,9 @@
 """Counter algebra: compares two readings of a hardware counter, with wraps, resets and saturation.
 
-Subtracting counters as if they were numbers causes half of the false alarms and blind spots in this field. Everything that
-subtracts goes through here: `compare` where boot, device and driver may change between two readings, `counter_delta` where one
-process reads one device. Equivalents, all tested equal: `aggregator/counter_deltas.py` for arrays, `ops.counter_step` in SQL,
-and `ext.counterfiles.Meter` for sums of RAPL.
+Subtracting counters as if they were numbers causes half of the false alarms and blind spots in this field. Everything
+that subtracts goes through here: `compare` where boot, device and driver may change between two readings,
+`counter_delta` where one process reads one device. Equivalents, all tested equal: `aggregator/counter_deltas.py` for
+arrays, `ops.counter_step` in SQL, and `ext.counterfiles.Meter` for sums of RAPL.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ BLANK_31_FROM, BLANK_31_TO = 2**31 - 16, 2**31 - 1
 BLANK_DOUBLE_FROM = 140737488355328.0
 #: NVML (NVML_VALUE_NOT_AVAILABLE) and 32-bit drivers write all ones for "no value".
 #:
-#: This one, and DCGM's of 32 bits, are blanks at every width, though a 64-bit counter of bytes may truly
-#: stand there: the declared width does not say which width a driver fills. To take a true 2**32 - 1 for a
-#: blank costs one reading and no count, because the next one counts from the reading before; to take a
-#: blank for a value invents four billion errors.
+#: BLANK_32 and DCGM's 32-bit blanks count as blanks at every width, although a 64-bit byte counter may have such a
+#: value: the declared width does not show which width a driver fills. A true 2**32 - 1 taken for a blank costs one
+#: reading and no count, because the next count starts from the reading before; a blank taken for a value invents
+#: four billion errors.
 BLANK_32 = 2**32 - 1
 BLANK_64 = 2**64 - 1
 
-#: Where the rate is not known, a wrap is believed when the step is at most this share of the range.
+#: If the rate is unknown, a wrap is accepted if the step is at most 1/WRAP_SHARE_MAX of the range.
 WRAP_SHARE_MAX = 8  # one eighth
-#: A value may be so much older or younger than the time that its reading bears.
+#: A value may be this much older or younger than the time of its reading.
 TIME_SLACK_SECONDS = 2.0
 
 
 class StepOutcome(IntEnum):
-    """What a pair of observations tells. Only DELTA and WRAPPED carry a count."""
+    """Result of comparing two observations. Only DELTA and WRAPPED have a count."""
 
     DELTA = 0
     WRAPPED = 1
-    RESET = 2  # start over: never a negative rate, never "newer as delta"
-    SATURATED = 3  # at its ceiling: blind, not quiet
+    RESET = 2  # started over: never a negative rate, never the newer value as delta
+    SATURATED = 3  # at its ceiling: it cannot show further events
     UNSUPPORTED = 4
     BLANK = 5  # a sentinel that means "no value"
     STALE = 6  # the same instant as before
@@ -46,12 +46,12 @@ class StepOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CounterSpec:
-    """What is known of a counter beside its values.
+    """Known properties of a counter.
 
-    `sticks`: at its ceiling it stays there (InfiniBand error counters), else it begins again at zero.
-    `wraps_after`: after how many counts that is, where it is no power of two (RAPL's max_energy_range_uj).
-    `value_max`: a larger value can not be, so it is a blank (all ones of a device that is gone).
-    `rate_max`: it can not count faster, per second; infinite where that is not known.
+    `sticks`: the counter stays at its ceiling (InfiniBand error counters), else it restarts at zero.
+    `wraps_after`: the count at which it restarts, if not a power of two (RAPL's max_energy_range_uj).
+    `value_max`: larger values are impossible, so they are blanks (all ones from a device that was lost).
+    `rate_max`: maximum rate per second; infinite if unknown.
     """
 
     width_bits: int = 64
@@ -62,13 +62,13 @@ class CounterSpec:
 
     @property
     def modulus(self) -> int:
-        """After how many counts it begins again at zero; 0: never (it sticks, or has 64 bits)."""
+        """The count at which it restarts at zero; 0: never (it sticks, or has 64 bits)."""
         if self.sticks:
             return 0
         return self.wraps_after or (1 << self.width_bits if self.width_bits < 64 else 0)
 
     def count_max(self, seconds: float) -> int | None:
-        """Return how far it can have counted within *seconds*; None where that is not known."""
+        """Return the maximum count within *seconds*; None if the maximum rate is unknown."""
         bound = self.rate_max * (seconds + TIME_SLACK_SECONDS)
         return int(min(bound, 2.0**63)) if self.rate_max < inf else None
 
@@ -81,8 +81,8 @@ COUNTER_64 = CounterSpec()
 class Observation:
     """A counter as read. `value` None: absent.
 
-    `device` is who counts, never where: a GPU's UUID, an interface's name with its ifindex. `time_ns`
-    is when the value was made: the driver's own time where it gives one, else CLOCK_BOOTTIME.
+    `device` identifies the counting device, not its slot: a GPU's UUID, an interface's name with its ifindex. `time_ns`
+    is the time of the value: the driver's own time if it gives one, else CLOCK_BOOTTIME.
     """
 
     value: int | None
@@ -90,13 +90,13 @@ class Observation:
     boot_id: bytes
     device: str = ""
     driver_load: int = (
-        0  # another number after the driver was loaded again, or the device was reset
+        0  # changes each time the driver was loaded again, and each time the device was reset
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CounterStep:
-    """What happened between two observations. `count` and `seconds` are 0 unless it is a delta."""
+    """The step between two observations. `count` and `seconds` are 0 unless the outcome is DELTA or WRAPPED."""
 
     outcome: StepOutcome
     count: int = 0
@@ -129,10 +129,10 @@ def compare(older: Observation, newer: Observation, spec: CounterSpec = COUNTER_
 def counter_delta(
     before: int | None, now: int | None, spec: CounterSpec = COUNTER_64, seconds: float = inf
 ) -> int | None:
-    """Return what a counter counted from *before* to *now*, both of one device, boot and driver.
+    """Return the increase from *before* to *now*, both of the same device, boot and driver.
 
-    None where nothing can be said: a value is absent, blank or at its ceiling, or the counter started
-    over. Never negative, never *now* itself for a counter that started over.
+    None if a value is absent, blank or at its ceiling, or if the counter restarted. Never negative, and never *now*
+    itself for a counter that restarted.
     """
     if classify(before, spec) is not None or classify(now, spec) is not None:
         return None
@@ -144,10 +144,10 @@ def counter_delta(
 def _step(
     before: int, now: int, spec: CounterSpec, count_max: int | None
 ) -> tuple[StepOutcome, int]:
-    """Return DELTA or WRAPPED with the count, or RESET with 0, of two values that are numbers."""
+    """Return DELTA or WRAPPED with the count, or RESET with 0, for two values that are numbers."""
     modulus = spec.modulus
     if count_max is not None and modulus and count_max >= modulus:
-        return StepOutcome.RESET, 0  # it may have turned round more than once
+        return StepOutcome.RESET, 0  # it may have wrapped more than once
     if now >= before:
         possible = count_max is None or now - before <= count_max
         return (StepOutcome.DELTA, now - before) if possible else (StepOutcome.RESET, 0)
@@ -159,7 +159,10 @@ def _step(
 
 
 def classify(value: float | None, spec: CounterSpec = COUNTER_64) -> StepOutcome | None:
-    """Say why *value* alone can not be used, or None if it can. A float is blank by DCGM's bound for doubles."""
+    """Return the reason why *value* alone is unusable, None if it is usable.
+
+    DCGM's bound for doubles applies to floats.
+    """
     if value is None:
         return StepOutcome.UNSUPPORTED
     if isinstance(value, float):

@@ -3,22 +3,22 @@
 Layout, little endian, version 1:
 
     0   4  magic `GLF1`
-    4   4  CRC-32 of all that follows
+    4   4  CRC-32 of the rest
     8   1  version
-    9   1  0: payload as it is, 1: raw deflate
+    9   1  payload: 0 plain, 1 raw deflate
     10  2  number of tables
-    12  4  bytes of the payload once inflated
+    12  4  bytes of the inflated payload
     16 16  run id
     32 16  boot id
     48  8  sequence
     56  8  CLOCK_BOOTTIME of the readings, ns
-    64  8  the host's wall clock then, ns since 1970
+    64  8  the host's wall clock at that time, ns since 1970
     72     payload: the tables, one after another
 
 A table: name (u8 length, ASCII), offset of its readings from the frame's time (i64 ns), rows (u16),
 columns (u16), a signal id per column (u16), a device per row (u8 length, UTF-8), then the validity bits
-and the cells as `ext.columns` packs them. A frame needs nothing else to be read but the meaning of its
-signal ids, which RegisterNode's dictionary carries. On a stream it may travel shorter: `stream.py`.
+and the cells as `ext.columns` packs them. A frame can be read on its own, except for the meaning of its signal ids,
+which RegisterNode's dictionary has. A stream may encode it shorter: `stream.py`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .block import Block
 MAGIC = b"GLF1"
 VERSION = 1
 
-#: A frame longer than this is refused before anything of it is looked at.
+#: A longer frame is refused before any part of it is read.
 FRAME_BYTES_MAX = 1 << 20
-#: A payload longer than this is deflated at once, also where that could wait.
+#: A longer payload is deflated at once, even if deflating could wait.
 PLAIN_BYTES_MAX = 1 << 18
-#: A payload that would inflate past this is refused unread.
+#: A frame whose payload would inflate to more is refused.
 PAYLOAD_BYTES_MAX = 8 << 20
 TABLES_MAX = 128
 ROWS_MAX = 4096
@@ -55,11 +55,11 @@ _DEFLATED = 1
 
 
 class FrameError(ValueError):
-    """The bytes are no frame that we can read; the words say why, and what would be right."""
+    """The bytes are not a readable frame; the message states the reason and the expected form."""
 
 
 class Stamp(NamedTuple):
-    """Whose frame, which one, and when. (host, run id, sequence) names a frame for ever."""
+    """Origin, number and time of a frame. (host, run id, sequence) identifies a frame forever."""
 
     run_id: bytes
     boot_id: bytes
@@ -77,15 +77,15 @@ class Frame:
 
 
 class Encoder:
-    """Makes the frames of one host: mostly of the same tables, whose names and keys are kept as bytes."""
+    """Encodes the frames of one host: mostly the same tables, whose names and keys are kept as bytes."""
 
     def __init__(self) -> None:
         self._tables = columns.Tables(_table_header)
 
     def encode(self, stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
-        """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold.
+        """Return the frame's bytes. Raises FrameError if the blocks exceed the limits of a frame.
 
-        Without *deflate* its payload stays as it is, unless it is longer than PLAIN_BYTES_MAX.
+        Without *deflate* its payload stays plain, unless it is longer than PLAIN_BYTES_MAX.
         """
         length = self._tables.take(blocks)
         if len(blocks) > TABLES_MAX or length > PAYLOAD_BYTES_MAX:
@@ -106,7 +106,7 @@ class Encoder:
 
 
 def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
-    """Return one frame, as an `Encoder` makes it."""
+    """Return one frame, encoded by an `Encoder`."""
     return Encoder().encode(stamp, blocks, deflate=deflate)
 
 
@@ -128,14 +128,14 @@ def _with_checksum(header: bytes, body: bytes | bytearray) -> bytes:
 
 
 def is_plain(frame: bytes) -> bool:
-    """Return whether this is a frame of ours whose payload is not deflated."""
+    """Return whether *frame* is a Gangline frame with a plain payload."""
     return frame[:4] == MAGIC and frame[8 : _CODING_OFFSET + 1] == bytes((VERSION, 0))
 
 
 def deflate_frame(frame: bytes) -> bytes:
-    """Return a frame that `encode` made plain as it would have been made deflated.
+    """Return the deflated form of a frame that `encode` made plain.
 
-    Anything else is returned as it is. Never raises.
+    Anything else is returned unchanged. Never raises.
     """
     if not is_plain(frame):
         return frame
@@ -143,9 +143,9 @@ def deflate_frame(frame: bytes) -> bytes:
 
 
 def inflate_frame(frame: bytes) -> bytes:
-    """Return a frame that `encode` made deflated as it would have been made plain.
+    """Return the plain form of a frame that `encode` made deflated.
 
-    Anything else, and what would be longer than PLAIN_BYTES_MAX, is returned as it is. Never raises.
+    Anything else, and a frame that would be longer than PLAIN_BYTES_MAX, is returned unchanged. Never raises.
     """
     if len(frame) < _HEADER.size or not is_plain(_with_coding(frame[: _HEADER.size], 0)):
         return frame
@@ -162,7 +162,7 @@ def inflate_frame(frame: bytes) -> bytes:
 def _table_header(
     table: str, signal_ids: tuple[int, ...], devices: tuple[str, ...]
 ) -> tuple[bytes, bytes]:
-    """Return what a table's bytes begin with, and its keys."""
+    """Return the first bytes of a table, and its keys."""
     name, width = table.encode("ascii"), len(signal_ids)
     keys = [device.encode() for device in devices]
     if len(keys) > ROWS_MAX or width > COLUMNS_MAX or len(name) > TABLE_NAME_BYTES_MAX:
@@ -190,7 +190,7 @@ def read_stamp(data: bytes) -> Stamp:
 
 
 def decode(data: bytes) -> Frame:
-    """Return the frame. Raises FrameError for anything that is not one; never anything else."""
+    """Return the frame. For any invalid bytes it raises FrameError, and no other error."""
     stamp = read_stamp(data)
     _, _, _, coding, tables, length, *_ = _HEADER.unpack_from(data)
     if tables > TABLES_MAX or length > PAYLOAD_BYTES_MAX:
@@ -218,7 +218,7 @@ def _inflate(body: bytes, coding: int, length: int) -> bytes:
 
 
 class _PayloadReader:
-    """Takes tables off a payload, checking each length before it is used."""
+    """Reads tables from a payload, and checks each length before use."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
@@ -243,7 +243,7 @@ class _PayloadReader:
     def names(self, count: int) -> tuple[str, ...]:
         try:
             names, self.offset = columns.names(self.payload, self.offset, count, DEVICE_BYTES_MAX)
-        except ValueError as error:  # also one that is no UTF-8
+        except ValueError as error:  # also for invalid UTF-8
             raise FrameError(str(error)) from error
         return names
 

@@ -19,14 +19,14 @@ from .xid.policy import SCOPES
 from .xid.policy import policy as xid_rows
 from .xid.policy import sxid_policy as sxid_rows
 
-#: A reading that is well again must stay so for this long, unless a row says otherwise.
+#: A reading that is healthy again must stay healthy for this time, unless a row says otherwise.
 LEAVE_SECONDS = 10.0
-#: How findings of the tables of codes are called.
+#: Names of findings from the tables of codes.
 CODE_NAME = re.compile(r"(xid|sxid)([1-9][0-9]{0,5}|0)")
 
 
 class FindingSeverity(StrEnum):
-    """What a finding means for the host, gravest first."""
+    """Meaning of a finding for the host, gravest first."""
 
     FATAL = "fatal"
     DEGRADED = "degraded"
@@ -35,7 +35,7 @@ class FindingSeverity(StrEnum):
 
 
 class ClearedBy(StrEnum):
-    """What ends a finding."""
+    """Event that ends a finding."""
 
     READING = "reading"
     RESET = "reset"
@@ -44,7 +44,7 @@ class ClearedBy(StrEnum):
 
 
 class PolicyError(ValueError):
-    """A policy cannot be used; the words name the line, what is wrong and what would be right."""
+    """A policy cannot be used; the message has the line, the fault and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Condition:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """What it reads."""
+        """The signals that the condition reads."""
         return (self.signal, self.other) if self.other else (self.signal,)
 
     def holds(self, left: float, right: float | None) -> bool:
-        """Compare; *right* is the reading of `other`, None where that is none or is not known."""
+        """Return whether the comparison holds; *right* is the reading of `other`, None if absent or unknown."""
         match self.compare:
             case "in":
                 return left in self.values
@@ -72,7 +72,7 @@ class Condition:
         return value is not None and COMPARE[self.compare](left, value)
 
 
-#: Events that an agent tells only itself: the aggregator finds the same from what hosts register with.
+#: Events that only the agent uses: the aggregator derives the same from the registered devices.
 LOCAL_EVENTS = frozenset({"gpu.missing"})
 
 COMPARE = {
@@ -87,7 +87,7 @@ COMPARE = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One kind of finding. `policy.toml` tells the fields' meaning; times are seconds."""
+    """One kind of finding. `host_policy.toml` explains the fields; times are seconds."""
 
     name: str
     source: str
@@ -115,22 +115,22 @@ class PolicyRow:
 
     @property
     def device_kind(self) -> str:
-        """What carries the reading: `gpu`, `rdma`; "" of a row without readings."""
+        """Kind of device of the readings: `gpu`, `rdma`; "" for a row without readings."""
         return self.when[0].signal.partition(".")[0] if self.when else ""
 
     @property
     def evidence_signal(self) -> str:
-        """The signal that evidence of it bears: of its event, its judge's rule, or its first reading."""
+        """The signal of its evidence: its event, its judge's rule, or its first reading."""
         return self.event or self.judged or self.signals[0]
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """What its conditions read, the first's first; none of a row without readings."""
+        """The signals of its conditions, those of `when` first; empty for a row without readings."""
         conditions = (*self.when, *self.unless)
         return tuple(name for each in conditions for name in each.signals)
 
     def matches_device(self, device: str) -> bool:
-        """Return whether the row is about *device*."""
+        """Return whether the row applies to *device*."""
         wanted = self.device
         return (
             not wanted or device == wanted or (wanted[-1] == "*" and device.startswith(wanted[:-1]))
@@ -139,7 +139,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A whole table. `version` is its maker's word; `rollout_share` of the hosts take it, by their names."""
+    """A whole table. `version`: its author's text; `rollout_share` of the hosts use it, selected by name."""
 
     version: str
     rollout_share: float
@@ -147,11 +147,11 @@ class Policy:
     off: frozenset[str] = field(default_factory=frozenset[str])
 
     def applies_to(self, host: str) -> bool:
-        """Return whether *host* is among the share that takes it: the same hosts first each time."""
+        """Return whether *host* is in the share that uses the table; a greater share keeps earlier hosts."""
         return self.rollout_share >= 1.0 or _rollout_position(host) < self.rollout_share
 
     def is_enforceable(self, name: str) -> bool:
-        """Return whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
+        """Return whether `enforcing` may contain *name*: a row that allows it, or a code of such a row, as `xid79`."""
         coded = CODE_NAME.fullmatch(name)
         wanted = coded[1] if coded else name
         row = next((row for row in self.rows if row.name == wanted), None)
@@ -161,7 +161,7 @@ class Policy:
         return not coded or int(coded[2]) in table()
 
     def enforce_error(self, name: str) -> str:
-        """Return what is wrong with *name* among `enforcing`; "" if nothing is."""
+        """Return the error of *name* in `enforcing`; "" if it is valid."""
         if self.is_enforceable(name):
             return ""
         known = [row.name for row in self.rows if row.enforceable and not row.policy]
@@ -177,27 +177,28 @@ class Policy:
 
 def _rollout_position(host: str) -> float:
     """Return the position of *host* among all hosts, 0 to 1; it never changes."""
-    import hashlib  # with libcrypto a megabyte, which only those pay whose policy wants it
+    import hashlib  # with libcrypto a megabyte: loaded only if a policy needs it
 
     return int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big") / 2**64
 
 
 # ----------------------------------------------------------------------
-# The table of findings: the built-in one, `policy.toml`, and an operator's file of the same form
-# laid over it.
+# The table of findings: the built-in `host_policy.toml`, and an operator's file of the same form
+# that overrides it.
 #
-# Parsing is strict: a table that is half understood is refused whole, with the line that is wrong.
+# Parsing is strict: a table with any invalid line is refused completely, and the error names the line.
 
-#: A longer policy is not Gangline's.
+#: A longer policy is not a Gangline policy.
 POLICY_BYTES_MAX = 256 << 10
 ROWS_MAX = 256
 CONDITIONS_MAX = 8
 CODES_MAX = 64
 TEXT_CHARACTERS_MAX = 200
 VERSION_CHARACTERS_MAX = 64
-#: No row may wait, or stand, for longer than this.
+#: Limit of the time for which a row may wait or stay active.
 SECONDS_MAX = 30 * 86_400.0
-#: Enforced is what was read within 30 s: of a slower signal it would be so by turns.
+#: Longest sampling period of an enforced reading: only readings of the last 30 s are enforced, so a slower signal would
+#: be enforced on and off by turns.
 ENFORCEABLE_SECONDS_MAX = 10
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{1,39}")
@@ -206,14 +207,14 @@ _RULE = re.compile(r"[a-z][a-z0-9_.]{1,59}")
 
 @cache
 def builtin() -> Policy:
-    """Return the table that comes with this version, read once."""
+    """Return the table of this version, read once."""
     return parse(Path(__file__).with_name("host_policy.toml").read_text(encoding="utf-8"))
 
 
 def overlay(policy: Policy, base: Policy) -> Policy:
-    """Return *base* with the rows of *policy* in place of those of the same name, and beside them.
+    """Return *base* with the rows of *policy* added, which replace rows of the same name.
 
-    Raises PolicyError where `off` or `hidden_by` names no row.
+    Raises PolicyError if `off` or `hidden_by` names no row.
     """
     rows = {row.name: row for row in base.rows} | {row.name: row for row in policy.rows}
     if unknown := policy.off - rows.keys():
@@ -228,7 +229,7 @@ def overlay(policy: Policy, base: Policy) -> Policy:
 
 
 def parse(text: str) -> Policy:
-    """Return the policy that *text* holds. Raises PolicyError, whatever the text is."""
+    """Return the policy in *text*. Raises PolicyError for any invalid text."""
     if len(text.encode(errors="replace")) > POLICY_BYTES_MAX:
         raise PolicyError(f"longer than {POLICY_BYTES_MAX} bytes")
     try:
@@ -275,12 +276,12 @@ def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[PolicyRow]:
 
 
 def _line_of(text: str, start: str, number: int = 0) -> str:
-    """Return `line 14: ` for the line that begins with *start*, the *number*-th such; "" if none does."""
+    """Return `line 14: ` for the *number*-th line that begins with *start*, counted from 0; "" if there is none."""
     at = [i for i, line in enumerate(text.split("\n"), 1) if line.lstrip().startswith(start)]
     return f"line {at[number]}: " if number < len(at) else ""
 
 
-#: Key -> what it may hold, as text and as a check.
+#: Keys by the type of their value.
 _TEXTS = (
     "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
     "action", "scope", "clears",
@@ -288,7 +289,7 @@ _TEXTS = (
 _SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds")
 _FLAGS = ("once_otherwise", "enforceable")
 _LISTS = {"when": str, "unless": str, "codes": int, "says": str}
-#: What the table of codes says in the row's place.
+#: Keys that the table of codes sets instead of the row.
 _SET_BY_CODE_TABLE = (
     "severity", "words", "action", "scope", "clears", "clear_seconds", "codes", "says",
     "ends_with",
@@ -422,7 +423,7 @@ def _contradiction_of_readings(row: PolicyRow) -> str:
 
 
 def _condition(text: str) -> Condition:
-    """Return `gpu.lost_state == 1` taken apart. Raises PolicyError."""
+    """Parse a condition, as `gpu.lost_state == 1`. Raises PolicyError."""
     tokens = text.split()
     if len(tokens) != 3 or tokens[1] not in (*COMPARE, "in", "has"):
         raise PolicyError(f'{_printable(text)!r}: expected "signal == 1"; or != < <= > >= in has')
@@ -480,6 +481,6 @@ def _all(value: Any, kind: type) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Return *text* as a line that a terminal survives."""
+    """Return *text* as one printable line of at most 300 characters."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text[:300])
     return shown if len(text) <= 300 else f"{shown[:299]}…"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-#: A request line with its headers is no longer than this; a scraper's has 300 bytes.
+#: Limit of a request line with its headers; a scraper's request has 300 bytes.
 REQUEST_BYTES_MAX = 8192
 HEADERS_MAX = 64
 END = b"\r\n\r\n"
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestError(ValueError):
-    """The request cannot be answered; the words say what would be right."""
+    """The request cannot be answered; the message states the correct form."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, with its headers' names in small letters."""
+    """A request; the names of its headers are in lower case."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ def parse_request(head: bytes) -> Request:
     """Return the request whose head, up to the empty line, is *head*. Raises RequestError."""
     if len(head) > REQUEST_BYTES_MAX:
         raise RequestError(431, f"a request has at most {REQUEST_BYTES_MAX} bytes")
-    # Each byte is a character of Latin-1, so that none is refused for its encoding.
+    # Latin-1 decodes every byte, so no request is refused for its encoding.
     first, *lines = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not all(parts):
@@ -77,7 +77,7 @@ Render = Callable[[str], tuple[bytes, str]]
 
 
 def respond(head: bytes, render: Render) -> bytes:
-    """Return the whole answer to a request. Never raises, unless *render* raises what is no Exception."""
+    """Return the complete response to a request. Never raises, unless *render* raises a non-Exception."""
     try:
         request = parse_request(head)
         _check(request)
@@ -92,7 +92,7 @@ def respond(head: bytes, render: Render) -> bytes:
     return _response(200, body, media_type, gzipped=gzipped, head_only=request.method == "HEAD")
 
 
-#: zlib's way to ask for a gzip header: 16, and the largest window.
+#: zlib's request for a gzip header: 16, plus the largest window.
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -104,7 +104,7 @@ def _check(request: Request) -> None:
 
 
 def _accepted_codings(accepted: str) -> set[str]:
-    """Return the encodings that are asked for; one with `q=0` is refused."""
+    """Return the accepted encodings; an encoding with `q=0` is not accepted."""
     codings: set[str] = set()
     for each in accepted.lower().split(","):
         name, _, quality = each.partition(";")
@@ -135,20 +135,20 @@ def _response(
 
 
 # ----------------------------------------------------------------------
-# The exposition format of Prometheus: how families of samples become text.
+# The exposition format of Prometheus: from families of samples to text.
 #
-# OpenMetrics 1.0, and the older Prometheus text format 0.0.4 for those who ask for it by name.
+# OpenMetrics 1.0, and the older Prometheus text format 0.0.4 for clients that ask for it by name.
 
 
 class ExpositionFormat(Enum):
-    """Which of the two forms, by its media type."""
+    """The two formats, by media type."""
 
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def negotiate_format(accept: str) -> ExpositionFormat:
-    """Return the form for an `Accept` header: the older one for who asks for it and not for OpenMetrics."""
+    """Return the format for an `Accept` header: the older format only if it is listed and OpenMetrics is not."""
     wants_text = "text/plain" in accept and "application/openmetrics-text" not in accept
     return ExpositionFormat.TEXT if wants_text else ExpositionFormat.OPENMETRICS
 
@@ -158,33 +158,33 @@ class Family:
     """Samples of one name: (labels as text, value as text)."""
 
     name: str  # without `_total`
-    #: `counter`, `gauge`, `info`, or `bare_counter`: one whose name is another's, without `_total`, which
-    #: OpenMetrics has no type for.
+    #: `counter`, `gauge`, `info`, or `bare_counter`: a counter without the suffix `_total`, because its name is not
+    #: ours; OpenMetrics has no type for it.
     kind: str
-    unit: str  # empty, or what the name ends in
+    unit: str  # suffix of the name, or empty
     help: str
     samples: Sequence[tuple[str, str]]
 
 
 def format_number(value: float) -> str:
-    """Return a number as the format writes it."""
+    """Return a number in the syntax of the format."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def escape_label(text: str) -> str:
-    """Return *text* as it may stand between the quotes of a label's value.
+    """Return *text* escaped for the quotes of a label's value.
 
-    What is no UTF-8 (bytes of a mount point) is spelt out: two that looked alike would cost the whole
-    exposition.
+    Bytes that are not UTF-8 (of a mount point) become escapes: two equal labels would make the whole exposition
+    invalid.
     """
     encoded = text.encode(errors="backslashreplace").decode()
     return encoded.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
-    """Return `{uuid="...",port="1"}`; empty for no labels. The names are ours and need no escape."""
+    """Return `{uuid="...",port="1"}`; empty for no labels. The names are Gangline's and need no escape."""
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items()) + "}"
@@ -209,7 +209,7 @@ _SUFFIXES = {
     "gauge": "",
     "bare_counter": "",
 }
-#: What the two forms call our kinds where they have not the same.
+#: Names of our kinds in the two formats, if they differ.
 _OPENMETRICS_KINDS = {"bare_counter": "unknown"}
 _TEXT_KINDS = {"info": "gauge", "bare_counter": "counter"}
 
@@ -225,7 +225,7 @@ def _openmetrics(family: Family) -> Iterable[str]:
 
 
 def _text_format(family: Family) -> Iterable[str]:
-    """Yield the older form: it types and explains the sample's own name, and knows no `info`."""
+    """Yield the older format: it has type and help for the sample's own name, and no `info`."""
     sample = family.name + _SUFFIXES[family.kind]
     help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {sample} {help_text}"

@@ -1,12 +1,12 @@
 """NVML field ids by driver version: the id of each reading, and ids that are checked before use.
 
-nvmlDeviceGetFieldValues takes numbers, and some numbers changed their meaning between driver branches: a
-wrong one answers NVML_SUCCESS with another quantity. The table below was made from NVIDIA's published
+nvmlDeviceGetFieldValues takes numbers, and some numbers changed their meaning between driver branches: for a wrong
+number it returns NVML_SUCCESS with another quantity. The table below was made from NVIDIA's published
 headers and from nvidia-ml-py, each of which carries the ids of one driver:
 nvidia-ml-py 12.535.161, 12.550.52/.89, 12.555.43, 12.560.30, 12.570.86/.172, 12.575.51, 13.580.65/.82/.126,
 13.590.44/.48, 13.595.45, 13.610.43, 13.615.71; nvidia-nvml-dev-cu12 12.2 to 12.9; nvidia-nvml-dev 13.0 to 13.5.
 
-What they say of the ids that moved (PWR_SMOOTHING_* are settings, of the power smoothing feature):
+The headers define the moved ids as follows (PWR_SMOOTHING_* are settings of the power smoothing feature):
 
 | driver (header) | 251 | 252 | 253 | 269 | 270 | 271 |
 |---|---|---|---|---|---|---|
@@ -15,8 +15,8 @@ What they say of the ids that moved (PWR_SMOOTHING_* are settings, of the power 
 | 575, 580.65 (12.9, 13.0.39) | SW thermal | HW thermal | HW power brake | preset profile | floor percent | ramp-up rate |
 | 580.82 on (13.0.87, 13.1 on) | smoothing enabled | privilege level | immediate ramp down | SW thermal | HW thermal | HW power brake |
 
-Ids 199 and 200 changed places between 12.560 and 12.570 as well; we use neither. A driver between two rows
-(580.76, say) may be of either, so these three are published only once they have proved what they are
+Ids 199 and 200 were exchanged between 12.560 and 12.570 as well; we use neither of these ids. A driver between two rows
+(580.76, say) may follow either row, so these three readings are published only after a check of their meaning
 (`agent/collectors/gpu_field_check.py`).
 """
 
@@ -34,9 +34,9 @@ SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x20, 0x40, 0x80
 
 @dataclass(frozen=True, slots=True)
 class NvmlField:
-    """A reading's field. `ids`: (first driver version, id) in order; before the first one it does not exist.
+    """A reading's field. `ids`: (first driver version, id) in order; older drivers do not have the field.
 
-    `scope`: 1 asks for the whole module (a superchip's GPU and CPU), of fields that know scopes.
+    `scope`: 1 asks for the whole module (a superchip's GPU and CPU), for fields that know scopes.
     `validation_flag`: the clock event reason that must be set while the field grows; 0: the id never moved.
     """
 
@@ -46,7 +46,7 @@ class NvmlField:
     validation_flag: int = 0
 
     def id_for(self, driver: Version) -> int:
-        """Return the id that *driver* has it under; 0 where it does not have it."""
+        """Return the field's id in *driver*; 0 if that driver does not have the field."""
         return next((i for since, i in reversed(self.ids) if driver >= since), 0)
 
 
@@ -143,18 +143,18 @@ NEEDS_VALIDATION: dict[str, int] = {
     f.reading: f.validation_flag for f in FIELDS if f.validation_flag
 }
 
-#: What a driver is taken for whose version cannot be read: the newest. What moved must prove itself anyway.
+#: Assumed version of a driver whose version cannot be read: the newest. Moved fields are checked before use anyway.
 NEWEST: Version = (9999,)
 
 
 def parse_driver_version(version: str) -> Version | None:
-    """Return `580.65.06` as (580, 65, 6); None for what is no driver version."""
+    """Return `580.65.06` as (580, 65, 6); None if *version* is not a driver version."""
     found = _VERSION.fullmatch(version.strip())
     return tuple(int(part) for part in found.groups(default="0")) if found else None
 
 
 def fields_of(driver_version: str) -> dict[str, tuple[int, int]]:
-    """Return reading -> (field id, scope id) for a driver, by its full version as NVML tells it."""
+    """Return reading -> (field id, scope id) for a driver, by its full version as NVML reports it."""
     driver = parse_driver_version(driver_version) or NEWEST
     found = {field.reading: (field.id_for(driver), field.scope) for field in FIELDS}
     return {reading: ids for reading, ids in found.items() if ids[0]}

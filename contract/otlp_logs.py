@@ -1,6 +1,8 @@
-"""Client that sends log records to an OpenTelemetry collector: OTLP/HTTP with JSON (opentelemetry.io/docs/specs/otlp). Standard library only.
+"""Client that sends log records to an OpenTelemetry collector: OTLP/HTTP with JSON, by the standard library only.
 
-Callers never wait for the collector: records wait in a bounded queue, and those beyond it are dropped and counted.
+The protocol is at opentelemetry.io/docs/specs/otlp.
+
+Callers never wait for the collector: records wait in a bounded queue; further records are dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from dataclasses import dataclass, field
 log = logging.getLogger(__name__)
 
 PATH = "/v1/logs"
-#: Records that wait; further ones are dropped, and counted.
+#: Limit of the queue; further records are dropped and counted.
 QUEUE_RECORDS_MAX = 4096
-#: Records of one request, and how long the first one waits for others.
+#: Records per request, and the time that the first record waits for others.
 BATCH_RECORDS, BATCH_SECONDS = 256, 1.0
 REQUEST_SECONDS_MAX = 5.0
 ANSWER_BYTES_MAX = 1 << 20
 #: A failure is retried after this time; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
-#: The collector may take a batch later; any other refusal drops it.
+#: Statuses after which a batch is sent again; any other refusal drops the batch.
 LATER = (429, 502, 503, 504)
 TEXT_CHARACTERS_MAX, ATTRIBUTES_MAX = 4096, 32
 HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -40,7 +42,7 @@ _SEVERITY_TEXTS = {INFO: "INFO", WARN: "WARN", ERROR: "ERROR"}
 
 @dataclass(frozen=True, slots=True)
 class OtlpRecord:
-    """One log record. *event*: which kind it is; *attributes*: without empty values."""
+    """One log record. *event*: its kind; *attributes*: without empty values."""
 
     event: str
     text: str
@@ -65,7 +67,7 @@ def check_url(url: str) -> None:
 
 
 def parse_headers(text: str) -> dict[str, str]:
-    """Return headers of `key=value,key=value`, values percent-encoded, as OpenTelemetry's environment variable has them. Raises ValueError."""
+    """Return the headers in `key=value,key=value`, with percent-encoded values. Raises ValueError."""
     headers = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         name, equals, value = part.partition("=")
@@ -116,12 +118,12 @@ def _attribute(key: str, value: str | float) -> dict[str, object]:
 
 
 def _text(text: str) -> str:
-    """Return *text* as UTF-8 can have it, cut to its limit."""
+    """Return *text* as valid UTF-8, cut to its limit."""
     return text[:TEXT_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
 
 
 class OtlpLogExporter:
-    """`export` from any thread; a thread of its own sends. Never raises for the collector's failures."""
+    """`export` works from any thread; a separate thread sends. Never raises for the collector's failures."""
 
     def __init__(
         self,
@@ -132,7 +134,8 @@ class OtlpLogExporter:
         headers: Mapping[str, str] | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """*url*: of the collector, without its path. *headers*: by default those of OTEL_EXPORTER_OTLP_HEADERS. Raises ValueError."""
+        """*url*: of the collector, without its path. *headers*: defaults to OTEL_EXPORTER_OTLP_HEADERS. Raises
+        ValueError."""
         check_url(url)
         self._parts = urllib.parse.urlsplit(url)
         self._service, self._instance, self._wall_ns = service, instance, wall_ns
@@ -146,15 +149,15 @@ class OtlpLogExporter:
 
     @property
     def waiting_count(self) -> int:
-        """How many records wait."""
+        """Number of queued records."""
         return len(self._queue)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Send what waits, once, and end; within REQUEST_SECONDS_MAX and a little."""
+        """Send at most one further batch, and end; waits at most twice REQUEST_SECONDS_MAX."""
         self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -163,7 +166,7 @@ class OtlpLogExporter:
             self._drop()
 
     def export(self, record: OtlpRecord) -> bool:
-        """Queue *record*; False, and counted, where the queue is full. Never waits."""
+        """Queue *record*; if the queue is full, drop and count it, and return False. Never waits."""
         if len(self._queue) >= QUEUE_RECORDS_MAX:
             self.dropped_count += 1
             return False
@@ -187,7 +190,7 @@ class OtlpLogExporter:
         self._drop()
 
     def flush(self) -> bool:
-        """Send one batch; whether it is off the queue. For the thread that sends, or where there is none."""
+        """Send one batch; return whether it left the queue. For the sending thread, or without such a thread."""
         count = min(len(self._queue), BATCH_RECORDS)
         if not count:
             return True

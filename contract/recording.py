@@ -1,8 +1,8 @@
 """File format of the flight recorder: the last minutes of every GPU at full rate.
 
 Layout, all numbers little-endian: MAGIC, version (u16), bytes of the header and of the body (u32 each), CRC-32 of both
-(u32); the header as JSON; the body, compressed by zlib: the samples' offsets from the first (int64, ns), then of each
-device each signal's samples (float32, NaN where missing).
+(u32); the header as JSON; the body, compressed by zlib: the offset of each sample from the first (int64, ns), then per
+device and signal the samples (float32, NaN where missing).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 MAGIC = b"GLRECORD"
 VERSION = 1
-#: The sampler's history is no longer.
+#: Length of the sampler's history.
 SECONDS_MAX = 300
 DEVICES_MAX, SIGNALS_MAX, SAMPLES_MAX = 256, 64, 6000
 HEADER_BYTES_MAX = 1 << 17
-#: Of the samples before they are compressed.
+#: Limit of the samples before compression.
 SAMPLE_BYTES_MAX = 64 << 20
-#: Of a whole recording, on disk and on the wire.
+#: Limit of a whole recording, on disk and on the wire.
 RECORDING_BYTES_MAX = 32 << 20
-#: A host has no more of them on its disk, and shows no more.
+#: Limit of the recordings that a host stores and shows.
 STORED_MAX = 16
 TEXT_CHARACTERS_MAX = 512
 _PREFIX = struct.Struct("<8sHIII")
@@ -35,14 +35,14 @@ _TIME_BYTES, _VALUE_BYTES = 8, 4
 
 
 class RecordingError(ValueError):
-    """These bytes are no recording that this version reads; the words say why."""
+    """The bytes are not a recording that this version reads; the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRecording:
     """Samples of some devices. `offsets_ns` counts from the first sample, at `boottime_ns` and `wall_time_ns`.
 
-    `values`: of each device, of each signal, of each sample a float32. `states`: what the numbers of the signal `state` mean.
+    `values`: per device, per signal, per sample a float32. `states`: meanings of the numbers of the signal `state`.
     """
 
     devices: tuple[str, ...]
@@ -56,29 +56,29 @@ class GpuRecording:
     reason: str = ""
     wall_time_ns: int = 0
     simulated: bool = False
-    #: Boot time at which the first finding of `reason` began; 0: nothing began, or an earlier agent recorded.
+    #: Boot time at which the first finding of `reason` began; 0: no finding, or recorded by an earlier agent.
     finding_ns: int = 0
-    #: By the header, of a file whose samples were not read.
+    #: Duration in the header, for a file whose samples were not read.
     header_seconds: float = 0.0
 
     @property
     def samples(self) -> int:
-        """How many samples each signal has."""
+        """Number of samples per signal."""
         return len(self.offsets_ns)
 
     @property
     def seconds(self) -> float:
-        """From the first sample to the last."""
+        """Time from the first sample to the last."""
         return (self.offsets_ns[-1] - self.offsets_ns[0]) / 1e9 if self.offsets_ns else 0.0
 
     def column(self, device: int, signal: int) -> array[float]:
-        """Return the samples of a signal of a device, both by their place."""
+        """Return the samples of a signal of a device, both by index."""
         at = (device * len(self.signals) + signal) * self.samples
         return self.values[at : at + self.samples]
 
 
 def encode_recording(recording: GpuRecording, level: int = 6) -> bytes:
-    """Return it as a file. *level*: of zlib; 0: as it is. Raises RecordingError for one beyond the limits."""
+    """Return *recording* as a file. *level*: of zlib; 0: uncompressed. Raises RecordingError beyond the limits."""
     header = json.dumps(
         {
             "host": recording.host[:TEXT_CHARACTERS_MAX],
@@ -108,7 +108,7 @@ def encode_recording(recording: GpuRecording, level: int = 6) -> bytes:
 
 
 def decode_recording(data: bytes) -> GpuRecording:
-    """Return the recording of a file. Raises RecordingError, whatever the bytes are; nothing else."""
+    """Return the recording of a file. For any invalid bytes it raises RecordingError, and no other error."""
     fields, body = _split(data)
     try:
         found = _recording(fields)
@@ -129,7 +129,7 @@ def decode_recording(data: bytes) -> GpuRecording:
 
 
 def decode_header(data: bytes) -> GpuRecording:
-    """Return what a file says of itself, without samples: *data* is its beginning. Raises RecordingError."""
+    """Return the header's fields of a file, without samples: *data* is its beginning. Raises RecordingError."""
     header = _header_bytes(data, *_prefix(data)[:1])
     try:
         return _recording(_json(header))
@@ -140,7 +140,7 @@ def decode_header(data: bytes) -> GpuRecording:
 
 
 def _prefix(data: bytes) -> tuple[int, int, int]:
-    """Return the bytes of header and body, and their checksum."""
+    """Return the sizes of header and body in bytes, and their checksum."""
     if not data.startswith(MAGIC):
         raise RecordingError(f"it is not a recording: it does not begin with {MAGIC.decode()}")
     if len(data) < _PREFIX.size:
@@ -186,7 +186,7 @@ def _json(header: bytes) -> dict[str, Any]:
 
 
 def _recording(fields: dict[str, Any]) -> GpuRecording:
-    """Return what the header says, without samples. Raises KeyError, TypeError, ValueError."""
+    """Return the header's fields, without samples. Raises KeyError, TypeError, ValueError."""
     return GpuRecording(
         devices=_names(fields["devices"], DEVICES_MAX),
         signals=_names(fields["signals"], SIGNALS_MAX),
@@ -242,7 +242,7 @@ def _check_shape(devices: int, signals: int, samples: Any, values: int) -> None:
 
 
 def _inflate(body: bytes, size: int) -> bytes:
-    """Return *size* bytes: no more are made, whatever the body says."""
+    """Return exactly *size* bytes; a larger body does not use more memory."""
     inflater = zlib.decompressobj()
     try:
         samples = inflater.decompress(body, size + 1)
@@ -258,5 +258,5 @@ def _checksum(header: bytes, body: bytes) -> int:
 
 
 def first_since(times_ns: Sequence[int], since_ns: float) -> int:
-    """Return the place of the first of *times_ns*, ascending, that is not before *since_ns*."""
+    """Return the index of the first of *times_ns*, ascending, at or after *since_ns*."""
     return bisect_left(times_ns, since_ns)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-#: A configuration file longer than this is no configuration file.
+#: Limit of a configuration file.
 FILE_BYTES_MAX = 1 << 20
 
 T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """A setting is wrong; the words name it and say what would be right."""
+    """A setting is wrong; the message has its name and the expected value."""
 
 
 def setting(
@@ -33,7 +33,7 @@ def setting(
 ) -> Any:
     """Declare a field: its default, its range, and what it does (shown by `--help-settings`).
 
-    *check* is called with a value of the right type and raises ValueError saying what is expected.
+    *check* gets a value of the right type, and raises ValueError with the expected form.
     """
     metadata = {"low": low, "high": high, "check": check, "says": description}
     return dataclasses.field(default=default, metadata=metadata)
@@ -42,8 +42,8 @@ def setting(
 def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = ()) -> T:
     """Return settings of dataclass *kind*: defaults, then *file*, then `key=value` *assignments*.
 
-    Fields are of type int, float, bool, str, Path or tuple[str, ...]. Of assignments of one key the
-    last counts. Raises SettingsError.
+    Fields are of type int, float, bool, str, Path or tuple[str, ...]. The last assignment of a key counts. Raises
+    SettingsError.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
     hints = typing.get_type_hints(kind)
@@ -80,15 +80,15 @@ def _read_file(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested too deep
         raise SettingsError(f"{file}: not TOML: {error}") from error
 
 
 def _literal(text: str, kind: Any) -> Any:
-    """Parse *text* as TOML if it is, else take it literally.
+    """Parse *text* as TOML; if that fails, take it literally.
 
-    Where a text is wanted it needs no quotes, also when it looks like a number (a host named 1234);
-    where a list is wanted, commas do: `gpu,rdma`.
+    A text needs no quotes, even if it looks like a number (a host named 1234). A list may be separated by commas:
+    `gpu,rdma`.
     """
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -102,7 +102,7 @@ def _literal(text: str, kind: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """Return a default as one would write it in the file."""
+    """Return a default in the syntax of the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -132,7 +132,7 @@ def _checked(where: str, value: Any, kind: Any, metadata: Any) -> Any:
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """Return *value* as *kind* where TOML has no such type of its own."""
+    """Return *value* as *kind*, for types that TOML lacks."""
     if kind is float and type(value) is int and abs(value) < 2**63:
         return float(value)
     if kind is Path and isinstance(value, str) and value:

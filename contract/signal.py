@@ -7,16 +7,16 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """How a value behaves over time."""
+    """Behavior of a value over time."""
 
     GAUGE = "gauge"  # travels as a double
-    COUNTER = "counter"  # unsigned 64 bits; only ever read through `contract.counters`
+    COUNTER = "counter"  # unsigned 64 bits; read only through `contract.counters`
     STATE = "state"  # a code or a set of flags; unsigned 64 bits
-    EVENT = "event"  # no column: it takes the fast lane, as a HealthEvent
+    EVENT = "event"  # no column: sent at once, as a HealthEvent
 
 
 class Pace(StrEnum):
-    """How often a signal is sampled."""
+    """Sampling interval of a signal."""
 
     SECOND = "1s"
     TEN_SECONDS = "10s"
@@ -25,10 +25,10 @@ class Pace(StrEnum):
     EVENT = "event"
 
 
-#: Seconds between samples; boot-pace signals are looked at again this often, in case they changed.
+#: Seconds between samples; boot-pace signals are read again this often, in case they changed.
 PERIOD_SECONDS = {Pace.SECOND: 1, Pace.TEN_SECONDS: 10, Pace.MINUTE: 60, Pace.BOOT: 600}
 
-#: A name ends in its unit. Longest match wins.
+#: A name ends in its unit. The longest match wins.
 UNITS = (
     "bytes_per_second",
     "transfers_per_second",
@@ -61,12 +61,12 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One row: a thing the agent measures.
+    """A row: a quantity that the agent measures.
 
-    `signal_id` is given once and never again, also when a signal retires (the ids travel in frames).
-    `width_bits` is where the hardware's counter ends; `sticks` says that it then stays there.
-    `on_change` signals travel when one of their device's changes, and whole every 60 s. A signal whose
-    reader is not that of its device's other ones is in a table `apart`.
+    `signal_id` is never reused, even when a signal retires (the ids travel in frames). `width_bits` is the width of the
+    hardware's counter; `sticks`: the counter stays at its ceiling. `on_change` signals travel when a signal of their
+    device changes, and completely every 60 s. A signal with another reader than its device's other signals has a
+    `separate_table`.
     """
 
     signal_id: int
@@ -88,7 +88,7 @@ class Signal:
 
     @property
     def device_kind(self) -> str:
-        """What carries the signal: `gpu`, `rdma`, `host`."""
+        """Kind of the device: `gpu`, `rdma`, `host`."""
         return self.name.partition(".")[0]
 
     @property
@@ -104,7 +104,7 @@ class Signal:
 
     @property
     def table(self) -> str:
-        """The frame and DuckDB table it travels in: (device kind, pace), on-change ones apart."""
+        """The frame and DuckDB table: (device kind, pace), separate for on-change signals."""
         separate = f"_{self.separate_table}" if self.separate_table else ""
         suffix = "_changes" if self.on_change else ""
         return f"{self.device_kind}_{self.pace}{separate}{suffix}"

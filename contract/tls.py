@@ -1,6 +1,7 @@
 """TLS for clients of the aggregator, by the standard library: its files and its error messages.
 
-Used by the agent and the commands. Importing `ssl` takes several megabytes: import this module only if TLS is requested.
+Used by the agent and the commands. Importing `ssl` takes several megabytes: import this module only if TLS is
+requested.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-#: gRPC servers refuse a handshake that does not say it (RFC 7301, RFC 9113).
+#: ALPN protocols: gRPC servers refuse a handshake without h2 (RFC 7301, RFC 9113).
 PROTOCOLS = ["h2"]
-#: A token's file is a line.
+#: Limit of a token file, which has one line.
 TOKEN_BYTES_MAX = 4096
 
 #: X509_V_ERR_* of OpenSSL's x509_vfy.h.
 _NOT_YET_VALID, _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64
 _UNKNOWN_CA = (2, 18, 19, 20, 21, 24)
-#: What comes instead of TLS, by OpenSSL's names.
+#: OpenSSL's reasons if the answer is not TLS.
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-#: What the other side's alert says of our certificate (RFC 8446, 6.2), by OpenSSL's names.
+#: Meaning of the alerts of the other side about our certificate (RFC 8446, 6.2), by OpenSSL's names.
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "it requires a client certificate, and none is set",
     "CERTIFICATE_EXPIRED": "it reports that the client certificate has expired",
@@ -41,7 +42,7 @@ class TlsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files; "" for none. `server_name`: the name in the server's certificate, if not the one dialled."""
+    """Paths of PEM files; "" for none. `server_name`: name in the certificate if other than the dialed name."""
 
     ca: str
     certificate: str = ""
@@ -50,7 +51,7 @@ class TlsFiles:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context of what the files hold now. Raises TlsError."""
+    """Return a context with the present contents of the files. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -70,7 +71,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal of a daemon."""
+    """Raise TlsError: OpenSSL would ask for the password at the terminal of a daemon."""
     raise TlsError("the key is encrypted. Store it unencrypted")
 
 
@@ -83,7 +84,7 @@ def _file_error(error: Exception) -> str:
 
 
 def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | None = None) -> str:
-    """Return what a failed handshake or a broken connection to *name* means, and what to do."""
+    """Return the meaning of a failed handshake or a broken connection to *name*, and the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _verification_error(
             error, files, files.server_name or name, now or datetime.now(UTC)
@@ -125,7 +126,7 @@ def _verification_error(
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file. Raises TlsError; never with the token in its words."""
+    """Return the token in a file. Raises TlsError; its message never has the token."""
     try:
         with open(path, "rb") as file:
             return parse_token(file.read(TOKEN_BYTES_MAX + 1).decode("latin-1"), path)
@@ -134,7 +135,7 @@ def read_token(path: str) -> str:
 
 
 def parse_token(text: str, origin: str) -> str:
-    """Return the token that *text*, found at *origin*, is. Raises TlsError; never with the token in its words."""
+    """Return the token that *text* from *origin* consists of. Raises TlsError; its message never has the token."""
     text = text.strip()
     is_printable = text.isascii() and text.isprintable() and " " not in text
     if not text or len(text) > TOKEN_BYTES_MAX or not is_printable:
@@ -146,28 +147,28 @@ def parse_token(text: str, origin: str) -> str:
 
 
 def diagnosis(host: str, port: int, files: TlsFiles, seconds_max: float) -> str:
-    """Try a handshake and return what is wrong with it, "" if nothing is. Raises TlsError."""
+    """Try a handshake and return an explanation of its failure, "" on success. Raises TlsError."""
     context = client_context(files)
     try:
         with (
             socket.create_connection((host, port), seconds_max) as connection,
             context.wrap_socket(connection, server_hostname=files.server_name or host) as wrapped,
         ):
-            # TLS 1.3: what it thinks of our certificate shows after the handshake.
+            # TLS 1.3: a server rejects our certificate only after the handshake.
             return "" if wrapped.recv(1) else hangup_message(files)
     except OSError as error:
         return explain_error(error, files, host)
 
 
 def hangup_message(files: TlsFiles) -> str:
-    """Return what it means that the other side ends a connection after the handshake, without a word."""
+    """Return the meaning of a connection that the other side closed after the handshake without an error."""
     if files.certificate:
         return "TLS: it closed the connection without an error: it rejects the client certificate"
     return "TLS: it closed the connection without an error: it requires a client certificate, and none is set"
 
 
 def speaks_tls(host: str, port: int, seconds_max: float) -> bool:
-    """Return whether TLS is spoken there, by whomever."""
+    """Return whether any TLS server answers at *host* and *port*."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(PROTOCOLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Begins full and fills with time. What is taken beyond its level is a debt, which time pays first."""
+    """Begins full and fills with time. An amount beyond the level becomes a debt, which later time pays first."""
 
     __slots__ = ("_burst", "_level", "_rate", "_seconds")
 
@@ -14,21 +14,21 @@ class TokenBucket:
 
     @property
     def paid_at(self) -> float:
-        """When all debt is paid; without debt, a time that has passed."""
+        """When all debt is paid; a past time if there is no debt."""
         return self._seconds + max(0.0, -self._level) / self._rate
 
     def level(self, now: float) -> float:
-        """Return what may be taken now; below zero, what is owed. A clock that went back gives nothing away."""
+        """Return the tokens available at *now*; a negative number is a debt. A clock that went back adds no tokens."""
         return min(self._burst, self._level + max(0.0, now - self._seconds) * self._rate)
 
     def take(self, amount: float, now: float) -> float:
-        """Take *amount*, also if it is not there; return after how many seconds the debt is paid, 0: there is none."""
+        """Take *amount*, even beyond the level; return the seconds until the debt is paid, 0 without debt."""
         self._level = self.level(now) - amount
         self._seconds = max(self._seconds, now)
         return max(0.0, -self._level / self._rate)
 
     def try_take(self, now: float) -> float:
-        """Take one if there is one, and return 0; else take none, and return after how many seconds there will be."""
+        """Take a token and return 0; if none is available, take nothing and return the seconds until the next."""
         wait = self.take(1.0, now)
         if wait:
             self._level += 1.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-#: A label that begins so is ours.
+#: Prefix of labels that Gangline defines.
 LABEL_PREFIX = "gangline."
-#: Of one name, and leaf switches of one host, which `rails` has with blanks between: an aggregator leaves out what is more.
+#: Limits of the characters of a name, and of the leaf switches of a host (`rails`, separated by blanks). An aggregator
+#: drops the excess.
 NAME_CHARACTERS_MAX, RAILS_MAX = 128, 64
 FIELDS = (
     "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "rails", "core",

@@ -1,8 +1,8 @@
 """Child processes: a child that exits with its parent, and the loop of a fork server.
 
-A small single-threaded process forks the agent's samplers and the aggregator's queries, because a fork of a daemon would copy
-its threads' locks in their current state. Its owner sends it commands, and it sends a `ChildReport` when a child has started
-and when it has exited. A command that requests a child carries one end of the child's own socket.
+A small single-threaded process forks the agent's samplers and the aggregator's queries, because a fork of a daemon
+would copy its threads' locks in their current state. Its owner sends it commands, and it sends a `ChildReport` when a
+child has started and when it has exited. A command that requests a child carries one end of the child's own socket.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple, NoReturn, Self
 
 from ..ext import process
 
-#: Longer than this a fork server does not sleep: a child's time may be any number of seconds.
+#: Limit of a fork server's sleep: the time of a child may be any number of seconds.
 POLL_SECONDS_MAX = 3600.0
-#: A packet between a fork server and its owner is shorter.
+#: Limit of a packet between a fork server and its owner.
 PACKET_BYTES_MAX = 64
-#: Whether to fork, the child's number, an argument of its own, after how many seconds it is killed.
+#: Whether to fork, the child's number, its argument, and the seconds until it is killed.
 _COMMAND = struct.Struct("<?IId")
 _REPORT = struct.Struct("<BIiBdQ")
 
@@ -37,16 +37,16 @@ def packet_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 def end_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> bool:
-    """Have this process, a child of *parent*, end with it. False: the parent has ended already.
+    """Make this process, a child of *parent*, end with *parent*. Return False if the parent has ended already.
 
-    Linux sends the signal when the thread ends that forked this process.
+    Linux sends the signal when the thread that forked this process ends.
     """
     process.die_with_parent(signal_number)
     return os.getppid() == parent
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """Run, and end this process with what that returns; nothing of the parent's is unwound in it."""
+    """Run *run*, and end this process with its result; the parent's stack is not unwound in it."""
     code = os.EX_SOFTWARE
     try:
         code = run()
@@ -55,19 +55,19 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
 
 
 class ChildEvent(IntEnum):
-    """What a fork server reports."""
+    """Kind of a fork server's report."""
 
     STARTED, FAILED, ENDED = range(3)
 
 
 class KillReason(IntEnum):
-    """Why a fork server killed a child."""
+    """Reason for which a fork server killed a child."""
 
     NONE, COMMAND, OVERDUE = range(3)
 
 
 class ChildReport(NamedTuple):
-    """What became of a child of a fork server."""
+    """Report on a child of a fork server."""
 
     event: ChildEvent
     number: int
@@ -78,7 +78,7 @@ class ChildReport(NamedTuple):
 
     @classmethod
     def from_bytes(cls, packet: bytes) -> Self:
-        """Return what `ForkLoop` sent."""
+        """Return the report that `ForkLoop` sent as *packet*."""
         event, number, value, reason, *usage = _REPORT.unpack(packet)
         return cls(ChildEvent(event), number, value, KillReason(reason), *usage)
 
@@ -86,9 +86,9 @@ class ChildReport(NamedTuple):
 def request_child(
     control: socket.socket, number: int, argument: int = 0, seconds: float = math.inf
 ) -> socket.socket:
-    """Have a fork server fork a child, and return this process's end of its socket. Raises OSError.
+    """Ask a fork server to fork a child, and return this process's end of the child's socket. Raises OSError.
 
-    The child is killed when *seconds* are over. *argument* is for what it runs.
+    The child is killed after *seconds*. *argument* is passed to the child's `run`.
     """
     local_end, remote_end = socket.socketpair()
     try:
@@ -102,7 +102,7 @@ def request_child(
 
 
 def kill_child(control: socket.socket, number: int) -> None:
-    """Have a fork server kill a child; one that is gone is nobody, and so is the fork server."""
+    """Ask a fork server to kill a child. A child or a fork server that has exited is ignored."""
     with suppress(OSError):
         control.send(_COMMAND.pack(False, number, 0, 0.0))
 
@@ -115,13 +115,13 @@ class _ForkedChild:
 
 
 class ForkLoop:
-    """The fork server's side: forks, kills and reaps as the owner says. For the one thread of a process of its own."""
+    """The fork server's side: forks, kills and reaps at the owner's command. For the only thread of its process."""
 
     def __init__(
         self, control: socket.socket, name: bytes, run: Callable[[int, socket.socket], int]
     ) -> None:
-        """*control*: from `packet_sockets`. A child shows as *name* and ends with what *run* returns for its argument
-        and socket. Takes SIGCHLD over."""
+        """*control*: from `packet_sockets`. A child's process name is *name*; its exit code is the result of *run* for
+        its argument and socket. The loop installs its own SIGCHLD handler."""
         self._control, self._name, self._run = control, name, run
         self._children: dict[int, _ForkedChild] = {}  # by process id
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,7 +129,7 @@ class ForkLoop:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        """Serve until the owner closes its end or is gone; then kill all children."""
+        """Serve until the owner closes its end or exits; then kill all children."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._woken, select.POLLIN)

@@ -1,1 +1,1 @@
-"""Workload fingerprints: what a job does, its class, earlier runs of it, and whether it is slower than those."""
+"""Workload fingerprints: the class of a job, and its comparison with earlier runs of the same workload."""

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: averages of what its GPUs did, comparable with other runs.
+"""The fingerprint of a run: averages of the activity of its GPUs, comparable with other runs.
 
 Every number may be unknown (NaN): a GPU without GPM reports no tensor activity, an older agent no phases.
 """
@@ -21,7 +21,7 @@ FINGERPRINT_VERSION = 1
 
 #: Shares of the run's time: the five coarse states.
 STATES = ("compute_ratio", "wait_ratio", "host_stall_ratio", "checkpoint_ratio", "idle_ratio")
-#: What it used of the GPUs and of their hosts.
+#: Use of the GPUs and of their hosts.
 RESOURCES = (
     "sm_ratio",
     "tensor_ratio",
@@ -57,23 +57,23 @@ _SCALES = {
 _SHARE = 0.05
 #: Traffic below this is noise: 10 MB/s.
 _BYTES_FLOOR = 1e7
-#: No number of a fingerprint is larger; what is, a driver made up.
+#: Larger numbers are errors of a driver and count as unknown.
 _NUMBER_MAX = 1e15
 
 SCALES: Floats = np.array([_SCALES.get(name, _SHARE) for name in NUMBERS])
 _IS_SECONDS = np.array([name.endswith("_seconds") for name in NUMBERS])
 _IS_BYTES = np.array([name.endswith("_bytes_per_second") for name in NUMBERS])
-#: Fewer known numbers than this identify no workload.
+#: A fingerprint with fewer known numbers identifies no workload.
 KNOWN_MIN = 4
 
 
 class FingerprintVersionError(ValueError):
-    """The fingerprint is of a version that this one cannot compare."""
+    """The fingerprint has a version that this program cannot compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a run did. `values`: by NUMBERS, NaN where unknown."""
+    """Activity of a run. `values`: by NUMBERS, NaN where unknown."""
 
     values: tuple[float, ...] = (nan,) * len(NUMBERS)
     step_confidence: float = nan
@@ -83,11 +83,11 @@ class Fingerprint:
     version: int = FINGERPRINT_VERSION
 
     def value(self, name: str) -> float:
-        """Return one of NUMBERS."""
+        """Return the value of *name*, an entry of NUMBERS."""
         return self.values[NUMBERS.index(name)]
 
     def columns(self) -> dict[str, Any]:
-        """Return it as the columns of a row, as `decode` reads them."""
+        """Return the columns of a row, in the form that `decode` reads."""
         return {
             "fingerprint_version": self.version,
             "step_confidence": self.step_confidence,
@@ -99,9 +99,9 @@ class Fingerprint:
 
 
 def decode(columns: Mapping[str, Any]) -> Fingerprint:
-    """Return the fingerprint of a row. Raises FingerprintVersionError for one of another version.
+    """Return the fingerprint of a row. Raises FingerprintVersionError for another version.
 
-    What is missing, or no number, is NaN.
+    A missing value, or a value that is not a number, becomes NaN.
     """
     version = columns.get("fingerprint_version")
     if version != FINGERPRINT_VERSION:
@@ -122,10 +122,10 @@ def _number(value: Any) -> float:
 
 
 def features_of(values: npt.ArrayLike) -> Floats:
-    """Return features that distances are taken of, by NUMBERS in the last axis; NaN where unknown.
+    """Return the features for distances, by NUMBERS in the last axis; NaN where unknown.
 
     One unit is the spread between two runs of one workload. Never raises on odd numbers: negative, infinite and absurd
-    ones are unknown.
+    numbers are unknown.
     """
     found = np.array(values, dtype=np.float64, ndmin=1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -136,7 +136,7 @@ def features_of(values: npt.ArrayLike) -> Floats:
 
 
 def features(fingerprints: Sequence[Fingerprint]) -> Floats:
-    """Return the features of several, a row each."""
+    """Return the features of *fingerprints*, a row each."""
     if not fingerprints:
         return np.zeros((0, len(NUMBERS)))
     return features_of([one.values for one in fingerprints])

@@ -1,10 +1,10 @@
 """Forecasts a job: its state, its next checkpoint and host stall, its power and its traffic.
 
-A forecaster takes one summary of the whole gang per second. Pauses (stretches in which the gang does not compute) are renewal
-processes (`renewal.py`), one for each kind. Between pauses, a state is predicted from the current one, by how often that led to
-each state after as many seconds in this job. Power and traffic follow from the states: the mean of each state so far, weighted
-by its probability. All forecasts assume that the job continues; its end is not predicted. numpy only; the caller passes the
-time; memory is bounded.
+A forecaster takes one summary of the whole gang per second. Pauses (stretches in which the gang does not compute) are
+renewal processes (`renewal.py`), one for each kind. Between pauses, a state is predicted from the current state, by how
+often that state led to each state after the same number of seconds in this job. Power and traffic follow from the
+states: the mean of each state so far, weighted by its probability. All forecasts assume that the job continues; its end
+is not predicted. numpy only; the caller passes the time; memory is bounded.
 """
 
 from __future__ import annotations
@@ -32,40 +32,41 @@ Floats = npt.NDArray[np.float64]
 
 STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
 COMPUTE, WAIT, HOST_STALL, CHECKPOINT, IDLE = range(len(STATES))
-#: What is predicted beside the state, in the order of `JobSecond.demands`.
+#: Predicted quantities besides the state, in the order of `JobSecond.demands`.
 DEMANDS = ("power_watts", "pcie_bytes_per_second", "nic_bytes_per_second", "disk_pressure_ratio")
 #: Horizons at which the state is learned.
 HORIZONS_SECONDS = (10, 30, 60, 300)
-#: The longest horizon that is answered.
+#: Limit of the horizons.
 HORIZON_SECONDS_MAX = 3600
-#: Seconds that must be seen before anything is predicted, and the confidence of phases below which a second counts as not seen.
+#: Known seconds needed for a forecast, and the confidence of phases below which a second counts as unknown.
 SEEN_SECONDS_MIN, CONFIDENCE_MIN = 60, 0.3
-#: Onsets of a pause that must be seen before its next one is predicted; an earlier run of the same workload counts as one.
+#: Onsets of a pause needed for a prediction of its next onset; an earlier run of the same workload counts as one onset.
 ONSETS_MIN = 3
-#: A summary that is older than the last by no more is late or a duplicate, and left out; by more, the clock was set back.
+#: A summary older than the last by at most this time is late or a duplicate, and left out; by more, the clock was set
+#: back.
 LATE_SECONDS_MAX = 60
-#: After this many seconds without a summary the pauses on both sides are not taken for neighbors, and nothing is predicted.
+#: After a longer gap between summaries the pauses on both sides do not count as neighbors, and there is no forecast.
 GAP_SECONDS_MAX = 30
-#: A pause: the gang computes less than this share of its usual share for this many seconds; it ends above the second share.
+#: A pause: the gang computes below PAUSE_SHARE of its usual share for PAUSE_SECONDS_MIN; it ends above RESUME_SHARE.
 PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
-#: Below this share of the usual share the second before a pause is taken for a part of the pause.
+#: Below this share of the usual share, the second before a pause counts as part of the pause.
 PARTIAL_SHARE = 0.85
-#: What comes more often than this many seconds is no checkpoint.
+#: Pauses with a shorter interval are not checkpoints, in seconds.
 CHECKPOINT_INTERVAL_MIN = 10.0
 #: Time constant of the usual share of computing.
 USUAL_SECONDS = 120.0
-#: Readings of each state that are remembered, and pairs of states at which older ones begin to be forgotten.
+#: Limit of the stored readings of each state, and of the pairs of states, above which older pairs lose weight.
 READINGS_MAX, PAIRS_MAX = 96, 1200.0
-#: No power and no traffic is larger; what is, a driver made up.
+#: Larger power and traffic values are errors of a driver and are ignored.
 DEMAND_MAX = 1e15
-#: Weight of what the job did in all against what it did this many seconds after a state: as this many pairs.
+#: Weight, in pairs, of the job's overall mix of states against the states that followed the current state.
 PAIRS_PRIOR = 8.0
 #: Interval at which forecasts of demands are stored, to be compared with "as now" later.
 PENDING_SECONDS = 10
 #: "As now" replaces the forecast by states if its mean error was less than NAIVE_SHARE of the other's mean error.
 #: Number of comparisons: at least COMPARED_MIN, the last COMPARED_MAX.
 NAIVE_SHARE, COMPARED_MIN, COMPARED_MAX = 0.8, 18, 60
-#: Probability that is left for states that were not expected.
+#: Probability reserved for unexpected states.
 SURPRISE = 0.01
 _HISTORY = max(HORIZONS_SECONDS) + 1
 _NO_STATE = -1
@@ -73,9 +74,9 @@ _PAUSES = (CHECKPOINT, HOST_STALL, WAIT)
 
 
 class JobSecond(NamedTuple):
-    """One second of a gang. `shares`: mean share of each of STATES over its GPUs, NaN where unknown; `demands`: by DEMANDS.
+    """One second of a gang. `shares`: mean share of each of STATES over its GPUs, NaN if unknown; `demands`: DEMANDS.
 
-    `checkpoint_interval_seconds`, `next_checkpoint_seconds`: what the hosts learned, for a forecaster that begins later
+    `checkpoint_interval_seconds`, `next_checkpoint_seconds`: learned by the hosts, for a forecaster that begins later
     than the job; NaN where unknown.
     """
 
@@ -95,7 +96,7 @@ class DemandForecast(NamedTuple):
 
 
 class EventForecast(NamedTuple):
-    """The next onset of a pause, seconds from now; `reason`: why there is none."""
+    """The next onset of a pause, seconds from now; `reason`: why there is no forecast."""
 
     onset: NextOnset = NextOnset()
     interval_seconds: float = nan
@@ -105,7 +106,7 @@ class EventForecast(NamedTuple):
 
 
 class JobForecast(NamedTuple):
-    """What is expected `horizon_seconds` from now. `reason`: why all of it is NaN."""
+    """Forecast for `horizon_seconds` from now. `reason`: why all values are NaN."""
 
     horizon_seconds: float
     probabilities: tuple[float, ...] = (nan,) * len(STATES)
@@ -129,7 +130,7 @@ class _DemandComparison:
         self._count = 0
 
     def clear(self) -> None:
-        """Drop the forecasts that are not due: seconds are missing."""
+        """Drop the forecasts that are not due yet, because seconds are missing."""
         self._pending.clear()
 
     def add(self, now: int, by_states: Sequence[DemandForecast], current: Floats) -> None:
@@ -160,7 +161,7 @@ class _DemandComparison:
         for at in np.flatnonzero(is_naive & np.isfinite(current)).tolist():
             now = float(current[at])
             reach = np.quantile(errors[is_known[:, at], 1, at], 0.9)
-            # Both together: the errors of some minutes do not show how far a job can fall.
+            # The interval covers both: errors of a few minutes do not show how far a job can fall.
             lower, upper = np.fmin(now - reach, result[at].lower), np.fmax(now + reach, result[at].upper)  # fmt: skip
             result[at] = DemandForecast(now, max(float(lower), 0.0), float(upper))
         return tuple(result)
@@ -183,13 +184,13 @@ class JobForecaster:
     """Learns one job, a second at a time. Never raises on odd numbers. One thread."""
 
     def __init__(self, prior_checkpoint_interval_seconds: float = nan) -> None:
-        """*prior_checkpoint_interval_seconds*: of an earlier run of the same workload, NaN if none is known."""
+        """*prior_checkpoint_interval_seconds*: from an earlier run of the same workload; NaN if unknown."""
         self.prior_checkpoint_interval_seconds = prior_checkpoint_interval_seconds
         #: Seconds that were left out: late, duplicate, or without known phases.
         self.left_out_count = 0
         self.seen_seconds = 0
         self._last: int | None = None
-        #: The forecaster's own time, which no clock sets back.
+        #: The forecaster's own time, which never goes back.
         self._now = 0
         self._states: deque[int] = deque(maxlen=_HISTORY)
         self._pairs = {h: [[0.0] * len(STATES) for _ in STATES] for h in HORIZONS_SECONDS}
@@ -202,20 +203,20 @@ class JobForecaster:
         self._readings = np.zeros((len(STATES), READINGS_MAX, len(DEMANDS)), dtype=np.float32)
         self._readings_count = [0] * len(STATES)
         self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
-        #: The pause that lasts, or may become one: its first second, when it began, and seconds of each state; empty: none.
+        #: The present or possible pause: its first second, its begin, and the seconds of each state; empty: none.
         self._pause_second = 0
         self._pause_begin = nan
         self._pause_shares: list[float] = []
-        #: Rises when something may have been missed.
+        #: Incremented when events may have been missed.
         self._watch = 0
-        self._hint = nan, nan  # interval of checkpoints, and when the next one is due, by our time
+        self._hint = nan, nan  # interval of checkpoints, and due time of the next, in our time
         self._current: Floats = np.full(len(DEMANDS), nan)
         self._comparisons = [_DemandComparison(horizon) for horizon in HORIZONS_SECONDS]
         self._spans: dict[int, list[Span]] | None = None
         self._cadences: dict[int, Cadence] = {}
         self._open_kind = _NO_STATE
 
-    # What is seen --------------------------------------------------------------------------------
+    # Observation ---------------------------------------------------------------------------------
 
     def observe(self, second: int, summary: JobSecond) -> None:
         """Take in a second. *second*: its begin, by any clock. Late and repeated seconds are left out."""
@@ -265,7 +266,7 @@ class JobForecaster:
             comparison.compare(self._now, self._current)
 
     def _interrupt(self) -> None:
-        """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
+        """Forget state that spans a gap: the present pause, and whether the next pause follows the last."""
         self._states.clear()
         self._pause_shares = []
         for comparison in self._comparisons:
@@ -281,7 +282,7 @@ class JobForecaster:
             if part >= PAUSE_SHARE or shares[IDLE] > 0.5:
                 self._usual += (compute - self._usual) / min(USUAL_SECONDS, self.seen_seconds + 1)
                 return False
-            # Work ends within a second: before the pause, or in its first second.
+            # Work ends within a second: in the second before the pause, or in its first second.
             self._pause_begin = self._now + (before - 1.0 if before < PARTIAL_SHARE else part)
             self._pause_second, self._pause_shares = self._now, [0.0] * len(STATES)
         elif part >= RESUME_SHARE or shares[IDLE] > 0.5:
@@ -301,7 +302,7 @@ class JobForecaster:
         return bool(self._pause_shares) and self._now + 1 - self._pause_second >= PAUSE_SECONDS_MIN
 
     def _count(self, state: int) -> None:
-        """Count which state followed which after this many seconds, outside pauses."""
+        """Count the pairs of states at each horizon, outside pauses."""
         self._mix[state] += 1.0
         if sum(self._mix) > PAIRS_MAX:
             self._mix = [count / 2 for count in self._mix]
@@ -320,14 +321,14 @@ class JobForecaster:
                 for row in pairs:
                     row[:] = [count / 2 for count in row]
 
-    # What is expected ----------------------------------------------------------------------------
+    # Forecast ------------------------------------------------------------------------------------
 
     def forecast(
         self, now: int, horizons_seconds: Sequence[float] = HORIZONS_SECONDS
     ) -> list[JobForecast]:
-        """Return what is expected at each horizon from *now*, a time of the clock of `observe`.
+        """Return the forecast for each horizon from *now*, a time of the clock of `observe`.
 
-        All is NaN, and `reason` says why, where too little was seen.
+        With too little data all values are NaN, and `reason` names the lack.
         """
         if reason := self._missing(now):
             return [JobForecast(horizon, reason=reason) for horizon in horizons_seconds]
@@ -394,7 +395,7 @@ class JobForecaster:
             found[kind] = self._cadences[kind], spans[-1] if spans else None
         cadence, last = found[CHECKPOINT]
         for interval, due in (self._hint, (self.prior_checkpoint_interval_seconds, nan)):
-            # What a checkpoint of three intervals on end did not confirm is not so.
+            # A checkpoint interval that three intervals did not confirm is ignored.
             if cadence.regular + 1 >= ONSETS_MIN or not interval > 0 or self._now > 3.2 * interval:
                 continue
             if isfinite(due) and (last is None or due - interval > last.begin + 0.5 * interval):
@@ -415,8 +416,9 @@ class JobForecaster:
     def _classified(self) -> dict[int, list[Span]]:
         """Return the pauses by kind, and find the cadence of each kind.
 
-        Hosts call what is regular a checkpoint from the third on, each GPU for itself, and miss some. Here those of the gang
-        are the longest pauses with a resident kernel that come regularly; where none do, those that hosts call so.
+        Hosts call a regular pause a checkpoint from its third occurrence, each GPU separately, and miss some. Here the
+        checkpoints of the gang are the longest regular pauses with a resident kernel; without regular pauses, the
+        pauses that hosts call checkpoints.
         """
         quiet = [pause for pause in self._pauses if not pause.is_stall]
         checkpoints = regular_longest([pause.span for pause in quiet], CHECKPOINT_INTERVAL_MIN)
@@ -432,7 +434,7 @@ class JobForecaster:
         return found
 
     def _kind_of_open(self, found: dict[int, tuple[Cadence, Span | None]]) -> int:
-        """Return the kind of the pause that lasts: a checkpoint where one is due, or after most of the time of one."""
+        """Return the kind of the present pause: a checkpoint if it is due or the pause is long enough."""
         if _Pause(Span(0.0), tuple(self._pause_shares)).is_stall:
             return HOST_STALL
         cadence, last = found[CHECKPOINT]
@@ -465,7 +467,7 @@ class JobForecaster:
         return tuple((found / found.sum()).tolist())
 
     def _between(self, horizon: float) -> Floats:
-        """Return the probability of each state *horizon* seconds from now if the gang does not pause then."""
+        """Return the probability of each state *horizon* seconds from now, if the gang does not pause then."""
         mix: Floats = np.array(self._mix)
         mix = (mix + 0.2) / (mix.sum() + 0.2 * len(STATES))
         if not self._states or self._states[-1] == _NO_STATE:
@@ -477,7 +479,7 @@ class JobForecaster:
         return np.asarray((counts + PAIRS_PRIOR * mix) / (counts.sum() + PAIRS_PRIOR))
 
     def _demands(self, probabilities: Floats) -> list[tuple[DemandForecast, ...]]:
-        """Return the demands for each row of *probabilities* by what each state drew so far."""
+        """Return the demands for each row of *probabilities*, from the past demands of each state."""
         counts_seen = np.minimum(self._readings_count, READINGS_MAX)
         states = np.repeat(np.arange(len(STATES)), counts_seen)
         values = np.concatenate(
@@ -497,7 +499,7 @@ class JobForecaster:
             weight = (probabilities / np.maximum(counts, 1))[:, of]
             totals = np.cumsum(weight, axis=1)
             for place, total in enumerate(totals):
-                # States that were never seen to draw anything must not decide.
+                # States without any known demand must not decide.
                 if not total[-1] >= 0.5:
                     found[place].append(DemandForecast())
                     continue

@@ -1,9 +1,9 @@
 """Infers which hosts form a gang when no scheduler reports it: those whose work counters agree in every window.
 
-In a bulk-synchronous gang every rank does the same work in the same wall time, so the rates of work counters (tensor cycles,
-bytes on the network) are equal by construction, also while one host slows down all others. Jobs that merely resemble each
-other drift apart within a minute. Two gangs of the same program may be taken for one; a change in one of them still shows,
-against the members of both.
+In a bulk-synchronous gang every rank does the same work in the same wall time, so the rates of work counters (tensor
+cycles, bytes on the network) are equal by construction, also while one host slows down all others. Jobs that merely
+resemble each other drift apart within a minute. Two gangs of the same program may be merged into a single gang; a
+change in either of them still shows, against the members of both.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import numpy as np
 
 from .stragglers import Flags, Floats, Indexes
 
-#: Neighbors in the order of a counter's rate are of two gangs where the rates differ by more (assumed; the agents' rates
+#: A greater relative gap between neighbors in a counter's sorted rates separates two gangs (assumed; the agents' rates
 #: have about 1 % of noise).
 RATE_TOLERANCE = 0.025
-#: Windows on end in which the same hosts agreed before they count as a gang, and in which a gang may be torn before it is none.
+#: Consecutive windows in which the same hosts must agree to become a gang, and in which a gang may disagree before it
+#: is dropped.
 AGREE_WINDOWS_MIN, TORN_WINDOWS_MAX = 6, 6
-#: This much of a gang's hosts are the same hosts.
+#: Two sets of hosts are the same gang if they share at least this part of their union.
 SAME_SHARE_MIN = 0.8
-#: A gang has this many hosts; of two, nothing says which is the odd one.
+#: Smallest gang: two hosts cannot show which of them is the odd host.
 HOSTS_MIN = 3
 
 
 def agreeing_groups(rates: Floats, candidates: Flags) -> Iterator[Indexes]:
-    """Yield the places of hosts whose *rates* (counters, hosts) all agree. Of hosts with a NaN in any row: none."""
+    """Yield the indexes of hosts whose *rates* (counters, hosts) all agree. Hosts with a NaN are left out."""
     places = np.flatnonzero(candidates & np.isfinite(rates).all(axis=0) & (rates > 0.0).all(axis=0))
     groups = [places]
-    for _ in range(2):  # what the second counter parts may let the first part again
+    for _ in range(2):  # a split by the second counter may open new gaps in the first
         for rate in rates:
             groups = [part for group in groups for part in _split(group, rate)]
     yield from (np.sort(group) for group in groups if group.size >= HOSTS_MIN)
@@ -47,13 +48,13 @@ class GangInference:
     """The gangs seen so far. For one thread; its memory is bounded by the number of hosts."""
 
     def __init__(self) -> None:
-        #: Hosts of a gang -> windows on end in which they agreed, and in which they did not.
+        #: Hosts of a gang -> consecutive windows in which they agreed, and in which they did not.
         self._agreed: dict[frozenset[int], tuple[int, int]] = {}
 
     def update(self, rates: Floats, candidates: Flags) -> list[frozenset[int]]:
-        """Take in a window, and return the gangs that stand, which share no host.
+        """Take in a window, and return the gangs that are currently known; no two share a host.
 
-        *rates*: (counters, hosts). *candidates*: hosts that work, and of which nobody says for whom.
+        *rates*: (counters, hosts). *candidates*: busy hosts without a known job.
         """
         found = [frozenset(group.tolist()) for group in agreeing_groups(rates, candidates)]
         of_host = {host: group for group in found for host in group}

@@ -1,7 +1,7 @@
 """Generated fingerprints for training and evaluation of similarity: simulated; every assumption is in this file.
 
-A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a few
-percent; some are slow, on other GPUs, or without GPM.
+A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a
+few percent; some are slow, on other GPUs, or without GPM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .fingerprint import NUMBERS, Floats
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
 
 #: Number -> range from which each class draws a workload's value; shares are normalized after. These are assumptions
-#: from what is published of clusters (steady periodic training; bursty inference bound by HBM; data preparation bound by
+#: from publications about clusters (steady periodic training; bursty inference bound by HBM; data preparation bound by
 #: CPU and disk), not measurements. Ranges overlap on purpose.
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "training": {

@@ -15,27 +15,28 @@ import numpy as np
 
 from .fingerprint import NUMBERS, Fingerprint, features
 
-#: Runs of one workload on alike hosts differ by about this much (standard deviation of the logarithm of their pace), an
-#: assumption that counts as much as this many runs: two runs alone say little of their spread.
+#: Standard deviation of the logarithm of the pace of runs of a workload on alike hosts (assumed), and the number of
+#: runs for which this assumption counts: two runs alone do not show their spread.
 SPREAD_PRIOR, PRIOR_RUNS = 0.02, 4
-#: A run that is less slower than this is not slower: 3 %.
+#: Only a pace ratio below this counts as slower: 3 %.
 SLOWER_RATIO_MAX = 0.97
-#: Earlier runs beyond this many add nothing: the nearest count.
+#: Limit of the earlier runs that are compared; the nearest count.
 EARLIER_RUNS_MAX = 32
-#: Normal quantiles: of a 90 % interval, and of the budget for false alarms: of runs that are as before 1 % are said to be slower.
+#: Normal quantiles: of a 90 % interval, and of the budget for false alarms: 1 % of unchanged runs are reported as
+#: slower.
 _Z, _Z_VERDICT = 1.6449, 2.3263
-#: Of a slowdown, the part that more waiting explains: below, the work itself took longer.
+#: If more waiting explains at most this part of a slowdown, the work itself took longer.
 WAITING_EXPLAINS_MAX = 0.25
-#: A host is slow over this many workloads, and in this many runs, or nothing is said of it.
+#: Workloads, and runs, that are needed to judge a host.
 WORKLOADS_MIN, RUNS_OF_HOST_MIN = 2, 3
-#: Hosts that are looked at: those that were in slow runs the most often.
+#: Limit of the hosts that are examined, those with the greatest share of slow runs first.
 CANDIDATES_MAX = 128
 
 
 class PaceComparison(NamedTuple):
-    """Pace over that of earlier runs, with a 90 % interval; 1: as before. `runs`: earlier runs that it is from.
+    """Pace over the pace of earlier runs, with a 90 % interval; 1: no change. `runs`: number of earlier runs used.
 
-    `is_slower`: beyond what runs differ by, but for one healthy run in a hundred.
+    `is_slower`: beyond the usual difference of runs, with a false alarm for one healthy run in a hundred.
     """
 
     ratio: float
@@ -46,18 +47,18 @@ class PaceComparison(NamedTuple):
 
 
 def pace_of(fingerprint: Fingerprint) -> float:
-    """Return the pace of a run: steps a second where the step is known, else NaN."""
+    """Return the pace of a run in steps per second; NaN if the step is unknown."""
     step = fingerprint.value("step_seconds")
     return 1.0 / step if isfinite(step) and step > 0 else float("nan")
 
 
 def is_comparable(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether the paces of two runs of a workload may be compared: as many GPUs, of the same model."""
+    """Return whether the paces of two runs of a workload are comparable: the same number and model of GPUs."""
     return one.gpus == other.gpus and one.gpu_model == other.gpu_model
 
 
 def compare_pace(pace: float, earlier: Iterable[float]) -> PaceComparison | None:
-    """Return *pace* against that of *earlier* runs; None where nothing can be compared.
+    """Return *pace* compared with the paces of *earlier* runs; None without a usable pace on both sides.
 
     The interval is Student's prediction interval of a further run, of logarithms, with SPREAD_PRIOR as PRIOR_RUNS runs.
     """
@@ -66,7 +67,7 @@ def compare_pace(pace: float, earlier: Iterable[float]) -> PaceComparison | None
         return None
     logs = np.log(known)
     center, runs = float(np.median(logs)), int(known.size)
-    # By the median's deviations: one earlier run that was slow itself must not widen the interval to no use.
+    # The spread comes from the median deviation: a single slow earlier run must not make the interval uselessly wide.
     spread = 1.4826 * float(np.median(np.abs(logs - center)))
     freedom = PRIOR_RUNS + runs - 1
     variance = (PRIOR_RUNS * SPREAD_PRIOR**2 + (runs - 1) * spread**2) / freedom
@@ -82,9 +83,9 @@ def compare_pace(pace: float, earlier: Iterable[float]) -> PaceComparison | None
 
 
 def student_quantile(freedom: int, z: float = _Z) -> float:
-    """Return the quantile of Student's t that is *z* for a normal one (default: 95 %), by the Cornish-Fisher expansion.
+    """Return the quantile of Student's t whose normal quantile is *z* (default: 95 %), by the Cornish-Fisher expansion.
 
-    Below 1 % off from 4 degrees on at 95 %, 4 % at 99 %.
+    With 4 degrees of freedom or more the error is below 1 % at 95 %, and below 4 % at 99 %.
     """
     first = (z**3 + z) / (4 * freedom)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -96,7 +97,7 @@ def student_quantile(freedom: int, z: float = _Z) -> float:
 
 
 class Movement(NamedTuple):
-    """A number of the fingerprint that is not what it was. `change`: in spreads between runs of one workload."""
+    """A number of the fingerprint that changed. `change`: in spreads between runs of one workload."""
 
     name: str
     before: float
@@ -107,7 +108,7 @@ class Movement(NamedTuple):
 def movements(
     now: Fingerprint, earlier: Sequence[Fingerprint], change_min: float = 2.0
 ) -> list[Movement]:
-    """Return the parts of *now* that differ from the median of *earlier* by *change_min* spreads or more, largest first."""
+    """Return the numbers of *now* that differ from the median of *earlier* by *change_min* spreads, largest first."""
     if not earlier:
         return []
     with np.errstate(all="ignore"):
@@ -130,10 +131,10 @@ def _median(column: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 def waiting_explains(
     comparison: PaceComparison, now: Fingerprint, earlier: Sequence[Fingerprint]
 ) -> float:
-    """Return the part of a slowdown that more waiting explains, 0 to 1; NaN where it is not known.
+    """Return the part of a slowdown that more waiting explains, 0 to 1; NaN if unknown.
 
-    A gang that waits for one host computes as long for each step as before, so that its share of computing falls as its
-    pace does. Where every step is more work, or all hosts are slow alike, that share stays.
+    A gang that waits for one host needs the same computing time per step as before, so its share of computing falls
+    with its pace. If every step has more work, or all hosts are equally slow, that share does not change.
     """
     before = _median(np.array([one.value("compute_ratio") for one in earlier]))
     share = now.value("compute_ratio")
@@ -144,7 +145,7 @@ def waiting_explains(
 
 
 class RunPace(NamedTuple):
-    """A run as drift of hosts is judged by. `ratio`: its pace over that of its workload's history."""
+    """A run as input of `drifting_hosts`. `ratio`: its pace over the pace of its workload's history."""
 
     workload: str
     ratio: float
@@ -164,10 +165,10 @@ class HostDrift:
 
 
 def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
-    """Return the hosts on which runs of two workloads or more were slow, while the same workloads without them were not.
+    """Return the hosts on which runs of two workloads or more were slow, while the same workloads elsewhere were not.
 
-    *runs*: oldest first. A host whose newest run was as fast as others is well again. One that is only ever in runs with the
-    same others cannot be told from these, and none is named.
+    *runs*: oldest first. A host whose newest run was not slow has recovered. Hosts that always ran together cannot be
+    distinguished: none of them is named.
     """
     usable = [one for one in runs if isfinite(one.ratio) and one.ratio > 0]
     of_host: dict[str, list[int]] = {}
@@ -182,7 +183,7 @@ def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
     alike: dict[frozenset[int], int] = {}
     for places in members.values():
         alike[places] = alike.get(places, 0) + 1
-    # Most hosts are in no slow run: only the others are looked at, those in slow runs the most often first.
+    # Most hosts are in no slow run: examine only the others, those with the greatest share of slow runs first.
     candidates = [
         host
         for host, workloads in slow_workloads.items()
@@ -201,7 +202,7 @@ def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
         if (drift := _host_drift(host, members[host], usable)) is not None
     ]
     found.sort(key=lambda one: one.ratio)
-    # What the slowest explains is no fault of those that ran beside it.
+    # Runs that the slowest host explains do not count against the hosts that ran with it.
     chosen: list[HostDrift] = []
     explained: set[int] = set()
     for drift in found:
@@ -244,17 +245,17 @@ def _host_drift(
 
 
 class RunVerdict(StrEnum):
-    """What earlier runs say of a run."""
+    """Verdict on a run, from earlier runs of its workload."""
 
     NEVER_SEEN = "never seen"
-    #: Its step is not known, or no earlier run was on as many GPUs of the same model.
+    #: The step is unknown, or no earlier run used the same number and model of GPUs.
     NOT_COMPARABLE = "not comparable"
     AS_BEFORE = "as before"
-    #: A host is among its own on which other workloads were slow, too.
+    #: Other workloads were slow, too, on a host of this run.
     SLOW_HOST = "slower: a host"
-    #: It does other work in each step than it did.
+    #: Each step has other work than before.
     WORKLOAD_CHANGED = "slower: the workload changed"
-    #: It waits more, or computes longer for the same: which host or what else is to blame is not known from runs.
+    #: It waits more, or computes longer for the same work: runs alone do not show the host or other cause.
     SLOWER = "slower"
 
 
@@ -265,9 +266,9 @@ def verdict_of(
     drifting: Iterable[str],
     hosts: Iterable[str],
 ) -> RunVerdict:
-    """Return what *earlier* runs of the same workload say of a run.
+    """Return the verdict of *earlier* runs of the same workload on the run *now*.
 
-    *drifting*: hosts of `drifting_hosts`; *hosts*: those of the run.
+    *drifting*: hosts of `drifting_hosts`; *hosts*: the hosts of the run.
     """
     if not earlier:
         return RunVerdict.NEVER_SEEN

@@ -1,9 +1,9 @@
 """Predicts recurring events (checkpoints, bursts of data loading): when the next comes, and whether it lasts.
 
-The event is an alternating renewal process. The interval between onsets is a mixture: regular (a Student t distribution around
-the mean of past intervals), regular with one onset left out, or memoryless (exponential). The weights follow how many past
-intervals were of each kind. The answer comes from a fixed number of paths drawn by quantiles, so equal input gives equal output.
-numpy only, no clock, no state.
+The event is an alternating renewal process. The interval between onsets is a mixture: regular (a Student t distribution
+around the mean of past intervals), regular with one onset left out, or memoryless (exponential). The weights follow how
+many past intervals were of each kind. The answer comes from a fixed number of paths drawn by quantiles, so equal input
+gives equal output. numpy only, no clock, no state.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Paths that are drawn, and onsets of each.
+#: Number of paths, and limit of the onsets in each path.
 PATHS, ONSETS_MAX = 128, 32
-#: Intervals and durations that are taken in: the last ones.
+#: Limit of the past intervals and durations that count: the last of them.
 EVENTS_MAX = 24
-#: An interval is regular when it is off the median, or a multiple of it up to three, by no more than three times the usual
-#: scatter; at least and at most by these shares of the median.
+#: An interval is regular if it is off the median, or off a multiple of it up to MULTIPLE_MAX, by at most three times
+#: the usual scatter. This tolerance is at least and at most these shares of the median.
 TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.2, 0.5, 3
-#: What is assumed of a cadence before it is known, as this many intervals: its spread as a share, and at least in seconds.
+#: Assumed spread of a cadence, as a share and at least in seconds, with a weight in intervals.
 SPREAD_PRIOR, SPREAD_PRIOR_SECONDS, SPREAD_PRIOR_WEIGHT = 0.03, 0.7, 1.5
-#: Counts assumed of regular intervals, of those with one left out, and of those without memory.
+#: Prior counts of regular intervals, of intervals with one onset left out, and of memoryless intervals.
 KINDS_PRIOR = (1.0, 0.1, 0.25)
-#: Durations of an event differ by this share before any is known.
+#: Assumed relative spread of the durations before any duration is known.
 DURATION_SPREAD_PRIOR = 0.3
-#: Events that make a cadence, and how much longer the longest may be than the shortest of them.
+#: Events that make a cadence, and the greatest ratio of their longest duration to the shortest.
 REGULAR_MIN, DURATION_RATIO_MAX = 3, 4.0
-#: Regular intervals from which on they are repeated as they were.
+#: With this number of regular intervals, past intervals are repeated unchanged.
 SEEN_MIN = 6
-#: With more intervals "the last interval again" may replace their mean: steps of a job can become longer while it runs.
+#: With more intervals the last interval may replace their mean: steps of a job can become longer while it runs.
 COMPARED_MIN = 4
-#: Degrees of freedom from which a t distribution is taken for a normal one.
+#: With this many degrees of freedom or more, a t distribution counts as normal.
 DEGREES_MAX = 40
 
 
 class Span(NamedTuple):
-    """An event that was seen. Seconds; `end` is NaN while it lasts. `watch`: between two of one watch nothing was missed."""
+    """A past event, in seconds; `end` is NaN while it lasts. Within a `watch` no event is missing."""
 
     begin: float
     end: float = nan
@@ -51,12 +51,12 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the event."""
         return self.end - self.begin
 
 
 class Cadence(NamedTuple):
-    """How an event returns. Seconds. `regular`, `skipped`, `irregular`: intervals of each kind that were seen."""
+    """Recurrence of an event, in seconds. `regular`, `skipped`, `irregular`: numbers of past intervals of each kind."""
 
     interval: float = nan
     spread: float = nan
@@ -65,33 +65,33 @@ class Cadence(NamedTuple):
     irregular: int = 0
     duration: float = nan
     duration_spread: float = nan
-    #: The interval counts from the end of the event before: it comes after so much work.
+    #: The interval counts from the end of the previous event: a fixed amount of work comes between two events.
     is_from_end: bool = False
     #: Mean of all intervals, however irregular.
     mean_interval: float = nan
     degrees: int = 1
-    #: Of an earlier run, or as hosts learned it: not from events that were seen here.
+    #: Taken from an earlier run or from learned data of hosts, not from events of this run.
     is_prior: bool = False
     #: The regular intervals.
     seen: tuple[float, ...] = ()
 
     @property
     def is_known(self) -> bool:
-        """Whether an interval is known at all."""
+        """Whether the interval is known."""
         return isfinite(self.interval)
 
     @property
     def weights(self) -> tuple[float, float, float]:
-        """Return the probability that the next interval is regular, leaves one out, or has no memory."""
+        """Return the probabilities that the next interval is regular, leaves an onset out, or is memoryless."""
         counts = np.add((self.regular, self.skipped, self.irregular), KINDS_PRIOR)
         regular, skipped, irregular = (counts / counts.sum()).tolist()
         return regular, skipped, irregular
 
 
 class NextOnset(NamedTuple):
-    """When the event comes next, in seconds from now. Windows: the middle 50 % and 90 % of what is probable.
+    """Time of the next event, in seconds from now. Windows: the middle 50 % and 90 % of the probability.
 
-    `probability`: that it comes within a tenth of the interval of `seconds`.
+    `probability`: of an onset within a tenth of the interval around `seconds`.
     """
 
     seconds: float = nan
@@ -101,16 +101,16 @@ class NextOnset(NamedTuple):
 
 
 def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
-    """Return the cadence of *spans*, oldest first. *prior_interval*: of an earlier run of the same work, seconds, or NaN.
+    """Return the cadence of *spans*, oldest first. *prior_interval*: of an earlier run, seconds, or NaN.
 
-    The prior counts as one interval until two regular ones of its own are known.
+    The prior counts as one interval until two intervals of this run are known.
     """
     spans = spans[-EVENTS_MAX:]
     pairs = [(a, b) for a, b in pairwise(spans) if a.watch == b.watch and isfinite(a.end)]
     from_begin = _regularity([b.begin - a.begin for a, b in pairs], prior_interval)
     from_end = _regularity([b.begin - a.end for a, b in pairs], nan)
     found, is_from_end = from_begin, False
-    # Jobs that save every n steps: the time that saving takes does not count.
+    # For jobs that save every n steps, the time of the save is not part of the interval.
     if from_end.regular >= 3 and from_end.spread < 0.8 * from_begin.spread:
         found, is_from_end = from_end, True
     durations = np.array([span.seconds for span in spans if isfinite(span.end)])
@@ -123,9 +123,9 @@ def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
 
 
 def regular_longest(spans: Sequence[Span], interval_min: float) -> list[Span]:
-    """Return the longest of *spans* (ended, oldest first) that return regularly, as many as do; none if fewer than REGULAR_MIN.
+    """Return the largest set of longest *spans* (ended, oldest first) that recurs regularly; empty below REGULAR_MIN.
 
-    Among the pauses of a job are checkpoints, and shorter ones that come at any time. *interval_min*: seconds.
+    The pauses of a job include checkpoints, and shorter pauses at any time. *interval_min*: seconds.
     """
     spans = list(spans[-EVENTS_MAX:])
     found: list[Span] = []
@@ -181,7 +181,7 @@ def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
 
 
 def _last_is_better(intervals: Sequence[float]) -> bool:
-    """Return whether the previous interval predicted each interval better than the mean of all earlier intervals did."""
+    """Return whether the last interval predicted the next interval better than the mean of all earlier ones."""
     if len(intervals) <= COMPARED_MIN:
         return False
     values = np.array(intervals)
@@ -202,22 +202,22 @@ def _t_quantiles(degrees: int) -> Floats:
 _MIDDLES = (np.arange(PATHS) + 0.5) / PATHS
 #: Quantiles of an exponential distribution of mean 1.
 _EXPONENTIAL = -np.log1p(-_MIDDLES)
-#: Orders in which quantiles are taken, so that one onset of a path says nothing of the next.
+#: Orders of the quantiles, so that an onset of a path is independent of the next onset.
 _ORDERS = np.random.default_rng(20).permuted(np.tile(np.arange(PATHS), (2 * ONSETS_MAX, 1)), axis=1)
 
 
 _NORMAL = _t_quantiles(DEGREES_MAX)
-#: Two of three paths repeat an interval that was seen.
+#: Two of three paths repeat a past interval.
 _IS_SEEN = np.arange(PATHS) % 3 > 0
 
 
 def _intervals(cadence: Cadence, elapsed: float) -> Floats:
-    """Return PATHS intervals that are longer than *elapsed*, at equal steps of probability, rising."""
+    """Return PATHS intervals longer than *elapsed*, at equal steps of probability, rising."""
     regular, skipped, irregular = cadence.weights
     t = _t_quantiles(min(cadence.degrees, DEGREES_MAX))
     memoryless = max(cadence.mean_interval, 1.0)
     past = max(elapsed, 0.0)
-    # A job that saves at the end of a step has two or three intervals, and nothing between: with more of them, those seen count.
+    # A job that saves at the end of a step has only two or three different intervals: past intervals count, if enough.
     seen = cadence.interval + cadence.spread * t
     if len(cadence.seen) >= SEEN_MIN:
         width = max(SPREAD_PRIOR_SECONDS, 0.25 * cadence.spread)
@@ -230,7 +230,7 @@ def _intervals(cadence: Cadence, elapsed: float) -> Floats:
             past + memoryless * _EXPONENTIAL,
         ]
     )
-    # What has no memory is as probable as it was for as long as nothing came.
+    # A memoryless interval becomes less probable while no event comes.
     weights = np.repeat([regular, skipped, irregular * np.exp(-past / memoryless)], PATHS)
     weights = np.where(values > past, weights, 0.0)
     if weights.sum() <= 0:
@@ -239,7 +239,7 @@ def _intervals(cadence: Cadence, elapsed: float) -> Floats:
 
 
 def weighted_quantiles(values: Floats, weights: Floats, shares: Floats) -> Floats:
-    """Return the quantiles of *values* at *shares*; *weights* need no sum of 1, but one above 0."""
+    """Return the quantiles of *values* at *shares*; the sum of *weights* must be above 0."""
     order = np.argsort(values, kind="stable")
     total = np.cumsum(weights[order])
     at = np.searchsorted(total, shares * total[-1])
@@ -247,12 +247,12 @@ def weighted_quantiles(values: Floats, weights: Floats, shares: Floats) -> Float
 
 
 class RenewalPaths:
-    """Paths of an event from now on: `begins`, `ends` are (PATHS, onsets), seconds from now."""
+    """Possible futures of an event: `begins`, `ends` are (PATHS, onsets), in seconds from now."""
 
     def __init__(
         self, cadence: Cadence, last: Span | None, now: float, horizon_seconds: float
     ) -> None:
-        """*last*: the newest event; None: none was seen. Times in the seconds of the spans. Call it with a known cadence."""
+        """*last*: the newest event, None without events. All times share the clock of the spans; *cadence* is known."""
         self.cadence = cadence
         is_on = last is not None and not isfinite(last.end)
         origin = now
@@ -270,13 +270,13 @@ class RenewalPaths:
         self.begins: Floats = np.cumsum(np.maximum(steps, 0.0), axis=1)
         lengths = self._lengths(count)
         self.ends: Floats = self.begins + lengths
-        #: Until when the event that lasts now continues.
+        #: Remaining seconds of the present event, per path.
         self.lasts_seconds: Floats = np.zeros(PATHS)
         if is_on and last is not None:
             age = now - last.begin
             usual = lengths[:, 0]
             over = usual[usual > age]
-            # One that lasts longer than any before continues for as long as it has, in the mean.
+            # An event longer than almost all before continues, in the mean, for as long as its age.
             self.lasts_seconds = (
                 np.quantile(over, _MIDDLES) - age if over.size >= 4 else max(age, 1.0) * _EXPONENTIAL
             )  # fmt: skip
@@ -289,7 +289,7 @@ class RenewalPaths:
         return np.stack([quantiles[order] for order in _ORDERS[ONSETS_MAX : ONSETS_MAX + count]], 1)
 
     def is_on(self, seconds: float) -> float:
-        """Return the probability that the event is there in *seconds* from now."""
+        """Return the probability that the event is active in *seconds* from now."""
         on = ((self.begins <= seconds) & (seconds < self.ends)).any(axis=1)
         return float(np.mean(on | (self.lasts_seconds > seconds)))
 
@@ -298,7 +298,7 @@ class RenewalPaths:
         return float(np.mean(self.begins[:, 0] <= seconds))
 
     def next_onset(self) -> NextOnset:
-        """Return when it begins next."""
+        """Return the next onset."""
         first = self.begins[:, 0]
         low_90, low_50, middle, high_50, high_90 = np.quantile(
             first, (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -310,9 +310,9 @@ class RenewalPaths:
 def memoryless_is_on(
     spans: Sequence[Span], open_seconds: float, watched_seconds: float, seconds: float
 ) -> float:
-    """Return the probability that an event without a known cadence is there in *seconds*: it begins and ends at any time.
+    """Return the probability that an event without a known cadence is active in *seconds* from now.
 
-    *spans*: that ended; *open_seconds*: how long the one that is there now has lasted, NaN for none.
+    *spans*: ended events; *open_seconds*: age of the present event, NaN for none.
     """
     is_open = isfinite(open_seconds)
     if not spans and not is_open:

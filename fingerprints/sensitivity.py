@@ -1,8 +1,8 @@
-"""Sensitivity of a workload to each component of a host, and its slowdown where one is slow.
+"""Sensitivity of a workload to each component of a host, and its slowdown if a component is slow.
 
-A step's time is split by the component that bounds it. If a component runs at a share `s` of its speed, its part takes `1 / s`
-as long. Work that overlaps with computing costs nothing until the component needs longer than the whole step. So memory-bound
-work tolerates a low SM clock, and work that rarely communicates tolerates a slow port.
+A step's time is split by the component that bounds it. If a component runs at a share `s` of its speed, its part takes
+`1 / s` as long. Work that overlaps with computing costs nothing until the component needs longer than the whole step.
+So memory-bound work tolerates a low SM clock, and work that rarely communicates tolerates a slow port.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Singles = npt.NDArray[np.float32]
 COMPONENTS = ("compute", "memory", "pcie", "nvlink", "network", "host_cpu", "storage")
 COMPUTE, MEMORY, PCIE, NVLINK, NETWORK, HOST_CPU, STORAGE = range(len(COMPONENTS))
 
-#: What a kernel reaches of the peak when nothing else holds it: of HBM bandwidth, and of the tensor cores (assumed; the
-#: public figures of well-tuned training are 0.85 to 0.92, and 0.5 to 0.65).
+#: Share of the peak that a kernel reaches if nothing else limits it: of HBM bandwidth, and of the tensor cores
+#: (assumed; the public figures of well-tuned training are 0.85 to 0.92, and 0.5 to 0.65).
 MEMORY_REACHED, TENSOR_REACHED = 0.9, 0.6
-#: A host whose tasks wait for its disks for this share of the time is held by them, not by its cores.
+#: If tasks wait for disks for at least this share of the time, stalls of the host count for storage, not for its cores.
 DISK_PRESSURE_MIN = 0.05
-#: No host is reported to be slower than this for a workload: a component that is all but gone stops it.
+#: Limit of the slowdown that is reported for a workload: a component that is almost unusable stops it.
 SLOWDOWN_MAX = 20.0
 SPEED_MIN = 0.01
 
 
 class LinkRates(NamedTuple):
-    """Bytes a second in one direction: of a GPU's PCIe link, all its NVLinks, and its share of the host's ports."""
+    """Bytes a second in one direction: a GPU's PCIe link, all its NVLinks, and its share of the host's ports."""
 
     pcie: float
     nvlink: float
     network: float
 
 
-#: By a part of the model's name: vendors' data sheets, less what protocols take. Sixteen lanes of generation 4 and 5.
+#: By a part of the model's name: vendors' data sheets, minus protocol overhead. Sixteen lanes of generation 4 and 5.
 _RATES: Mapping[str, LinkRates] = {
     "A100": LinkRates(26e9, 300e9, 25e9),
     "H100": LinkRates(53e9, 450e9, 50e9),
@@ -53,7 +53,7 @@ _DEFAULT_RATES = _RATES["H100"]
 
 
 class WorkloadNeeds(NamedTuple):
-    """By COMPONENTS: the share of a step's time that is bound by each, and the share in which each is in use at all."""
+    """By COMPONENTS: the share of a step's time that each component bounds, and the share in which it is in use."""
 
     bound: tuple[float, ...]
     in_use: tuple[float, ...]
@@ -61,7 +61,7 @@ class WorkloadNeeds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkloads:
-    """What is known of jobs by name: `needs` has a row for each of `names`, bound and then in use. Immutable."""
+    """The needs of jobs by name: `needs` has a row for each of `names`, bound and then in use. Immutable."""
 
     names: Mapping[str, int] = field(default_factory=dict)
     descriptions: Sequence[str] = ()
@@ -70,7 +70,7 @@ class KnownWorkloads:
     )
 
     def find(self, job: str) -> tuple[WorkloadNeeds, str] | None:
-        """Return what is known of a job, and of which run, as text; None: nothing."""
+        """Return the needs of *job* and a text that names the run they are from; None for an unknown job."""
         if (at := self.names.get(job)) is None:
             return None
         row = self.needs[at].tolist()
@@ -80,7 +80,7 @@ class KnownWorkloads:
 
 
 def needs_of(fingerprint: Fingerprint) -> WorkloadNeeds | None:
-    """Return what the workload of *fingerprint* needs; None where neither phases nor utilization are known."""
+    """Return the needs of the workload of *fingerprint*; None if neither phases nor utilization are known."""
     compute, wait, stall, checkpoint = (
         fingerprint.value(f"{name}_ratio")
         for name in ("compute", "wait", "host_stall", "checkpoint")
@@ -105,7 +105,7 @@ def needs_of(fingerprint: Fingerprint) -> WorkloadNeeds | None:
         in_use[at] = min(used, 1.0) if isfinite(used) and used > 0.0 else 0.0
     network, nvlink = in_use[NETWORK], in_use[NVLINK]
     if fingerprint.hosts > 1 and network + nvlink <= 0.0:
-        network = 1.0  # nothing counts the bytes: who waits for other hosts waits for the network
+        network = 1.0  # no byte counters: a job on several hosts waits for the network
     if network + nvlink > 0.0:
         bound[NETWORK] = wait * network / (network + nvlink)
         bound[NVLINK] = wait - bound[NETWORK]
@@ -118,7 +118,7 @@ def needs_of(fingerprint: Fingerprint) -> WorkloadNeeds | None:
 
 
 def _memory_share(fingerprint: Fingerprint, compute: float) -> float:
-    """Return which share of computing is bound by memory; 0 where nothing tells: a low clock then costs all it may."""
+    """Return the share of computing that memory bounds; 0 without data, so that a low clock has its full effect."""
     memory, tensor = (
         fingerprint.value(name) for name in ("memory_bandwidth_ratio", "tensor_ratio")
     )
@@ -131,9 +131,9 @@ def _memory_share(fingerprint: Fingerprint, compute: float) -> float:
 
 
 def expected_slowdowns(needs: WorkloadNeeds, speeds: Singles) -> Singles:
-    """Return how much longer a step takes on each host: 0 as long, 0.1 a tenth longer.
+    """Return how much longer a step takes on each host, as a ratio: 0 for no change, 0.1 for a tenth.
 
-    *speeds*: (hosts, components), 1 at full speed; NaN of a host without any data, as is its slowdown.
+    *speeds*: (hosts, components), 1 at full speed; NaN for a host without any data, whose slowdown is NaN, too.
     """
     known = np.maximum(speeds, SPEED_MIN)
     longer = 1.0 / known - 1.0

@@ -1,12 +1,12 @@
-"""Finds the earlier runs most similar to a run, and whether any is of the same workload.
+"""Finds the earlier runs most similar to a run, and the runs among them with the same workload.
 
-A run that waits for a slow host does the same work in each step, in a longer time. So runs are compared without their waiting:
-seconds per step, shares and traffic. The distance is the root mean square of the differences that both runs know, in units of
-the spread between runs of one workload. Over all runs it is one product of matrices: each term of (a - q)^2 = a^2 - 2aq + q^2
-is a column.
+A run that waits for a slow host does the same work in each step, in a longer time. So runs are compared without their
+waiting: seconds per step, shares and traffic. The distance is the root mean square of the differences that both runs
+know, in units of the spread between runs of one workload. Over all runs it is one product of matrices: each term of (a
+- q)^2 = a^2 - 2aq + q^2 is a column.
 
-Spreads and limits are fitted to generated runs (`python -m bench.fingerprint_quality --train`); a JSON file of numbers is
-shipped.
+Spreads and limits are fitted to generated runs (`python -m bench.fingerprint_quality --train`); a JSON file of numbers
+is shipped.
 """
 
 from __future__ import annotations
@@ -37,32 +37,35 @@ from .fingerprint import (
 MODEL_FILE = Path(__file__).parent / "run_similarity.json"
 #: Distances are in units of the limit, which NOT_FOUND_RATIO of the pairs of runs of one workload exceed.
 SAME_DISTANCE_MAX = 1.0
-#: The budget that the limits are fitted to: of runs whose workload was seen once, this many are said to be new.
+#: Budget of the fitted limits: share of runs that are reported as new although their workload was seen once.
 NOT_FOUND_RATIO = 0.05
-#: The run of another user is so much farther away: most workloads are one user's, and nearly all of these are alike in
-#: little else than what they do (assumed).
+#: Factor on the distance to a run of another user: most workloads have one user, and little else than the user is
+#: common to nearly all of them (assumed).
 OTHER_USER_FACTOR = 2.0
-#: Similarity falls from 1 to 0 around the limit, as fast as this (logistic; assumed, not fitted).
+#: Slope with which similarity falls from 1 to 0 around the limit (logistic; assumed, not fitted).
 SIMILARITY_STEEPNESS = 4.0
-#: Runs that are searched; the oldest make room.
+#: Limit of the runs in an index; a further run replaces the oldest.
 RUNS_MAX = 131_072
 #: Features are cut here, so that single precision suffices.
 _FEATURE_MAX = 1e3
 _WIDTH = len(NUMBERS)
-#: A run that waits for more than the rest of its time is compared as if it waited for that.
+#: Lower bound of the share of time at work: a run that waits for longer is compared with this share.
 AT_WORK_MIN = 0.05
 _STEP, _WAIT, _POWER, _LEVEL = (
     NUMBERS.index(name)
     for name in ("step_seconds", "wait_ratio", "power_ratio", "compute_power_ratio")
 )
-#: What a run does less of while it waits.
+#: Activities that waiting reduces.
 _WORK = [NUMBERS.index(name) for name in (*STATES, *RESOURCES) if name not in ("wait_ratio", "disk_pressure_ratio")]  # fmt: skip
 _IS_RATIO = np.array([name.endswith("_ratio") for name in NUMBERS])
 
 
 class SimilarityModel(NamedTuple):
-    """`variance` (features): of the difference of two runs of a workload; `limits` (features + 1): by how many features both
-    know, the sum of squares of differences up to which the workload is the same."""
+    """Spreads and limits. `variance` (features): of the difference of two runs of a workload.
+
+    `limits` (features + 1), by the number of features known to both: the greatest sum of squared differences at which
+    the workload is the same.
+    """
 
     variance: Floats
     limits: Floats
@@ -70,7 +73,7 @@ class SimilarityModel(NamedTuple):
 
 @cache
 def load_similarity(path: Path = MODEL_FILE) -> SimilarityModel:
-    """Return the model that is shipped; where there is none of these fingerprints, a spread of one unit in each feature."""
+    """Return the shipped model; if none fits these fingerprints, a model with a spread of one unit in each feature."""
     try:
         stored = json.loads(path.read_text())
         variance, limits = (
@@ -91,9 +94,9 @@ def load_similarity(path: Path = MODEL_FILE) -> SimilarityModel:
 
 
 def workload_features(values: npt.ArrayLike) -> Floats:
-    """Return what identifies the workload of runs (runs, NUMBERS): features without waiting; NaN where unknown.
+    """Return the features that identify the workloads of runs (runs, NUMBERS), without waiting; NaN where unknown.
 
-    Shares enter by their root, which makes the spread of small and large ones alike. Never raises on odd numbers.
+    Shares enter as square roots, which have the same spread for small and large shares. Never raises on odd numbers.
     """
     found = np.array(values, dtype=np.float64, ndmin=2)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -101,7 +104,7 @@ def workload_features(values: npt.ArrayLike) -> Floats:
         at_work = np.where((waits >= 0) & (waits <= 1), np.maximum(1.0 - waits, AT_WORK_MIN), 1.0)
         found[:, _STEP] *= at_work
         found[:, _WORK] /= at_work[:, None]
-        # The power of a run is its two levels, and how long it waited.
+        # The power of a run follows from its two power levels and its waiting.
         found[:, _POWER] = np.where(np.isfinite(found[:, _LEVEL]), np.nan, found[:, _POWER])
         found[:, _WAIT] = np.nan
         features = features_of(found)
@@ -114,23 +117,23 @@ class SimilarRun(NamedTuple):
     run: int
     distance: float
     similarity: float
-    known: int  # features that both know
+    known: int  # number of features that both know
 
 
 def similarity_of(distance: float) -> float:
-    """Return how alike two runs of that distance are, 0 to 1; no calibrated probability."""
+    """Return the similarity of two runs at *distance*, 0 to 1; it is not a calibrated probability."""
     exponent = SIMILARITY_STEEPNESS * (distance - SAME_DISTANCE_MAX)
     return float(1.0 / (1.0 + np.exp(np.clip(exponent, -50.0, 50.0))))
 
 
 class RunIndex:
-    """Fingerprints of earlier runs, to be searched. Rows are numbered from 0 and are never renumbered."""
+    """Searchable fingerprints of earlier runs. Rows are numbered from 0 and keep their numbers."""
 
     def __init__(self, runs_max: int = RUNS_MAX, model: SimilarityModel | None = None) -> None:
         self._runs_max, self._model = runs_max, model or load_similarity()
         self._count = 0  # rows ever added
         self._matrix: Singles = np.zeros((64, 3 * _WIDTH), dtype=np.float32)
-        #: Hashes of the user and of the GPU model of each; 0: not known.
+        #: Hashes of the user and of the GPU model of each run; 0: unknown.
         self._owners: npt.NDArray[np.uint32] = np.zeros((64, 2), dtype=np.uint32)
 
     def __len__(self) -> int:
@@ -138,11 +141,11 @@ class RunIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what is searched."""
+        """Bytes of the searched arrays."""
         return self._matrix.nbytes + self._owners.nbytes
 
     def add(self, fingerprint: Fingerprint, user: str = "") -> int:
-        """Add a run and return its number. The oldest makes room where there are too many."""
+        """Add a run and return its number. A full index replaces its oldest run."""
         number, row = self._count, self._count % self._runs_max
         if row >= len(self._matrix):
             size = min(self._runs_max, 2 * len(self._matrix))
@@ -154,11 +157,11 @@ class RunIndex:
         return number
 
     def has(self, run: int) -> bool:
-        """Return whether *run* has not made room yet."""
+        """Return whether *run* is still in the index."""
         return self._count - self._runs_max <= run < self._count
 
     def replace(self, run: int, fingerprint: Fingerprint, user: str = "") -> None:
-        """Put a later fingerprint of *run* in the place of the one before, if it is still there."""
+        """Replace the fingerprint of *run* with a later fingerprint, if the run is still in the index."""
         if self.has(run):
             self._put(run % self._runs_max, fingerprint, user)
 
@@ -170,9 +173,9 @@ class RunIndex:
         user: str = "",
         without: Sequence[int] = (),
     ) -> list[SimilarRun]:
-        """Return the runs nearest to *fingerprint* of *user* ("": not known), nearest first, at most *count_max*.
+        """Return the runs nearest to *fingerprint* of *user* ("": unknown), nearest first, at most *count_max*.
 
-        Runs that know too few of the same features, those on GPUs of another model and *without* are none of them.
+        Runs with too few common features, runs on GPUs of another model, and *without* are left out.
         """
         size = len(self)
         query = workload_features(fingerprint.values)[0]
@@ -203,7 +206,7 @@ class RunIndex:
         user: str = "",
         without: Sequence[int] = (),
     ) -> list[SimilarRun]:
-        """Return the earlier runs of the same workload, nearest first; empty: it was never seen."""
+        """Return the earlier runs of the same workload, nearest first; empty for a new workload."""
         found = self.nearest(fingerprint, count_max, user=user, without=without)
         return [one for one in found if one.distance <= SAME_DISTANCE_MAX]
 
@@ -216,7 +219,7 @@ class RunIndex:
         return newest - (newest - row) % self._runs_max
 
     def _distances(self, query: Floats) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return each run's squared distance, in units of the limit, infinite where too little is known; and how many are."""
+        """Return per run the squared distance (limit: 1, infinite if unknown), and the number of common features."""
         mask = np.isfinite(query)
         filled = np.clip(np.where(mask, query, 0.0), -_FEATURE_MAX, _FEATURE_MAX)
         weights = mask / self._model.variance
@@ -228,7 +231,7 @@ class RunIndex:
         product = self._matrix[: len(self)] @ terms
         squares, known = np.maximum(product[:, 0], 0.0), product[:, 1]
         limits = self._model.limits.astype(np.float32)[known.astype(np.intp)]
-        # Two runs are compared only if both know at least half.
+        # The comparison of two runs needs at least half of the query's features.
         known_min = max(float(KNOWN_MIN), float(mask.sum()) / 2)
         return np.where(known >= known_min, squares / limits, np.float32(np.inf)), known
 

@@ -1,7 +1,8 @@
 """Finds members of a synchronous gang that became slow: against the others, and against their own past.
 
-Peers alone do not show a slowdown below about 10 %: healthy parts differ by as much, and so do the roles of a pipeline. A
-member's own past alone does not either: it changes with every change of the workload. The difference of both differences does.
+Peers alone do not show a slowdown below about 10 %: healthy parts differ by as much, and so do the roles of a pipeline.
+A member's own past alone does not show it either: the past changes with every change of the workload. The change of a
+member's difference to its peers shows it.
 All code works on arrays over the members of many gangs at once; a member is a host or a GPU.
 """
 
@@ -18,23 +19,24 @@ Indexes = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int16]
 
-#: More members of a gang than this share (one always may) are the gang's affair, and no member's.
+#: At most this share of a gang's members (at least one member) can be outliers; more of them are a change of the whole
+#: gang.
 FEW_SHARE_MAX = 0.1
 
 
 # ----------------------------------------------------------------------
-# Medians and extremes of many small groups at once: gangs by the thousand, a handful of members each.
+# Medians and extremes of many small groups at once: thousands of gangs with a few members each.
 
 
 class GroupExtremes(NamedTuple):
-    """Of each group: the place of its greatest value, and the median of all others. -1 and NaN where it has fewer than two."""
+    """Per group: the index of the greatest value, and the median of all others; -1 and NaN if under two values."""
 
     greatest: Indexes
     median: Floats
 
 
 class _SortedGroups(NamedTuple):
-    """The places of all known values, group after group, ascending in each; and how many each group has, which ends where."""
+    """Indexes of all finite values by group, ascending within each; per group its size, and its end in `rows`."""
 
     rows: Indexes
     sizes: Indexes
@@ -48,7 +50,7 @@ def _sort_groups(values: Floats, group: Indexes, count: int) -> _SortedGroups:
 
 
 def medians(values: Floats, group: Indexes, count: int) -> Floats:
-    """Return the median of each of *count* groups, NaN for one without a value. *group*: -1 is none."""
+    """Return the median of each of *count* groups, NaN without values. Values with *group* -1 are ignored."""
     return _medians(values, _sort_groups(values, group, count))
 
 
@@ -62,18 +64,18 @@ def _medians(values: Floats, order: _SortedGroups) -> Floats:
 
 
 def group_extremes(values: Floats, group: Indexes, count: int) -> GroupExtremes:
-    """Return who has the most in each group, and the median of those beside it."""
+    """Return per group the index of the maximum and the median of the other values; -1 and NaN if under two values."""
     order = _sort_groups(values, group, count)
     most = np.full(count, -1, dtype=np.intp)
     several = order.sizes > 1
     most[several] = order.rows[order.ends[several] - 1]
-    # Without the last of an ascending group the middle moves down by half a place.
+    # Without the last member of an ascending group its middle moves down by half an index.
     rest = _SortedGroups(order.rows, np.where(several, order.sizes - 1, 0), order.ends - several)
     return GroupExtremes(most, _medians(values, rest))
 
 
 def max_below_top(values: Floats, few: Indexes, group: Indexes) -> Floats:
-    """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
+    """Return per group the maximum without its *few* greatest values; NaN if no value is left."""
     rows, sizes, ends = _sort_groups(values, group, few.size)
     found = np.full(few.size, np.nan)
     some = sizes > few
@@ -82,7 +84,7 @@ def max_below_top(values: Floats, few: Indexes, group: Indexes) -> Floats:
 
 
 def median_without(values: Floats, excluded: Indexes, group: Indexes, count: int) -> Floats:
-    """Return the median of each group but for its member *excluded* (-1: the group has no answer)."""
+    """Return per group the median without its member *excluded*; NaN where *excluded* is -1."""
     others = values.copy()
     others[excluded[excluded >= 0]] = np.nan
     found = medians(others, group, count)
@@ -91,51 +93,53 @@ def median_without(values: Floats, excluded: Indexes, group: Indexes, count: int
 
 
 def per_member(values: Floats, group: Indexes) -> Floats:
-    """Return the value of each member's group; NaN for a member of none."""
+    """Return the value of each member's group; NaN for a member without a group."""
     if not values.size:
         return np.full(group.shape, np.nan)
     return np.where(group >= 0, values[np.maximum(group, 0)], np.nan)
 
 
 def outliers_max(sizes: Indexes) -> Indexes:
-    """Return how many members of gangs of *sizes* may be longer than the others without it being the gang's affair."""
+    """Return per gang how many outliers are members at fault; more of them are a change of the whole gang."""
     return np.maximum(1, (FEW_SHARE_MAX * sizes).astype(np.intp))
 
 
 # ----------------------------------------------------------------------
 # A change of one member's excess over its gang, found window by window.
 
-#: Windows that make a past, of which the first are forgotten: a job begins slowly.
+#: Windows that make a past, and the windows before them that are ignored: a job begins slowly.
 PAST_WINDOWS_MIN, WARMUP_WINDOWS = 6, 2
-#: Windows after which a past has forgotten the rest.
+#: Windows in the running mean of a past; older windows lose their weight.
 PAST_WINDOWS = 60
-#: What is unusual for this many windows (an hour of ten seconds each) is usual from then on.
+#: After this many consecutive unusual windows (an hour of ten seconds each) the past restarts.
 UNUSUAL_WINDOWS_MAX = 360
-#: A change shows in a window where it is this many times the noise, and leads all but the few by this share of itself.
+#: A change shows in a window if it is NOISE_FACTOR times the noise, and exceeds all members outside the top few by
+#: LEAD_SHARE of itself.
 NOISE_FACTOR, LEAD_SHARE = 4.0, 0.5
-#: What befalls any member of a gang alike (stalls that go round) befalls the same one so often no more often than this.
+#: Limit of the chance that a stall that hits members at random hits the same member in every window of a streak.
 CHANCE_MAX = 5e-6
-#: Windows on end in which it must show, at least; and as many as are counted. One without it takes two back.
+#: Windows in a row in which a change must show, and the limit of the count. A window without the change subtracts two.
 STREAK_MIN, STREAK_MAX = 4, 12
-#: In gangs this large two members at once are still members, not the gang.
+#: In gangs of this size or more, two outliers at once are still members at fault, and not a change of the gang.
 PAIR_SIZE_MIN = 8
-#: Before a member has a past it is held against the others alone: then this many times the limit is a change, and it takes
-#: more windows. That is a member that was slow from birth.
+#: A member without a past is compared with the others alone: a change then needs BIRTH_FACTOR times the limit and more
+#: windows. Such a member was slow from birth.
 BIRTH_FACTOR, BIRTH_STREAK_MIN = 2.4, 9
-#: Of a past of fewer windows the spread is not known well: the gang's counts alone.
+#: With fewer windows the spread of a member's past is uncertain: the gang's spread alone counts.
 SPREAD_WINDOWS_MIN = 12
-#: No member is that many times as long as the others: a reading that says so is none.
+#: Larger absolute values are measurement errors and are ignored.
 VALUE_MAX = 1000.0
-#: 1.4826 times the median of the absolute differences is a normal's standard deviation.
+#: MAD times the median of the absolute differences is the standard deviation of a normal distribution.
 MAD = 1.4826
 
 
 class Change(NamedTuple):
-    """Each member's change, where one shows now: arrays over members.
+    """The change that each member shows now: arrays over members.
 
-    `streak`: windows on end, each of `window_seconds`; `is_named`: enough of them for a gang of its size; `from_birth`: it was so before it had a
-    past; `is_usual`: it has a past, and is as it was; `excess`: mean of how much it rose above its own past, or above the
-    others, over these windows; `error`: the standard error of that; `companions`: the same of each companion value.
+    `streak`: consecutive windows, each of `window_seconds`; `is_named`: the streak suffices for a gang of its size;
+    `from_birth`: the change began before the member had a past; `is_usual`: the member has a past and no change;
+    `excess`: mean rise above its own past, or above the others, over these windows; `error`: the standard error of
+    `excess`; `companions`: the same mean of each companion value.
     """
 
     streak: Counts
@@ -149,7 +153,7 @@ class Change(NamedTuple):
 
 
 class ChangeMonitor:
-    """The past of every member in its gang, and how long it has been unlike it. For one thread."""
+    """The past of every member in its gang, and how long the member has differed from it. For one thread."""
 
     def __init__(
         self,
@@ -161,9 +165,9 @@ class ChangeMonitor:
         window_seconds: float = 10.0,
         spread_windows_min: int = SPREAD_WINDOWS_MIN,
     ) -> None:
-        """*noise_min*: noise of an excess is taken for at least this. *companions*: values that only explain the first.
-        *birth_streak*: windows after which who is slow from birth is named. *spread_windows_min*: of a past of fewer windows
-        the gang's spread counts alone."""
+        """*noise_min*: lower bound of the noise of an excess. *companions*: number of values that only explain the
+        first. *birth_streak*: windows before a member that is slow from birth is named. *spread_windows_min*: with
+        fewer windows in a member's past the gang's spread alone counts."""
         self._noise_min, self._window_seconds = noise_min, window_seconds
         self._birth_streak, self._spread_windows_min = birth_streak, spread_windows_min
         shape = 1 + companions, capacity
@@ -183,7 +187,7 @@ class ChangeMonitor:
         return self._streak.size
 
     def fit(self, capacity: int) -> None:
-        """Make room for this many members."""
+        """Grow the arrays to *capacity* members."""
         more = capacity - self.capacity
         if more > 0:
             for name, array in vars(self).items():
@@ -192,7 +196,7 @@ class ChangeMonitor:
                     setattr(self, name, np.pad(array, padding))
 
     def reset(self, members: Flags) -> None:
-        """Forget these: they are in another gang."""
+        """Forget *members*: they are in another gang."""
         for array in (
             self._windows, self._unusual, self._streak, self._shown, self._age, self._from_birth,
         ):  # fmt: skip
@@ -207,11 +211,12 @@ class ChangeMonitor:
         limits: Floats,
         birth_limits: Floats | None = None,
     ) -> Flags:
-        """Take in a window, and return of which members it is well above what is usual.
+        """Take in a window, and return which members are well above their usual excess.
 
-        *excess*: of each member over the others of its gang now, NaN where it is not known. *companions*: (k, members).
-        *group*: of each member, -1 for one that takes no part in this window (its past and its streak stand still).
-        *limits*: of each gang, less of a change is none. *birth_limits*: the same without a past; None: BIRTH_FACTOR times *limits*.
+        *excess*: of each member over the others of its gang now, NaN if unknown. *companions*: (k, members).
+        *group*: of each member; -1: not part of this window (its past and its streak do not change).
+        *limits*: per gang the smallest change that counts. *birth_limits*: the same for members without a past; None:
+        BIRTH_FACTOR times *limits*.
         """
         count = limits.size
         without_past = per_member(BIRTH_FACTOR * limits if birth_limits is None else birth_limits, group)  # fmt: skip
@@ -242,7 +247,7 @@ class ChangeMonitor:
         begins = shows & (self._streak[:size] == 0)
         self._from_birth[:size][begins] = ~has_past[begins]
         self._count(shows, known, deltas)
-        # Without a past only who leads is unusual: roles differ from birth. Its spread is about the mean that there is.
+        # Without a past only a showing change is unusual: roles differ from birth. The spread is about the mean so far.
         is_learning = windows > WARMUP_WINDOWS
         delta = np.where(has_past | is_learning, values[0] - self._past[0, :size], np.nan)
         self._learn(values, delta, known, np.where(has_past, unusual, shows))
@@ -256,7 +261,7 @@ class ChangeMonitor:
         streak[missed] = np.maximum(streak[missed] - 2, 0)
         over = missed & (streak == 0)
         shown[over] = 0
-        # An old window weighs less once there are as many as a verdict looks at.
+        # A running mean: beyond STREAK_MAX windows an older window weighs less.
         shown[shows] = np.minimum(shown[shows] + 1, STREAK_MAX)
         weight = 1.0 / shown[shows]
         at = np.flatnonzero(shows)
@@ -265,7 +270,7 @@ class ChangeMonitor:
         self._squares[at] += (deltas[0, at] ** 2 - self._squares[at]) * weight
 
     def _learn(self, values: Floats, delta: Floats, known: Flags, unusual: Flags) -> None:
-        """Let the window be a part of the past of all members that are as before."""
+        """Add the window to the past of all members without an unusual value."""
         size = known.size
         count = self._unusual[:size]
         count[known & unusual] = np.minimum(count[known & unusual] + 1, UNUSUAL_WINDOWS_MAX + 1)
@@ -284,7 +289,7 @@ class ChangeMonitor:
         spread[measured] += ((1.25 * np.abs(delta) - spread) * weight)[measured]
 
     def change(self, group: Indexes, count: int) -> Change:
-        """Return what shows of each member now. *group*: as in `update`."""
+        """Return the change that each member shows now. *group*: as in `update`."""
         size = group.size
         streak, shown = self._streak[:size].copy(), self._shown[:size]
         sizes = np.bincount(group[group >= 0], minlength=count)
@@ -302,7 +307,7 @@ class ChangeMonitor:
 
 
 def either(first: Change, second: Change) -> Change:
-    """Return what *first* says of each member that it names, or that *second* does not; else what *second* says."""
+    """Return *first* for each member that *first* names or *second* does not name; else *second*."""
     use = first.is_named | ~second.is_named
     pairs: Iterator[tuple[NDArray[Any], NDArray[Any]]] = zip(first, second, strict=True)
     change = Change(*(np.where(use, one, other) for one, other in pairs))
@@ -310,7 +315,7 @@ def either(first: Change, second: Change) -> Change:
 
 
 def streak_needed(sizes: Indexes) -> Indexes:
-    """Return in how many windows on end a member of a gang of each size must show, so that it is not chance."""
+    """Return per gang size the windows in a row in which a change must show to exclude chance (CHANCE_MAX)."""
     with np.errstate(divide="ignore"):
         windows = np.ceil(np.log(CHANCE_MAX) / -np.log(np.maximum(sizes, 2)))
     needed: Indexes = np.clip(windows, STREAK_MIN, STREAK_MAX).astype(np.intp)

@@ -63,7 +63,7 @@ class ClassModel(NamedTuple):
 
 
 class ClassAnswers(NamedTuple):
-    """`likeliest`: index of the class of each run. `is_answer`: whether that class is given, else the run is unknown."""
+    """`likeliest`: index of the class of each run. `is_answer`: whether it is certain enough."""
 
     likeliest: npt.NDArray[np.intp]
     confidence: Floats
@@ -82,7 +82,7 @@ def class_features(values: npt.ArrayLike) -> Floats:
 
 
 def inputs_of(features: Floats, middle: Floats) -> Floats:
-    """Return a model's inputs: each feature, its square, and whether it is unknown. An unknown feature is in the middle."""
+    """Return a model's inputs: each feature, its square, and whether it is unknown. Unknown features become 0."""
     known = np.isfinite(features)
     centered = np.where(known, np.clip(features - middle, -6.0, 6.0), 0.0)
     return np.concatenate([centered, centered * centered / 3.0, ~known], axis=1)
@@ -90,7 +90,7 @@ def inputs_of(features: Floats, middle: Floats) -> Floats:
 
 @cache
 def load_model(path: Path = MODEL_FILE) -> ClassModel | None:
-    """Return the model that is shipped; None where there is none, or one of other fingerprints."""
+    """Return the shipped model; None if it is missing, or made for other fingerprints."""
     try:
         stored = json.loads(path.read_text())
         if (

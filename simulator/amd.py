@@ -1,7 +1,7 @@
 """Simulated hosts with AMD GPUs: the same model, with the values, names and missing signals of an MI300X host.
 
-The model's GPU is an H100. MI300X values are the same work scaled to its own limits (750 W, 2100 MHz: AMD's data sheet).
-Signals that its driver lacks are missing, and faults appear in the kernel log as amdgpu's own lines.
+The model's GPU is an H100. MI300X values are the same work scaled to its own limits (750 W, 2100 MHz: AMD's data
+sheet). Signals that its driver lacks are missing, and faults appear in the kernel log as amdgpu's own lines.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CLOCK_MAX_HERTZ, LIMIT_WATTS, MEMORY_CLOCK_HERTZ = 2100e6, 750.0, 1300e6
 LINKS = 7  # XGMI links of an OAM module in a fully connected host of eight
 LINK_BYTES_PER_SECOND = 64e9
 SLOWDOWN_CELSIUS, SHUTDOWN_CELSIUS = 100.0, 105.0
-#: What AMD's hosts do not have of a simulated host's sources.
+#: Kinds of sources that AMD hosts lack.
 ABSENT_KINDS = ("gpu_fast", "gpu_fabric", "nvml_events")
 NO_DATA = 1  # collector.outcome_state
 
 _CLOCK, _POWER = CLOCK_MAX_HERTZ / SM_CLOCK_MAX_HERTZ, LIMIT_WATTS / POWER_LIMIT_WATTS
-#: Signal -> by what it is more here.
+#: Signal -> factor on the H100's value.
 SCALED = {
     "gpu.sm_clock_hertz": _CLOCK,
     "gpu.sm_clock_max_hertz": _CLOCK,
@@ -38,7 +38,7 @@ SCALED = {
     "gpu.power_limit_max_watts": _POWER,
     "gpu.memory_used_bytes": AMD_MEMORY_BYTES / GPU_MEMORY_BYTES,
 }
-#: Signal -> what it is here.
+#: Signal -> value on an MI300X.
 CONSTANTS = {
     "gpu.memory_clock_hertz": MEMORY_CLOCK_HERTZ,
     "gpu.memory_clock_max_hertz": MEMORY_CLOCK_HERTZ,
@@ -48,7 +48,7 @@ CONSTANTS = {
     "gpu.temperature_shutdown_celsius": SHUTDOWN_CELSIUS,
     "nvlink.speed_bytes_per_second": LINK_BYTES_PER_SECOND,
 }
-#: What AMD's collectors fill beside what comes from the table.
+#: Further signals of AMD's collectors, beyond those in SOURCES and HELD.
 _BESIDE = frozenset(
     f"gpu.{name}"
     for name in (
@@ -69,7 +69,7 @@ AMD_SIGNALS = _BESIDE | {source.signal for source in SOURCES} | {signal for sign
 
 
 def as_amd(block: Block) -> None:
-    """Make a block of the model's what an MI300X host would send, in place. Twice over the same cells would scale twice."""
+    """Convert a block of the model into a block of an MI300X host, in place. A second call would scale twice."""
     kind = BY_ID[block.signal_ids[0]].device_kind
     valid = np.frombuffer(block.valid, np.uint8).reshape(len(block.signal_ids), block.rows)
     if kind == "collector":

@@ -75,7 +75,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _build_world(options: argparse.Namespace, clock: SystemClock) -> World:
-    """Return what is asked for. Raises ValueError with a message, for what makes no world."""
+    """Return the world of *options*. Raises ValueError with a message for invalid options."""
     settings = options.settings
     hosts = options.hosts or settings.scenario(options.scenario).hosts
     if hosts > HOSTS_MAX:

@@ -1,7 +1,7 @@
 """Effect of each fault class on a host's readings: one function per class, over all its active rows.
 
-*strength* is 0 to 1 over the onset, *amount* the incident's magnitude, *seconds* its age. Levels without a public figure are
-assumed, and listed here.
+*strength* is 0 to 1 over the onset, *amount* the incident's magnitude, *seconds* its age. Levels without a public
+figure are assumed, and listed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .noise import Floats
 from .scenario import FaultClass, Pair
 
 # ----------------------------------------------------------------------
-# What incidents change of hosts, and the rows that change it: the table between `effects` and
+# Changes that incidents make to hosts, and the rows that make them: the table between `effects` and
 # `physics`.
 
 Flags = npt.NDArray[np.bool_]
@@ -26,53 +26,53 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ActiveFaults:
-    """The rows of one class that stand at one moment. Arrays of one length."""
+    """The rows of one class that are active at one moment. Arrays of one length."""
 
     fault_class: FaultClass
-    slot: Ints  # of the host, in the arrays of `HostEffects`
-    gpu: Ints  # -1: all of the host's
+    slot: Ints  # index of the host in the arrays of `HostEffects`
+    gpu: Ints  # -1: all GPUs of the host
     strength: Floats
     amount: Floats
     variant: Floats
     seconds: Floats
-    is_due: Flags  # the onset is over: what ends jobs has happened
-    is_over: Flags  # it has ended since the step before
-    is_new: Flags  # that is so for the first time: what is counted once is counted now
+    is_due: Flags  # the onset is over: a failure that ends jobs has occurred
+    is_over: Flags  # ended since the previous step
+    is_new: Flags  # due for the first time: one-time counts are added in this step
 
 
 class HostEffects:
-    """What incidents change, of *hosts* hosts; arrays are (hosts,) or (hosts, 8). As if all were well."""
+    """Effects of incidents on *hosts* hosts; arrays are (hosts,) or (hosts, 8). The initial values are healthy."""
 
     def __init__(self, hosts: int) -> None:
         shape = hosts, GPUS
         self.speed: Floats = np.ones(shape)  # the clock, over the unbraked clock
         self.work: Floats = np.ones(shape)  # work per cycle
-        self.port: Floats = np.ones(shape)  # what a port moves, over what it should
+        self.port: Floats = np.ones(shape)  # a port's traffic, over its normal traffic
         self.stall: Floats = np.zeros(hosts)  # share of a step lost to the host itself
         self.starved: Floats = np.zeros(hosts)  # share of the time without data
-        self.hangs: Flags = np.zeros(hosts, bool)  # its gang waits for it, for ever
-        self.heat: Floats = np.zeros(shape)  # of the way to the brake's temperature
+        self.hangs: Flags = np.zeros(hosts, bool)  # its gang waits for this host forever
+        self.heat: Floats = np.zeros(shape)  # share of the way to the brake's temperature
         self.thermal: Floats = np.zeros(shape)  # share of the time braked by heat
         self.capped: Floats = np.zeros(shape)  # share of the time held by the power limit
-        self.limit: Floats = np.ones(shape)  # the power limit, over the usual
+        self.limit: Floats = np.ones(shape)  # the power limit, over the usual limit
         self.braked: Floats = np.zeros(shape)  # share of the time held by the power brake
         self.lanes: Floats = np.full(shape, 16.0)
-        self.replays: Floats = np.zeros(shape)  # a second, as all rates here
+        self.replays: Floats = np.zeros(shape)  # per second, as all rates here
         self.corrected: Floats = np.zeros(shape)
-        self.uncorrected: Floats = np.zeros(shape)  # a count, once
+        self.uncorrected: Floats = np.zeros(shape)  # a one-time count
         self.remap_pending: Floats = np.zeros(shape)
         self.remap_failed: Floats = np.zeros(shape)
-        self.recovery_action: Floats = np.zeros(shape)  # the recovery action
+        self.recovery_action: Floats = np.zeros(shape)
         self.lost: Flags = np.zeros(shape, bool)
         self.unread: Flags = np.zeros(shape, bool)  # a call into its driver does not return
         self.call_seconds: Floats = np.zeros(hosts)
         self.crc: Floats = np.zeros(shape)
-        self.nvlink: Floats = np.ones(shape)  # what a GPU moves over NVLink, over what it should
+        self.nvlink: Floats = np.ones(shape)  # a GPU's NVLink traffic, over its normal traffic
         self.link_down: Flags = np.zeros(shape, bool)
         self.retransmits: Floats = np.zeros(shape)
         self.symbols: Floats = np.zeros(shape)
         self.wait_ticks: Floats = np.zeros(shape)  # ticks that a port waits for credits
-        self.downed: Floats = np.zeros(shape)  # a count, once
+        self.downed: Floats = np.zeros(shape)  # a one-time count
         self.port_down: Flags = np.zeros(shape, bool)
         self.overruns: Floats = np.zeros(shape)  # the four-bit counter's value
         self.pressure: Floats = np.zeros(hosts)
@@ -82,33 +82,31 @@ class HostEffects:
         self.offset_seconds: Floats = np.zeros(hosts)
         self.imbalance: Floats = np.zeros(
             hosts
-        )  # the slowest rank of a step, over the others; less 1
-        self.stage_imbalance: Floats = np.zeros(
-            hosts
-        )  # the last stage's work, over the others'; less 1
+        )  # extra work of the slowest rank of a step, as a ratio
+        self.stage_imbalance: Floats = np.zeros(hosts)  # extra work of the last stage, as a ratio
 
 
-#: Assumed: a host that is fought over has this much of its time in pressure, and of its cores stolen.
+#: Assumed: a host with contention has this share of its time in pressure, and of its cores stolen.
 CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
 #: Temperature leads the clock by this share of the onset.
 HEAT_LEAD_SHARE = 0.5
 HALF_LANES, QUARTER_LANES = 8, 4
-#: Assumed: a GPU one of whose links repeats and is trained again moves this share of what it should, at worst.
+#: Assumed: a GPU with a link that repeats and retrains moves this share of its normal traffic, at worst.
 REPEATING_SHARE = 0.5
-#: Assumed: a host whose turn it is to stall has it for this long.
+#: Assumed: duration of the stall of one host before the next host stalls.
 STALL_TURN_SECONDS = 10.0
 RETRANSMISSIONS_PER_SECOND = 900.0
 SYMBOL_ERRORS_PER_SECOND = 6.0
 #: Corrected errors come in bursts: this share of the ten-second spans has them.
 BURST_SHARE = 0.3
-#: The recovery action of NVML that the driver asks for.
+#: The recovery action of NVML that the driver asks for: a reset of the GPU.
 RECOVERY_RESET = 1
 
 
 def _combine(
     array: npt.NDArray[np.generic], faults: ActiveFaults, values: object, ufunc: np.ufunc
 ) -> None:
-    """Combine *values* into the cells that are struck: of one GPU, or of all of the host."""
+    """Combine *values* into the affected cells: one GPU, or all GPUs of the host."""
     new = np.broadcast_to(np.asarray(values), faults.slot.shape)
     has_gpu = faults.gpu >= 0
     if array.ndim == 1:
@@ -120,7 +118,7 @@ def _combine(
 
 
 def thermal(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Heat first, then the clock."""
+    """Raise the temperature first, then lower the clock."""
     warm = np.minimum(faults.strength / HEAT_LEAD_SHARE, 1.0)
     cut = np.clip((faults.strength - HEAT_LEAD_SHARE) / (1 - HEAT_LEAD_SHARE), 0.0, 1.0)
     _combine(effects.heat, faults, warm, np.maximum)
@@ -129,20 +127,20 @@ def thermal(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def power_cap(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Somebody, or the firmware, has lowered the limit: power is at the limit, the die is cool."""
+    """Lower the power limit, by an operator or the firmware: power is at the limit, the die is cool."""
     _combine(effects.capped, faults, 0.95 * faults.strength, np.maximum)
     _combine(effects.speed, faults, 1 - faults.amount * faults.strength, np.minimum)
     _combine(effects.limit, faults, (1 - faults.amount * faults.strength) ** 2.2, np.minimum)
 
 
 def power_brake(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The rack's power supply asks all its GPUs to slow down at once."""
+    """Slow down all GPUs of a rack at once, at the request of its power supply."""
     _combine(effects.braked, faults, 0.98 * faults.strength, np.maximum)
     _combine(effects.speed, faults, 1 - faults.amount * faults.strength, np.minimum)
 
 
 def cpu_contention(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Gaps between kernels, and pressure on the cores; the clocks stay."""
+    """Put gaps between kernels, and pressure on the cores; the clocks do not change."""
     _combine(effects.stall, faults, faults.amount * faults.strength, np.maximum)
     pressure = CONTENDED_PRESSURE * faults.amount / 0.22 * faults.strength
     _combine(effects.pressure, faults, pressure, np.maximum)
@@ -151,18 +149,18 @@ def cpu_contention(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def storage_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Utilisation and power drop while one host waits for its data."""
+    """Lower utilization and power while one host waits for its data."""
     _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
     _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
 
 def slow_host(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Less work per cycle, and nothing that the driver names."""
+    """Do less work per cycle, with no sign from the driver."""
     _combine(effects.work, faults, 1 - faults.amount, np.minimum)
 
 
 def pcie_width(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Half the lanes, or a quarter; replays; the port beside it is fed more slowly."""
+    """Halve or quarter the lanes; add replays; the port next to the GPU gets its data more slowly."""
     half = faults.variant < 0.5
     _combine(
         effects.lanes,
@@ -175,7 +173,7 @@ def pcie_width(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def nvlink(effects: HostEffects, faults: ActiveFaults) -> None:
-    """One link repeats more and more, and its tensor group waits for it; then it is gone with XID 74."""
+    """Repeat more and more on one link, which delays its tensor group; then the link fails with XID 74."""
     _combine(effects.nvlink, faults, 1 - (1 - REPEATING_SHARE) * faults.strength, np.minimum)
     _combine(effects.crc, faults, faults.amount * np.minimum(faults.strength + 0.02, 1.0), np.add)
     _combine(effects.link_down, faults, faults.is_due, np.logical_or)
@@ -183,7 +181,7 @@ def nvlink(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def rdma_link(effects: HostEffects, faults: ActiveFaults) -> None:
-    """A bad cable: symbol errors, retransmissions, and the whole gang sends at this port's pace."""
+    """Simulate a bad cable: symbol errors, retransmissions, and the whole gang sends at this port's pace."""
     _combine(effects.port, faults, 1 - faults.amount * faults.strength, np.minimum)
     _combine(
         effects.retransmits,
@@ -195,13 +193,13 @@ def rdma_link(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def congestion(effects: HostEffects, faults: ActiveFaults) -> None:
-    """All ports of the gang alike: they wait for credits, and bytes are on a plateau."""
+    """Slow down all ports of the gang equally: they wait for credits, and bytes reach a plateau."""
     _combine(effects.port, faults, 1 - faults.amount * faults.strength, np.minimum)
     _combine(effects.wait_ticks, faults, 4000.0 * faults.strength, np.add)
 
 
 def flap(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The link goes and comes: the gang hangs for seconds, and there is a burst of retransmissions."""
+    """Take the link down and up: the gang hangs for seconds, and there is a burst of retransmissions."""
     _combine(effects.port_down, faults, faults.seconds < 2.0, np.logical_or)
     _combine(effects.downed, faults, np.ceil(faults.amount) * faults.is_new, np.add)
     _combine(effects.hangs, faults, True, np.logical_or)
@@ -209,14 +207,14 @@ def flap(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def port_gone(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The port is down and stays so; its gang waits until its time-out."""
+    """Take the port down for good; its gang waits until the timeout."""
     _combine(effects.port_down, faults, faults.is_due, np.logical_or)
     _combine(effects.downed, faults, faults.is_new, np.add)
     _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
 def hbm(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Corrected errors in bursts, where there is any warning; then data is lost."""
+    """Add bursts of corrected errors, if there is any warning; then lose data."""
     span = np.floor(faults.seconds / 10.0)
     bursts = (span * 0.618034 + faults.variant * 7.0) % 1.0 < BURST_SHARE
     warned = ~faults.is_due & bursts
@@ -232,20 +230,20 @@ def hbm(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def gsp_hang(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Calls take longer, then none returns: fields vanish, the gang waits, XID 119 comes late."""
+    """Make calls slower until none returns: fields vanish, the gang waits, XID 119 comes late."""
     _combine(effects.call_seconds, faults, faults.amount * faults.strength, np.maximum)
     _combine(effects.unread, faults, faults.is_due, np.logical_or)
     _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
 def gpu_lost(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Off the bus, without a word before."""
+    """Drop the GPU off the bus, without warning."""
     _combine(effects.lost, faults, faults.is_due, np.logical_or)
     _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
 def gpu_fault(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The driver asks for a reset."""
+    """Report the driver's request for a reset."""
     _combine(
         effects.recovery_action, faults, np.where(faults.is_due, RECOVERY_RESET, 0), np.maximum
     )
@@ -253,50 +251,50 @@ def gpu_fault(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def rack_dark(effects: HostEffects, faults: ActiveFaults) -> None:
-    """No power: the host says nothing more."""
+    """Silence a host without power."""
     _combine(effects.silent, faults, True, np.logical_or)
     _combine(effects.hangs, faults, True, np.logical_or)
 
 
 def gap(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Nothing is heard; nothing is wrong. One between two steps is not noticed."""
+    """Stop the readings of a healthy host. A gap between two steps is not noticed."""
     _combine(effects.silent, faults, ~faults.is_over, np.logical_or)
 
 
 def hung_collector(effects: HostEffects, faults: ActiveFaults) -> None:
-    """One GPU's readings do not return; its job continues."""
+    """Hang the readings of one GPU; its job continues."""
     _combine(effects.unread, faults, faults.is_due, np.logical_or)
     _combine(effects.call_seconds, faults, 1.0, np.maximum)
 
 
 def skewed_clock(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The wall clock is off."""
+    """Shift the wall clock."""
     _combine(effects.offset_seconds, faults, faults.amount, np.add)
 
 
 def saturated_counter(effects: HostEffects, faults: ActiveFaults) -> None:
-    """A counter that counts no more."""
+    """Stick a counter at a value."""
     _combine(effects.overruns, faults, faults.amount, np.maximum)
 
 
 def data_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """All hosts of the job wait for data, as the file system is slow for all."""
+    """Starve all hosts of the job at once: the shared file system is slow."""
     _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
     _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
 
 def sequence_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Another rank is the slowest in every step."""
+    """Make a different rank the slowest in every step."""
     _combine(effects.imbalance, faults, faults.amount, np.maximum)
 
 
 def stage_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The same stage is the longest in every replica."""
+    """Make the same stage the longest in every replica."""
     _combine(effects.stage_imbalance, faults, faults.amount, np.maximum)
 
 
 def rotating_stall(effects: HostEffects, faults: ActiveFaults) -> None:
-    """One host of the job waits for its data while the others wait for it: another one at every turn."""
+    """Starve one host of the job at a time, while the others wait for it; the host changes every turn."""
     for job in np.unique(faults.variant):  # the hosts of one job share its draws
         members = np.flatnonzero(faults.variant == job)
         turn = int(faults.seconds[members].max() // STALL_TURN_SECONDS)
@@ -308,15 +306,15 @@ def rotating_stall(effects: HostEffects, faults: ActiveFaults) -> None:
 
 
 def full_load_cap(effects: HostEffects, faults: ActiveFaults) -> None:
-    """The driver names the power cap at full load, and no clock is lost."""
+    """Report the power cap at full load, with no loss of clock."""
     _combine(effects.capped, faults, faults.amount, np.maximum)
 
 
 def no_effect(effects: HostEffects, faults: ActiveFaults) -> None:
-    """Nothing that a counter shows (silent corruption), or nothing of this moment (a restart)."""
+    """Change nothing: no counter shows silent corruption, and a restart has no effect on readings."""
 
 
-#: Class -> what it does. A class of `world.toml` without one is refused (`loading`).
+#: Class -> its effect. `scenario_file` refuses a class of `world.toml` without an effect.
 EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "thermal": thermal,
     "power_cap": power_cap,
@@ -352,9 +350,9 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "rotating_stall": rotating_stall,
 }
 
-#: What an amount may be where it is a part of something: some is left, else a gang would wait for ever.
+#: Range of an amount that is a share; some must be left, else a gang would wait forever.
 DEFAULT_AMOUNT_RANGE = 0.0, 0.95
-#: Where it is something else, or everything.
+#: Ranges of amounts that are not a share, or may be the whole.
 AMOUNT_RANGES: dict[str, Pair] = {
     "nvlink": (0.0, 1e6),
     "nvlink_switch": (0.0, 1e6),

@@ -11,8 +11,8 @@ from .machine import GPUS, NVLINKS_PER_GPU
 from .tables import Floats, Tables
 
 # ----------------------------------------------------------------------
-# A system and a scratch NVMe in every host: a checkpoint shows as writes where it is written, the
-# data set as reads.
+# A system and a scratch NVMe in every host: checkpoints show as writes on the host that writes
+# them, the data set as reads.
 
 CHECKPOINT_BYTES_PER_SECOND = 3.2e9
 DATASET_BYTES_PER_SECOND = 180e6
@@ -20,7 +20,7 @@ LOG_BYTES_PER_SECOND = 0.4e6
 BYTES_PER_OPERATION = 256e3
 WRITES_PER_FLUSH = 64
 READ_BYTES_PER_SECOND_MAX, WRITTEN_BYTES_PER_SECOND_MAX = 6e9, 4e9
-#: Of one operation.
+#: Duration of one operation.
 READ_MILLISECONDS, WRITE_MILLISECONDS = 0.12, 0.9
 #: SMART counts in thousands of sectors.
 _SMART_BYTES = 512_000.0
@@ -97,17 +97,17 @@ INTERRUPTS_PER_SECOND, SOFTIRQS_PER_SECOND = 60e3, 45e3
 INTERRUPT_RATIO = 0.004
 PACKAGE_IDLE_WATTS = 140.0
 CLASS_GPU, CLASS_NIC = 0x030200, 0x020700
-#: What PSI has a total of -> whose total it is.
+#: Signals of PSI that are ratios and have a total.
 _PRESSURES = ("pressure_cpu_some", "pressure_io_some", "pressure_io_full")
-#: Of them, how much there is more while a checkpoint is written.
+#: Additional pressure while a checkpoint is written.
 _WRITING_PRESSURE = {"pressure_io_some": 0.12, "pressure_io_full": 0.07}
 
 
 class MachineTables:
-    """All hosts around their GPUs; arrays are (hosts,) or (hosts, rows)."""
+    """Readings of the hosts besides their GPUs; arrays are (hosts,) or (hosts, rows)."""
 
     def __init__(self, random: np.random.Generator, hosts: int, uptime_seconds: float) -> None:
-        """*uptime_seconds*: the hosts' at the start."""
+        """*uptime_seconds*: uptime of the hosts at the start."""
         self.hosts = hosts
         self._random = random
         self._uptime_seconds = uptime_seconds
@@ -123,10 +123,10 @@ class MachineTables:
     def publish(
         self, tables: Tables, seconds: float, now_seconds: float, writing: Floats, gpu_watts: Floats
     ) -> None:
-        """Put what follows from the host's readings that are in *tables* already.
+        """Put the readings that depend on the host's readings in *tables*.
 
-        *seconds*: since the readings before. *writing*: 1 where a checkpoint is written. *gpu_watts*: of all GPUs
-        of a host together.
+        *seconds*: since the previous readings. *writing*: 1 where a checkpoint is written. *gpu_watts*: total of all
+        GPUs of a host.
         """
         self._add_jitter(tables, writing)
         self._publish_cores(tables, seconds, writing)
@@ -139,7 +139,7 @@ class MachineTables:
         return np.maximum(self._random.normal(mean, deviation, self.hosts), 0.0)
 
     def _add_jitter(self, tables: Tables, writing: Floats) -> None:
-        """Add noise to what is constant from second to second in *tables*, as on real hosts."""
+        """Add noise to the constant readings in *tables*, as on real hosts."""
         cpu = {
             name: tables.read(f"host.cpu_{name}_ratio")[:, 0]
             for name in ("user", "steal", "iowait")
@@ -188,7 +188,7 @@ class MachineTables:
         tables.put("host.cpu_frequency_max_hertz", hertz + 0.5e9)
 
     def _publish_memory(self, tables: Tables, seconds: float, writing: Floats) -> None:
-        """Put what is dirty, and the totals of PSI, whose shares the ratios are."""
+        """Put dirty memory, and the totals of PSI that match the ratios."""
         for name, total_us in self._pressure_us.items():
             total_us += np.floor(tables.read(f"host.{name}_ratio")[:, 0] * seconds * 1e6)
             tables.put(f"host.{name}_microseconds", total_us)
@@ -258,7 +258,7 @@ MACHINE_CONSTANTS: dict[str, float] = {
 PACKET_BYTES = 1400.0
 #: ETHTOOL_LINK_MODE_FEC_RS_BIT (ethtool.h).
 _FEC_RS_BIT = 50
-#: The interface's index; another one would be another interface.
+#: The interface's index; a different index would mean a different interface.
 _INTERFACE_INDEX = 2
 
 
@@ -308,15 +308,15 @@ INTERFACE_CONSTANTS: dict[str, float] = {
 
 
 # ----------------------------------------------------------------------
-# What the kernel says of itself: its clock, which a daemon keeps, its log, and the network it
+# The kernel's own readings: its clock, which a daemon adjusts, its log, and the network that it
 # watches.
 
-#: Lines that a kernel wrote while it booted; and how many of others come an hour.
+#: Lines that a kernel writes while it boots, and further lines per hour.
 BOOT_RECORDS = 4200
 RECORDS_PER_HOUR = 40.0
-#: An incident of the kernel log may continue for this long after its last line.
+#: An incident of the kernel log may continue for this time after its last line.
 INCIDENT_SECONDS = 60.0
-#: A daemon speaks to the kernel this often; until then the greatest error grows (kernel/time/ntp.c).
+#: Interval of the daemon's adjustments; between them the maximum error grows (kernel/time/ntp.c).
 POLL_SECONDS = 64.0
 ERROR_GROWTH = 500e-6
 _STA_PLL_NANO = 0x2001

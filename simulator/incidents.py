@@ -17,27 +17,30 @@ from .topology import FleetTopology
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
 
-#: An incident; times are seconds of the world. part: GPU, port or rail; -1: all of the host.
+#: An incident; times are seconds of the world. part: GPU, port or rail; -1: the whole host.
 DTYPE = np.dtype(
     [
         ("cause", np.int64),  # shared by all rows of one cause
-        ("origin", np.int64),  # of a fault that came back: the cause of the first; else -1
+        (
+            "origin",
+            np.int64,
+        ),  # cause of the first occurrence of a fault that came back; else -1
         ("cls", np.int16),
         ("host", np.int32),
         ("part", np.int16),
-        ("job", np.int32),  # that it is of; -1: of the host
+        ("job", np.int32),  # the affected job; -1: the host
         ("begin", np.float64),
-        ("onset", np.float64),  # seconds until it is at its full amount
-        ("end", np.float64),  # of the effect
+        ("onset", np.float64),  # seconds until the full amount
+        ("end", np.float64),  # end of the effect
         ("amount", np.float64),
-        ("variant", np.float64),  # uniform: what else is drawn of it
+        ("variant", np.float64),  # uniform draw for further choices of the class
     ]
 )
 Rows = npt.NDArray[np.void]
 
-#: This many rows of one class are more than anybody reads, and than memory bears.
+#: Limit of the rows of one class, for readers and for memory.
 ROWS_MAX = 1_000_000
-#: Classes that strike all hosts of a place, and by which of `FleetTopology`' arrays.
+#: Classes that affect all hosts of a place, and the array of `FleetTopology` with the place.
 SHARED_PLACES = {
     "rack_hour": "rack",
     "leaf_hour": "leaf",
@@ -49,7 +52,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True, slots=True)
 class DrawContext:
-    """What every draw needs: the same seed and name give the same numbers, whatever else is drawn."""
+    """Inputs of every draw: the same seed and name give the same numbers, independent of other draws."""
 
     seed: int
     settings: WorldSettings
@@ -59,7 +62,7 @@ class DrawContext:
 
     @property
     def seconds(self) -> float:
-        """How long the world lasts."""
+        """Length of the world."""
         return self.scenario.days * DAY
 
     @property
@@ -69,28 +72,28 @@ class DrawContext:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return self.frailty.size
 
     def random_source(self, *names: str) -> Random:
-        """Return a source of its own for what is called so."""
+        """Return a separate random source for *names*."""
         return named_random(self.seed, *names)
 
 
 def named_random(seed: int, *names: str) -> Random:
-    """Return a random source that depends on the seed and the names alone."""
+    """Return a random source that depends only on the seed and the names."""
     return np.random.default_rng([seed, *(zlib.crc32(name.encode()) for name in names)])
 
 
 def draw_frailty(settings: WorldSettings, seed: int, hosts: int) -> Floats:
-    """Return each host's share of what befalls hardware."""
+    """Return each host's share of all hardware faults."""
     shape = settings.frailty.shape
     shares = named_random(seed, "frailty").gamma(shape, 1 / shape, hosts)
     return np.asarray(shares / shares.sum())
 
 
 def empty_rows(count: int) -> Rows:
-    """Return rows to fill: of no job, no origin."""
+    """Return rows to fill, without job and origin."""
     rows = np.zeros(count, DTYPE)
     rows["job"] = rows["origin"] = -1
     return rows
@@ -103,7 +106,7 @@ def joined_rows(parts: Iterable[Rows]) -> Rows:
 
 
 def check_rows(context: DrawContext, each: FaultClass) -> None:
-    """Raise SettingsError where a rate makes more rows of *each* than ROWS_MAX."""
+    """Raise ScenarioError if a rate makes more rows of *each* than ROWS_MAX."""
     units = context.hosts * (GPUS if each.per in ("gpu_hour", "port_hour") else 1)
     hours = 1.0 if each.per in ("share", "job_share") else context.seconds / HOUR
     count = each.rate * context.scenario.rate_factor * units * hours
@@ -116,7 +119,7 @@ def check_rows(context: DrawContext, each: FaultClass) -> None:
 
 
 def draw_details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:
-    """Draw onset, duration, amount and variant of *rows*, in place; return them."""
+    """Draw onset, duration, amount and variant of *rows*, in place; return *rows*."""
     count = len(rows)
     rows["cls"] = number
     onset = random.uniform(*each.onset_seconds, count)
@@ -130,7 +133,7 @@ def draw_details(rows: Rows, each: FaultClass, number: int, random: Random) -> R
 
 
 def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_cause: int) -> Rows:
-    """Return the incidents of a class over the whole span, as if every host were always there."""
+    """Return the incidents of a class over the whole span, as if no host were ever away."""
     random = context.random_source("class", each.name)
     if each.per in SHARED_PLACES:
         return _draw_shared(context, each, number, first_cause, random)
@@ -147,7 +150,7 @@ def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_ca
 def _draw_hosts(
     context: DrawContext, each: FaultClass, random: Random
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return how many rows there are, and for which hosts."""
+    """Return the number of rows, and their hosts."""
     hosts = context.hosts
     if each.per == "share":
         chosen_hosts = np.flatnonzero(
@@ -164,7 +167,7 @@ def _draw_hosts(
 def _draw_shared(
     context: DrawContext, each: FaultClass, number: int, first_cause: int, random: Random
 ) -> Rows:
-    """One cause strikes all hosts of a place, within two seconds of each other."""
+    """Draw causes that affect all hosts of a place within two seconds."""
     place_of = getattr(context.topology, SHARED_PLACES[each.per])
     places = int(place_of.max()) + 1
     hours = context.seconds / HOUR
@@ -183,7 +186,7 @@ def _draw_shared(
 
 
 def spread_over_hosts(cause: Rows, begin: float, part: int, hosts: npt.NDArray[np.intp]) -> Rows:
-    """Return a row for each of *hosts* of the one cause, a little apart."""
+    """Return a row of *cause* for each of *hosts*, with slightly different begins."""
     rows = np.repeat(cause, hosts.size)
     rows["host"], rows["part"] = hosts, part
     rows["begin"] += begin + 1.5 * (np.arange(hosts.size) * 0.618 % 1.0)
@@ -194,22 +197,21 @@ def spread_over_hosts(cause: Rows, begin: float, part: int, hosts: npt.NDArray[n
 def parade_times(
     context: DrawContext, classes: Sequence[tuple[int, FaultClass]]
 ) -> dict[int, float]:
-    """Return when each class has its turn, by its number."""
+    """Return the begin of each class in a parade, by the number of the class."""
     interval_seconds = context.scenario.parade_seconds
     return {number: interval_seconds * (turn + 1) for turn, (number, _) in enumerate(classes)}
 
 
 # ----------------------------------------------------------------------
-# Hosts' lives: who is struck by what ends in a repair, away for how long, and struck again after
-# it.
+# Timelines of hosts: faults that end in a repair, the time away, and faults that come back after it.
 
-#: A boot takes this long.
+#: Duration of a boot.
 BOOT_SECONDS = 420.0
 
 
 @dataclass(order=True, slots=True)
 class Downtime:
-    """A host is not there: switched off, in repair, or booting."""
+    """A span in which a host is away: switched off, in repair, or booting."""
 
     begin: float
     end: float = field(compare=False)
@@ -219,7 +221,7 @@ class Downtime:
 
 @dataclass(slots=True)
 class HostTimelines:
-    """The incidents that happened, when hosts were away, and when a job on a host dies."""
+    """The incidents that occurred, the times when hosts were away, and when a job on a host dies."""
 
     rows: Rows
     downtimes: list[Downtime]
@@ -227,7 +229,7 @@ class HostTimelines:
 
 
 class _TimelineBuilder:
-    """Goes through what may befall, in time's order."""
+    """Applies possible incidents in order of time."""
 
     def __init__(
         self, context: DrawContext, classes: tuple[FaultClass, ...], next_cause: int
@@ -235,7 +237,7 @@ class _TimelineBuilder:
         self._context, self._classes = context, classes
         self._random = context.random_source("lives")
         self._next_cause = next_cause
-        self._back_seconds = np.zeros(context.hosts)  # when each host is there again
+        self._back_seconds = np.zeros(context.hosts)  # when each host is back
         self.happened: list[Rows] = []
         self.downtimes: list[Downtime] = []
         self.kills: list[tuple[float, int, int]] = []
@@ -248,7 +250,7 @@ class _TimelineBuilder:
             begin, _, row = heapq.heappop(heap)
             host = int(row["host"][0])
             if begin < self._back_seconds[host]:
-                continue  # it was away: nothing can befall it
+                continue  # the host was away: incidents cannot affect it
             self._apply(row, self._classes[int(row["cls"][0])])
             if (recurrence := self._recurrence(row)) is not None:
                 order += 1
@@ -270,13 +272,15 @@ class _TimelineBuilder:
     def _repair_seconds(self) -> float:
         repair = self._context.settings.repair
         if self._context.scenario.parade_seconds:
-            return self._context.scenario.parade_seconds / 2  # nobody waits for hours in a parade
+            return self._context.scenario.parade_seconds / 2  # shortened for a parade
         hours = repair.median_hours * np.exp(repair.sigma * self._random.standard_normal())
         return HOUR * float(np.clip(hours, 0.5, repair.hours_max))
 
     def _recurrence(self, row: Rows) -> Rows | None:
-        """Return the same fault once more, if it comes back after the return. What hosts share is no host's own: it
-        would come back on one of them alone."""
+        """Return the next occurrence of the same fault, None if it does not come back.
+
+        A shared cause does not recur: it would come back on a single host.
+        """
         each = self._classes[int(row["cls"][0])]
         if each.ends not in ("repair", "restart") or self._context.scenario.parade_seconds:
             return None
@@ -295,9 +299,9 @@ class _TimelineBuilder:
 
 
 def days_until_next(context: DrawContext, exponential: float) -> float:
-    """Return after how many days a host that came back is struck again; infinite for not in a burst.
+    """Return the days after which a host that came back has the fault again; infinity if not within the spans.
 
-    *exponential*: a draw of mean 1, spent along the piecewise constant hazard since the return.
+    *exponential*: a draw of mean 1, consumed along the piecewise constant hazard since the return.
     """
     after = context.settings.after_return
     begin, left = 0.0, exponential
@@ -313,8 +317,10 @@ def days_until_next(context: DrawContext, exponential: float) -> float:
 def build_timelines(
     context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
 ) -> HostTimelines:
-    """Return the *rows* that happened, and their consequences. *rows*: of classes that end a host's uptime or
-    kill its job."""
+    """Return the *rows* that occurred, and their consequences.
+
+    *rows*: incidents of classes that end a host's uptime or kill its job.
+    """
     builder = _TimelineBuilder(context, classes, next_cause)
     builder.run(rows)
     return HostTimelines(

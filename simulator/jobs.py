@@ -15,43 +15,44 @@ from .scenario import JobShapes, ScenarioError
 
 #: Assumed: share of the hosts, in whole hosts, that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03
-#: Assumed: this many jobs wait at any time. Who starts is followed by another draw, so each that is drawn runs.
+#: Assumed: number of jobs that wait at any time. Each job that starts is followed by another draw, so each drawn job
+#: runs.
 QUEUED_JOBS = 64
-#: More jobs than this are a slip in a file.
+#: More jobs are a mistake in a file.
 JOBS_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """One gang: its hosts (sorted indexes), when, and how it steps. Seconds and ratios."""
+    """A gang: its hosts (sorted indexes), its begin and end, and its steps. Seconds and ratios."""
 
     number: int
     hosts: npt.NDArray[np.int64]
     begin: float
     end: float
-    killed_by: int  # the cause; -1: it was done
+    killed_by: int  # the cause; -1: it ended normally
     period_seconds: float
     communicate_ratio: float
-    tensor_ratio: float  # of a step, exchanged within its tensor groups, over NVLink
+    tensor_ratio: float  # share of a step for exchange within tensor groups, over NVLink
     power_ratio: float
     is_memory_bound: bool
     checkpoint_every_seconds: float
     checkpoint_seconds: float
-    writes_alone: bool  # rank 0 for all, or the first GPU of each host its own part
+    writes_alone: bool  # rank 0 writes for all; else the first GPU of each host writes its own part
 
 
 @dataclass(slots=True)
 class _QueuedJob:
-    """A job that waits for its hosts; of *job* all but its number, hosts and times is drawn."""
+    """A job that waits for its hosts; *job* is complete except for number, hosts and times."""
 
     job: SimulatedJob
     size: int
-    seconds: float  # that it runs for, if nothing ends it
-    not_before: float  # not before
+    seconds: float  # its duration if it is not interrupted
+    not_before: float  # earliest start
 
 
 class _EventKind(IntEnum):
-    """What happens; at one moment in this order."""
+    """Kinds of events; events at one moment occur in this order."""
 
     DOWN = 0
     KILL = 1
@@ -62,7 +63,7 @@ class _EventKind(IntEnum):
 
 
 class Cluster:
-    """The free hosts, the running jobs and those that wait; `run` goes through all that happens."""
+    """The free hosts, the running jobs and the queue; `run` processes all events."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Cluster:
         timelines: HostTimelines,
         reboots: Sequence[tuple[float, int, int]],
     ) -> None:
-        """*reboots*: (when, host, cause) of those planned: done once no job is on the host."""
+        """*reboots*: planned reboots as (when, host, cause), done as soon as no job is on the host."""
         self._context, self._shapes = context, context.jobs
         self._random = context.random_source("jobs")
         hosts = context.hosts
@@ -80,7 +81,7 @@ class Cluster:
         self._is_up = np.ones(hosts, bool)
         self._is_free = np.ones(hosts, bool)
         self._job_of = np.full(hosts, -1)
-        self._pending_reboots: dict[int, int] = {}  # host -> cause of the reboot that it waits for
+        self._pending_reboots: dict[int, int] = {}  # host -> cause of its pending reboot
         self._running: dict[int, SimulatedJob] = {}
         self.jobs: list[SimulatedJob] = []
         self.reboot_downtimes: list[Downtime] = []
@@ -102,7 +103,7 @@ class Cluster:
         heapq.heappush(self._heap, (when, int(kind), self._order, subject, cause))
 
     def run(self) -> None:
-        """Let all of it happen."""
+        """Process all events, in order of time."""
         while self._heap and self._heap[0][0] < self._context.seconds:
             now, kind, _, subject, cause = heapq.heappop(self._heap)
             self._handle(now, _EventKind(kind), subject, cause)
@@ -121,7 +122,7 @@ class Cluster:
             self._pending_reboots[subject] = cause
             job = self._running.get(int(self._job_of[subject]))
             if job is not None and self._context.scenario.parade_seconds:
-                self._end(job, now, -1)  # a parade cannot wait for it
+                self._end(job, now, -1)  # a parade cannot wait for the job's end
                 self._start_later(now, 60.0 * self._shapes.pause_median_minutes)
             self._reboot(now, subject)
         elif kind is _EventKind.UP:
@@ -134,7 +135,7 @@ class Cluster:
                 self._pending_reboots.pop(subject, None)
 
     def _kill(self, now: float, host: int, cause: int) -> None:
-        """End the job on a host; it wants as many hosts again, before all others, for the time that it had left."""
+        """End the job on a host; it goes to the head of the queue, with the same size, for its remaining time."""
         job = self._running.get(int(self._job_of[host]))
         if job is not None:
             self._end(job, now, cause)
@@ -151,7 +152,7 @@ class Cluster:
             self._reboot(now, host)
 
     def _reboot(self, now: float, host: int) -> None:
-        """Carry out a planned reboot, if one is wanted and the host is free."""
+        """Carry out a planned reboot, if one is pending and the host is free."""
         if (
             host in self._pending_reboots
             and self._is_free[host]
@@ -167,16 +168,16 @@ class Cluster:
         return any(now <= down < now + BOOT_SECONDS for down in self._down_times.get(host, []))
 
     def _start_later(self, now: float, median_seconds: float) -> float:
-        """Let who waits start when a pause is over; return when that is."""
+        """Start queued jobs after a pause; return the time of that start."""
         wait = median_seconds * float(np.exp(0.5 * self._random.standard_normal()))
         self._push(now + wait, _EventKind.START, 0)
         return now + wait
 
     def _start(self, now: float) -> None:
-        """Start who waits, first come first served; behind the first who must wait longer, anyone who does not delay it."""
+        """Start queued jobs in order; a later job may start if it does not delay the first blocked job."""
         self._draw_queue()
         position, free_hosts = 0, self._free_count()
-        until, extra_hosts = np.inf, 0  # when the one that is held starts, and the hosts it leaves
+        until, extra_hosts = np.inf, 0  # start of the first blocked job, and hosts that it leaves
         while free_hosts > 0 and position < len(self._queue):
             queued = self._queue[position]
             is_longer = now + queued.seconds > until
@@ -196,7 +197,7 @@ class Cluster:
         return int(self._is_free.sum()) - self._idle_hosts
 
     def _reservation(self, now: float, queued: _QueuedJob) -> tuple[float, int]:
-        """Return when its hosts will be free, as jobs end that run now, and how many others will be then."""
+        """Return when enough hosts are free, as running jobs end, and how many further hosts are free then."""
         when, free_hosts = max(now, queued.not_before), self._free_count()
         for job in sorted(self._running.values(), key=lambda job: job.end):
             if free_hosts >= queued.size and job.end > when:
@@ -232,7 +233,7 @@ class Cluster:
         return _QueuedJob(job, size, HOUR * float(min(hours, shapes.duration_hours_max)), 0.0)
 
     def _launch(self, now: float, queued: _QueuedJob) -> None:
-        """Give free hosts to a job, next to each other where they are."""
+        """Start a job on free hosts, next to each other if possible."""
         number = len(self.jobs) + len(self._running)
         if number >= JOBS_MAX:
             raise ScenarioError(
@@ -253,7 +254,7 @@ class Cluster:
 def _feasible_sizes(
     shapes: JobShapes, hosts: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the sizes of jobs that *hosts* have room for, and how often each is drawn; else one job of them all."""
+    """Return the job sizes that fit *hosts*, and their probabilities; if none fits, one job of all hosts."""
     sizes, weights = np.array(shapes.hosts), np.array(shapes.weights)
     fit = (sizes <= hosts) & (weights > 0)
     if not fit.any():

@@ -1,7 +1,7 @@
 """Hardware of a simulated host: an eight-GPU machine with one InfiniBand port per GPU.
 
-PCI addresses and the pairing of GPU and NIC are those of a DGX H100; limits are those that nvidia-smi shows for an H100 SXM
-(slowdown at 89, software slowdown from 87, 700 W, 1980 MHz).
+PCI addresses and the pairing of GPU and NIC are those of a DGX H100; limits are the limits that nvidia-smi shows for an
+H100 SXM (slowdown at 89, software slowdown from 87, 700 W, 1980 MHz).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..contract.wire import telemetry_pb2
 GPUS = 8
 GPU_NAME = "NVIDIA H100 80GB HBM3 (simulated)"
 GPU_MEMORY_BYTES = 85_520_809_984  # 81559 MiB
-#: Of hosts with AMD's GPUs; what else is otherwise on them is in `amd.py`.
+#: Hosts with AMD GPUs; `amd.py` has their other differences.
 AMD_GPU_NAME = "AMD Instinct MI300X (simulated)"
 AMD_MEMORY_BYTES = 206_141_652_992  # 196,592 MiB
 SM_CLOCK_MAX_HERTZ = 1980e6
@@ -34,11 +34,11 @@ _NIC_BUSES = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
 GPU_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _GPU_BUSES)
 NIC_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _NIC_BUSES)
 RDMA_PORTS = tuple(f"mlx5_{i}/1" for i in range(GPUS))
-#: NUMA node of each GPU, and of the NIC beside it.
+#: NUMA node of each GPU, and of its neighboring NIC.
 NUMA_NODES = (0, 0, 0, 0, 1, 1, 1, 1)
 #: NVLinks of an H100 (fourth generation): 25 GB/s in each direction.
 NVLINKS_PER_GPU = 18
-#: Those whose signals the model has, by the names that they bear on a real host (a test holds it).
+#: Collectors whose signals the model has, by their names on a real host (a test checks them).
 COLLECTORS = (
     "host_1s",
     "host_10s",
@@ -75,7 +75,7 @@ COLLECTORS = (
     "gpu_fast_10s",
 )
 
-#: Device kind -> devices, for all kinds but those of GPUs, whose names differ from host to host.
+#: Device kind -> devices, for all kinds except those of GPUs, whose names differ from host to host.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "collector": COLLECTORS,
     "host": ("host",),
@@ -104,7 +104,7 @@ _DEVICES: dict[str, tuple[str, ...]] = {
         "power_meter@ACPI000D:00/power1",
     ),
 }
-#: What reads NVIDIA's GPUs -> what reads AMD's into the same tables.
+#: Collector of NVIDIA's GPUs -> AMD's collector that fills the same tables.
 _AMD_COLLECTORS = {theirs: name for name, theirs in SAME_TABLES.items()}
 #: Kinds that have a row for each GPU.
 _GPU_KINDS = ("gpu", "gpu_fast", "gpu_fabric")
@@ -117,7 +117,7 @@ class SimulatedMachine:
 
     name: str
     gpus: tuple[str, ...]
-    is_amd: bool = False  # else NVIDIA's: what that changes is in `amd.py`
+    is_amd: bool = False  # else NVIDIA; `amd.py` has the differences
 
     def devices_of(self, kind: str) -> tuple[str, ...]:
         """Return the keys of its devices of *kind*, in the order of their rows."""
@@ -130,7 +130,7 @@ class SimulatedMachine:
         return self.gpus if kind in _GPU_KINDS else _DEVICES[kind]
 
     def inventory(self) -> list[telemetry_pb2.Device]:
-        """Return what RegisterNode carries."""
+        """Return the devices for RegisterNode."""
         gpus = [
             _device(
                 "gpu",
@@ -158,7 +158,7 @@ def _device(kind: str, key: str, **attributes: str) -> telemetry_pb2.Device:
 def build_machines(
     hosts: int, random: np.random.Generator, amd_ratio: float = 0.0
 ) -> list[SimulatedMachine]:
-    """Return *hosts* machines, `sim-000` and so on; the GPUs' UUIDs are drawn. The last *amd_ratio* of them are AMD's."""
+    """Return *hosts* machines, `sim-000` and so on, with random GPU UUIDs. The last *amd_ratio* have AMD's."""
     first_amd = hosts - round(hosts * amd_ratio)
     return [
         SimulatedMachine(
@@ -173,16 +173,16 @@ def _uuid(random: np.random.Generator) -> uuid.UUID:
 
 
 # ----------------------------------------------------------------------
-# What GPUs in training show, phase by phase: power, clocks, activity. Levels are those of an H100.
+# Readings of GPUs in training, phase by phase: power, clocks, activity. Levels are those of an H100.
 #
 # power = idle + dynamic * activity * (clock / unbraked clock) ** 2.2
 #
-# 75 W idle, 150 W waiting, 550 W computing. Those of activity are assumed: a rank that waits in a
+# 75 W idle, 150 W waiting, 550 W computing. Activity levels are assumed: a rank that waits in a
 # collective keeps the few SMs of its communication kernel busy, and no tensor core.
 
 
 class Phase(IntEnum):
-    """What a rank is at while it does not wait for others."""
+    """Activity of a rank that does not wait for others."""
 
     COMPUTE = 0
     COMMUNICATE = 1
@@ -196,21 +196,21 @@ REASON_HW_SLOWDOWN = 0x8
 REASON_SW_THERMAL = 0x20
 REASON_POWER_BRAKE = 0x80
 
-#: Dynamic power falls with clock and the voltage that follows it.
+#: Dynamic power falls with the clock and with the voltage, which follows the clock.
 POWER_EXPONENT = 2.2
 POWER_NOISE = 0.01
 CLOCK_HERTZ = 1755e6
 CLOCK_STEP_HERTZ = 15e6
 CLOCK_IDLE_HERTZ = 345e6
-#: Where the brake holds the die of a failed cooler.
+#: Temperature at which the brake holds the die of a failed cooler.
 BRAKED_CELSIUS = 88.3
-#: Readings of the agent's fast lane in a second.
+#: Readings per second of the agent's fast lane.
 SAMPLES_PER_SECOND = 10
 
-#: Activity, as a share of the dynamic power: of a rank at the phase's own work, and while waiting.
+#: Activity as a share of the dynamic power: in each phase, and while waiting.
 PHASE_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}
 WAIT_ACTIVITY = 0.16
-#: Share of the SMs, and of the warps, that a kernel holds; of a communication kernel while waiting.
+#: Share of the SMs, and of the warps, that the communication kernel uses while waiting.
 WAIT_SM_ACTIVE, WAIT_OCCUPANCY = 0.18, 0.04
 PHASE_SM_ACTIVE = {Phase.COMPUTE: 0.88, Phase.COMMUNICATE: WAIT_SM_ACTIVE, Phase.GAP: 0.0}
 PHASE_OCCUPANCY = {Phase.COMPUTE: 0.24, Phase.COMMUNICATE: WAIT_OCCUPANCY, Phase.GAP: 0.0}
@@ -219,9 +219,9 @@ PHASE_BANDWIDTH = {Phase.COMPUTE: 0.42, Phase.COMMUNICATE: 0.10, Phase.GAP: 0.0}
 
 
 # ----------------------------------------------------------------------
-# What of a simulated GPU does not change while the model runs, as nvidia-smi -q says it of an H100.
+# Readings of a simulated GPU that do not change while the model runs, as nvidia-smi -q shows them for an H100.
 
-#: Verified, as `gpu.violation_*_field_state` has it.
+#: State of a verified field in `gpu.violation_*_field_state`.
 _VERIFIED = 2
 _MIB = 1 << 20
 #: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
@@ -280,7 +280,7 @@ GPU_CONSTANTS: dict[str, float] = {
     "gpu.repair_tpc_pending_state": 0,
     "gpu.unrepairable_memory_state": 0,
     "gpu_fast.power_brake_ratio": 0.0,
-    # Eight GPUs behind NVSwitches: registered, and Hopper tells no health of the fabric.
+    # Eight GPUs behind NVSwitches are registered; Hopper does not report the health of the fabric.
     "gpu_fabric.registration_state": 3,
     "gpu_fabric.registration_status_code": 0,
     "gpu_fabric.clique_number": 0,

@@ -1,7 +1,8 @@
 """The night of `docs/sql.md`: eight hosts in one job, the same in every run.
 
-The world has the three faults of `three`. Other faults are written over its readings here: one host flaps, one falls silent,
-one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. The job is defined here too.
+The world has the three faults of `three`. This module adds other faults to its readings: one host flaps, one host falls
+silent, one waits for a row remap, one has an old driver, one a wrong clock, and one lacks memory. The job is defined
+here too.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ FLAPPING_HOST, REMAPPING_HOST, OLD_DRIVER_HOST, WRONG_CLOCK_HOST = (
     "sim-003",
     "sim-007",
 )
-#: Seconds of the night at which a link goes down, and from which a row of memory waits for its replacement.
+#: Seconds of the night at which a link goes down, and from which a memory row waits for its remapping.
 FLAP_SECONDS, REMAP_SECONDS = (100, 130, 190), 110
 CLOCK_OFFSET_SECONDS = -3.2
 DRIVER, DRIVERS = "580.65.06", {OLD_DRIVER_HOST: "570.124.06"}
-#: One host's own label disagrees with what is declared of it, and it lacks a memory module.
+#: One host's own label contradicts its declaration, and the host lacks a memory module.
 MOVED_HOST, MEMORY_BYTES, MODULE_BYTES = "sim-002", 2 << 40, 64 << 30
 POD_HOST = "sim-003"
 JOB_ID, JOB_MINUTES, EARLIER_JOB_ID, EARLIER_JOB_MINUTES = "123", 50, "119", 170
@@ -37,10 +38,10 @@ SECOND_NS = 1_000_000_000
 
 
 class NightWorld(LiveWorld):
-    """The night in real time, as `SimulationRunner` wants it."""
+    """The night in real time, for `SimulationRunner`."""
 
     def __init__(self, uptime_seconds: float = 3600.0, start_wall_ns: int = 0) -> None:
-        """*uptime_seconds*: the hosts' at the begin; *start_wall_ns*: of the truth log."""
+        """*uptime_seconds*: uptime of the hosts at the beginning; *start_wall_ns*: for the truth log."""
         world = World(SCENARIO, SEED, hosts=HOSTS, start_wall_ns=start_wall_ns)
         super().__init__(world, uptime_seconds)
         self.gpus = {machine.name: machine.gpus for machine in world.machines}
@@ -48,11 +49,11 @@ class NightWorld(LiveWorld):
         self._reported_seconds = -REPEAT_SECONDS
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:
-        """Return what *host* registers with."""
+        """Return the devices that *host* registers."""
         return [*_inventory(super().devices(host), host), *_topology_devices(self.gpus[host])]
 
     def labels(self, host: str) -> dict[str, str]:
-        """Return what *host* says of itself."""
+        """Return the labels of *host*."""
         return labels(host)
 
     def step(self, elapsed_seconds: float) -> list[HostOutput]:
@@ -72,7 +73,7 @@ class NightWorld(LiveWorld):
         ]
 
     def _extra_events(self, before: float) -> Mapping[str, list[telemetry_pb2.HealthEvent]]:
-        """Return what the hosts tell beside what befalls them, by host."""
+        """Return events beyond those of the world's incidents, by host."""
         extra: dict[str, list[telemetry_pb2.HealthEvent]] = {}
         if self.now_seconds - self._reported_seconds >= REPEAT_SECONDS:
             self._reported_seconds = self.now_seconds
@@ -88,20 +89,20 @@ class NightWorld(LiveWorld):
         return extra
 
     def affected_gpu(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the GPU that a class strikes."""
+        """Return the host and the GPU that a class affects."""
         schedule = self.world.schedule
         (row,) = (r for r in schedule.rows if schedule.classes[int(r["cls"])].name == class_name)
         machine = self.world.machines[int(row["host"])]
         return machine.name, machine.gpus[int(row["part"])]
 
     def offset_ns(self, host: int) -> int:
-        """Return how far the wall clock of a host, by its index, is off now."""
+        """Return the present error of the wall clock of the host with index *host*."""
         is_wrong = self.world.names[host] == WRONG_CLOCK_HOST
         return round(CLOCK_OFFSET_SECONDS * SECOND_NS) if is_wrong else 0
 
 
 def labels(host: str) -> dict[str, str]:
-    """Return what *host* registers with."""
+    """Return the labels with which *host* registers."""
     values = {
         "hostname": host,
         "kernel": "6.8.0-48-generic",
@@ -124,7 +125,7 @@ def _inventory(
 
 
 def _topology_devices(gpus: Sequence[str]) -> Iterator[telemetry_pb2.Device]:
-    """What a real agent's inventory tells beside: the PCIe function of each GPU, and its NVLinks."""
+    """Yield further devices of a real agent's inventory: the PCIe function of each GPU, and its NVLinks."""
     for at, gpu in enumerate(gpus):
         pcie_attributes = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
                 "nearest_rdma_at": "same switch"}  # fmt: skip
@@ -140,7 +141,7 @@ def _topology_devices(gpus: Sequence[str]) -> Iterator[telemetry_pb2.Device]:
 
 
 def overlay_faults(host: str, block: Block, seconds: float) -> Block:
-    """Put the faults that the world has none for over a block of *host*, at *seconds* of the night; return the block."""
+    """Put faults that the world lacks into a block of *host*, at *seconds* of the night; return the block."""
     if host == FLAPPING_HOST and block.table == "net_1s_changes":
         _put(block, 0, carrier_down_events=sum(seconds >= at for at in FLAP_SECONDS))
     if host == FLAPPING_HOST and block.table == "rdma_1s_changes":
@@ -159,8 +160,11 @@ def _put(block: Block, row: int, **values: int) -> None:
 def process_events(
     gpus: Mapping[str, Sequence[str]], hot: tuple[str, str], uptime_ns: int
 ) -> Iterator[tuple[str, telemetry_pb2.HealthEvent]]:
-    """Yield (host, event) of the processes on each host's GPUs, without clocks and ids: a job of all hosts, an
-    earlier job on the GPU *hot* (host, GPU), and a pod with an unused GPU. *uptime_ns*: of the hosts, at the begin."""
+    """Yield (host, event) of the processes on each host's GPUs, without clocks and ids.
+
+    The processes are a job of all hosts, an earlier job on the GPU *hot* (host, GPU), and a pod with an unused GPU.
+    *uptime_ns*: uptime of the hosts at the beginning.
+    """
     rank = 0
     for host, host_gpus in gpus.items():
         for gpu in host_gpus:
@@ -176,7 +180,7 @@ def process_events(
 
 
 def flap_event() -> telemetry_pb2.HealthEvent:
-    """Return what the flapping host tells when its link goes down, without clocks and id."""
+    """Return the event of the flapping host when its link goes down, without clocks and id."""
     attributes = {"operational": "down", "history": "down up"}
     return _event("net.link", "eth0", attributes=attributes, message="carrier lost")
 
@@ -211,5 +215,5 @@ def _event(
 
 
 def event_id(event: telemetry_pb2.HealthEvent) -> str:
-    """Return an event's id, without the boot that it is of."""
+    """Return an event's id, without the boot."""
     return f"/{event.name}/{event.device}/{event.process_id}"

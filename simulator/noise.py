@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(bits: RandomBits) -> RandomBits:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014)."""
+    """Return *bits* through SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
     bits = bits + _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
@@ -26,11 +26,11 @@ def _mix(bits: RandomBits) -> RandomBits:
 
 
 class Noise:
-    """Uniform and about normal numbers for parts, by the tick (an integer) and a channel's number."""
+    """Uniform and approximately normal numbers for parts, by the tick (an integer) and a channel's number."""
 
     def __init__(self, seed: int, parts: npt.NDArray[np.int64]) -> None:
-        """*parts*: a number of its own for each part, of any shape; what is returned has that shape."""
-        # The seed is mixed first: as it is, a small one only has the parts change places.
+        """*parts*: a unique number for each part, in any shape; results have that shape."""
+        # The seed is mixed first: a small raw seed would only exchange the numbers of parts.
         mixed_seed = _mix(np.array([seed & _MASK], np.uint64))[0]
         self._parts = _mix(parts.astype(np.uint64) ^ mixed_seed)
 
@@ -43,7 +43,7 @@ class Noise:
         return np.asarray((self.random_bits(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
 
     def normal(self, tick: int, channel: int) -> Floats:
-        """Return numbers of mean 0 and deviation 1: the sum of four uniform ones, so none is past 3.5."""
+        """Return numbers of mean 0 and deviation 1: sums of four uniform numbers, so the absolute limit is 3.5."""
         bits = self.random_bits(tick, channel)
         total: Floats = np.zeros(bits.shape)
         for shift in (0, 16, 32, 48):

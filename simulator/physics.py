@@ -40,11 +40,11 @@ from .scenario import PartVariation
 from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, PORT_BYTES_PER_SECOND
 
 # ----------------------------------------------------------------------
-# The hardware of the whole world: what differs from part to part, drawn once.
+# The hardware of the whole world: differences from part to part, drawn once.
 
 
 class FleetHardware:
-    """All hosts' parts; arrays are (hosts, 8)."""
+    """The parts of all hosts; arrays are (hosts, 8)."""
 
     def __init__(
         self, spread: PartVariation, seed: int, hosts: int, amd_ratio: float = 0.0
@@ -64,7 +64,7 @@ class FleetHardware:
         )
         self.resistance: Floats = random.uniform(0.058, 0.072, shape)
         prone = random.random(shape) < 0.06
-        #: Corrected errors that mean nothing: median none, heavy tail.
+        #: Harmless corrected errors: median zero, heavy tail.
         self.corrected: Floats = np.floor(
             np.where(prone, np.exp(random.normal(2.5, 2.0, shape)), 0.0)
         )
@@ -89,71 +89,71 @@ def _clocks(spread: PartVariation, random: np.random.Generator, shape: tuple[int
 
 
 # ----------------------------------------------------------------------
-# How the gangs step at one moment: who computes, who waits for whom. Arrays are (hosts, 8) or
-# (hosts,).
+# How the gangs step at one moment: the ranks that compute, and the ranks that wait. Arrays are
+# (hosts, 8) or (hosts,).
 #
-# need    = compute seconds of a rank's step at its own speed delay   = what its tensor group, the
-# job's ranks in one NVLink domain, loses to the slowest of its NVLinks period  = (the greatest need
-# + delay + exchange at the slowest port + gap) / (1 - time lost to hosts) busy    = need / period:
-# the culprit is the rank that does not wait
+# need    = compute seconds of a rank's step at its own speed
+# delay   = loss of a tensor group (the job's ranks in one NVLink domain) to its slowest NVLink
+# period  = (greatest need + delay + exchange at the slowest port + gap) / (1 - time lost to hosts)
+# busy    = need / period: the culprit is the rank that does not wait
 
 Ints = npt.NDArray[np.int64]
 
 GAP_RATIO = 0.012
-#: The last quarter of a job's hosts holds its last pipeline stage; of fewer than four, the last one does.
+#: The last quarter of a job's hosts, at least the last host, has its last pipeline stage; a single host has all stages.
 LAST_STAGE = 0.75
-#: What a writer of a checkpoint shows of utilisation.
+#: Share of the time in which the writer of a checkpoint shows utilization.
 WRITER_RESIDENCY = 0.03
 
 
 @dataclass(slots=True)
 class CheckpointClock:
-    """Where the jobs of the hosts are between their checkpoints; arrays are (hosts,)."""
+    """Position of the hosts' jobs in their checkpoint cycles; arrays are (hosts,)."""
 
-    writes: Flags  # the job writes one now
-    step_seconds: Floats  # of a step at the pace it has; infinite while it has none
+    writes: Flags  # the job writes a checkpoint now
+    step_seconds: Floats  # seconds per step at the present pace; infinite at pace 0
     interval_seconds: Floats
     duration_seconds: Floats
-    age_seconds: Floats  # of the job
+    age_seconds: Floats  # the job's age
 
 
 @dataclass(slots=True)
 class TimeShares:
-    """What each rank does with its time; the shares of one rank add up to 1 where a job runs."""
+    """How each rank spends its time; the shares of a rank add up to 1 where a job runs."""
 
     at_work: Flags  # (hosts,): a job runs there
     compute: Floats
     exchange: Floats
     wait: Floats
     gap: Floats
-    writes: Flags  # a checkpoint, now
-    pace: Floats  # (hosts,): steps over those of a healthy gang
-    phase: Floats  # (hosts,): where in the step this moment is, the same for a gang
-    port: Floats  # (hosts,): the pace of the gang's slowest port, at which all of them send
+    writes: Flags  # writes a checkpoint now
+    pace: Floats  # (hosts,): steps over the steps of a healthy gang
+    phase: Floats  # (hosts,): position of this moment in the step, the same for a gang
+    port: Floats  # (hosts,): pace of the gang's slowest port, at which all its ports send
     clock: CheckpointClock
 
 
 class GangModel:
-    """The jobs on a set of hosts while none begins or ends."""
+    """The jobs on a set of hosts while no job begins or ends."""
 
     def __init__(
         self, jobs: list[SimulatedJob], slots: list[Ints], domains: Ints, seed: int
     ) -> None:
-        """*slots*: of each job, its hosts' places in the arrays, of those that are there. *domains*: (hosts,), the
-        NVLink domain of each."""
+        """*slots*: per job, the indexes in the arrays of its hosts that are in the set. *domains*: (hosts,), the NVLink
+        domain of each."""
         hosts = domains.size
         self._job: Ints = np.full(hosts, -1, np.int64)
-        self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
-        self._is_last: Flags = np.zeros(hosts, bool)  # it holds the last stage
+        self._rank: Floats = np.zeros(hosts)  # position of the host within its job, 0 to 1
+        self._is_last: Flags = np.zeros(hosts, bool)  # the host has the last stage
         for number, job_slots in enumerate(slots):
             self._job[job_slots] = number
             self._rank[job_slots] = np.arange(job_slots.size) / max(job_slots.size, 1)
             last = min(ceil(LAST_STAGE * job_slots.size), job_slots.size - 1)
-            self._is_last[job_slots[max(last, 1) :]] = True  # a host alone has all stages
+            self._is_last[job_slots[max(last, 1) :]] = True  # a single host has all stages
         self.at_work: Flags = self._job >= 0
         self._job_or_zero = np.maximum(self._job, 0)
         numbers = np.array([job.number for job in jobs] or [-1], np.int64)
-        #: The number of each host's job, -1 for none.
+        #: The job number of each host, -1 for none.
         self.numbers: Ints = np.where(self.at_work, numbers[self._job_or_zero], -1)
         self._begin = _job_column(jobs, "begin")
         self._checkpoint_every = _job_column(jobs, "checkpoint_every_seconds")
@@ -174,7 +174,7 @@ class GangModel:
     def shares(
         self, now: float, tick: int, speed: Floats, effects: HostEffects, noise: Noise
     ) -> TimeShares:
-        """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
+        """Return the activity of all ranks at *now*. *speed*: speed of each rank's work, 1.0 nominal."""
         exchange = self._communicate[self._job_or_zero]
         need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._work_shares(effects, tick, noise)
         needed = np.asarray(need.max(axis=1), np.float64) + self._exchange_delays(effects)
@@ -213,16 +213,18 @@ class GangModel:
         )
 
     def _exchange_delays(self, effects: HostEffects) -> Floats:
-        """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
-        slowest of them. Nobody computes meanwhile."""
+        """Return the additional exchange time of each host's tensor group, in healthy steps.
+
+        All NVLinks of a group are as fast as its slowest NVLink. No rank of the group computes meanwhile.
+        """
         slowest = np.ones(self._group.max(initial=0) + 1)
         np.minimum.at(slowest, self._group, effects.nvlink.min(axis=1))
         return np.asarray(self._tensor[self._job_or_zero] * (1 / slowest[self._group] - 1))
 
     def over_span(self, shares: TimeShares, seconds: float) -> tuple[TimeShares, TimeShares]:
-        """Go on by *seconds* from the call before; return the shares at the end of them, and those within them.
+        """Advance by *seconds* since the previous call; return the shares at the end, and the shares within the span.
 
-        A step is gap, work, waiting, exchange; a span shorter than a step holds some of it, and the next one others.
+        A step is gap, work, waiting, exchange; a span shorter than a step covers only some of these phases.
         """
         steps = (shares.pace * seconds / self._period_seconds)[:, None]
         first, last = self._progress, self._progress + steps
@@ -241,15 +243,15 @@ class GangModel:
         return moment, replace(moment, compute=compute, exchange=exchange, gap=gap, wait=wait)
 
     def _work_shares(self, effects: HostEffects, tick: int, noise: Noise) -> Floats:
-        """Return each rank's share of the work: even, but for what the workload itself does."""
+        """Return each rank's share of the work: even, except for the imbalance of the workload itself."""
         draw = noise.uniform(tick, 2)
-        # One rank of the gang has the longest sequence of this step: another one in the next.
+        # One rank of the gang has the longest sequence of this step; another rank has it in the next step.
         longest = draw == self._gang_max(draw.max(axis=1), 0.0)[:, None]
         uneven = effects.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
         return np.asarray((1 + uneven) * (1 + effects.stage_imbalance * self._is_last)[:, None])
 
     def _gang_max(self, values: Floats, least: float) -> Floats:
-        """Return for each host the most of *values* over the hosts of its gang."""
+        """Return for each host the maximum of *values* over the hosts of its gang, or *least*."""
         highest = np.full(self._begin.size, least)
         np.maximum.at(highest, self._job[self.at_work], values[self.at_work])
         return np.asarray(highest[self._job_or_zero])
@@ -268,7 +270,7 @@ class GangModel:
 
 
 def _elapsed_share(when: Floats, begin: Floats, length: Floats) -> Floats:
-    """Return how much of a part of each step has passed at *when*, in steps: the integral of being in it."""
+    """Return the time that each part of a step has taken up to *when*, in steps."""
     whole = np.floor(when)
     return np.asarray(whole * length + np.clip(when - whole - begin, 0.0, length))
 
@@ -277,9 +279,9 @@ def _job_column(jobs: list[SimulatedJob], name: str) -> Floats:
     return np.array([float(getattr(job, name)) for job in jobs] or [1.0])
 
 
-#: Dies and coolers follow their load with this time constant.
+#: Time constant with which dies and coolers follow their load.
 HEAT_SECONDS = 40.0
-#: A lowered power limit is this little above what is drawn at work.
+#: A lowered power limit, over the power drawn at work.
 POWER_LIMIT_MARGIN = 1.01
 
 
@@ -289,9 +291,9 @@ class GaugeState:
 
     shares: TimeShares
     effects: HostEffects
-    watts: Floats  # of this very moment: computing or waiting
+    watts: Floats  # at this moment: computing or waiting
     mean_watts: Floats
-    compute_watts: Floats  # while it computes, and while it waits
+    compute_watts: Floats  # while computing; wait_watts: while waiting
     wait_watts: Floats
     clock_hertz: Floats
     mean_clock_hertz: Floats
@@ -301,12 +303,12 @@ class GaugeState:
     tensor_active: Floats
     bandwidth: Floats
     port_bytes_per_second: Floats
-    link_idle: Flags  # the link sleeps: nothing moves over it
+    link_idle: Flags  # the link sleeps: it moves no data
 
 
 @dataclass(slots=True)
 class SimulatedCounters:
-    """What adds up since the boot, or for life. Arrays are (hosts, 8)."""
+    """Totals since the boot, or over the lifetime. Arrays are (hosts, 8)."""
 
     shape: tuple[int, int]
     joules: Floats = field(init=False)
@@ -328,7 +330,7 @@ class SimulatedCounters:
             setattr(self, name, np.zeros(self.shape))
 
     def clear(self, hosts: Flags) -> None:
-        """Begin again on *hosts*, which have booted."""
+        """Restart the counters of *hosts*, which have booted."""
         for name in COUNTERS:
             getattr(self, name)[hosts] = 0.0
 
@@ -354,7 +356,7 @@ class Physics:
         self.celsius: Floats = self._part["ambient_celsius"] + self._part["resistance"] * 420.0
 
     def speeds(self, gangs: GangModel, effects: HostEffects) -> tuple[Floats, Floats]:
-        """Return each part's pace at the work of its job, and its clock over the nominal one."""
+        """Return each part's pace at the work of its job, and its clock over the nominal clock."""
         clock = self._part["clock"] * effects.speed
         bound = self._part["memory_bound"] * effects.speed
         work = np.where(gangs.is_memory_bound[:, None], bound, clock) * effects.work
@@ -370,9 +372,9 @@ class Physics:
         noise: Noise,
         tick: int,
     ) -> GaugeState:
-        """Return what the gauges show; nothing changes but what `advance` does.
+        """Return the values of the gauges; only `advance` changes the state.
 
-        *shares* say what is done at this very moment, *span* what means are of.
+        *shares*: the activity at this moment; *span*: the activity over which means are taken.
         """
         idle, dynamic = self._part["idle_watts"], self._part["dynamic_watts"] * gangs.power[:, None]
         slow = effects.speed**POWER_EXPONENT
@@ -397,7 +399,7 @@ class Physics:
         lowered = (idle + dynamic * slow) * POWER_LIMIT_MARGIN
         overlapped = shares.exchange * OVERLAPPED_SHARE / (1 - OVERLAPPED_SHARE)
         moved = (span.exchange + overlapped) * EXCHANGE_SHARE * PORT_BYTES_PER_SECOND
-        # A collective ties its ports together: in a step each moves as much as any other.
+        # A collective ties its ports together: in a step all ports move the same amount.
         moved = moved * shares.port[:, None] * at_work * ~effects.port_down
         return GaugeState(
             shares=span,
@@ -411,7 +413,7 @@ class Physics:
             limit_watts=np.where(effects.limit < 1, np.round(lowered), machine.POWER_LIMIT_WATTS),
             flags=self._flags(effects, computes, at_work, noise, tick),
             sm_active=mean_over_step(span, PHASE_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
-            # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
+            # All ranks finish their work in the same wall time: a rank with less work per cycle is busy for longer.
             tensor_active=mean_over_step(span, PHASE_TENSOR_ACTIVE, 0.0) * effects.work * at_work,
             bandwidth=mean_over_step(span, PHASE_BANDWIDTH, 0.0) * effects.work * at_work,
             port_bytes_per_second=moved,
@@ -429,12 +431,12 @@ class Physics:
         return flags | np.where(is_braked, REASON_POWER_BRAKE | REASON_HW_SLOWDOWN, 0)
 
     def advance(self, gauges: GaugeState, seconds: float, noise: Noise, tick: int) -> None:
-        """Let *seconds* pass as *gauges* has it: heat, energy, counters."""
+        """Advance heat, energy and counters by *seconds* under *gauges*."""
         effects, counters = gauges.effects, self.counters
         target = self._part["ambient_celsius"] + self._part["resistance"] * gauges.mean_watts
         hot = effects.heat * gauges.shares.at_work[:, None]
         target = target + hot * np.maximum(BRAKED_CELSIUS + 0.5 - target, 0.0)
-        # What an onset brings is there when the onset says so; only what is left follows the lag.
+        # The heat of an onset follows the onset itself; only the remaining difference follows the lag.
         fade = np.maximum(-np.expm1(-seconds / HEAT_SECONDS), hot)
         self.celsius = self.celsius + (target - self.celsius) * fade
         working = gauges.shares.at_work[:, None] * np.ones(machine.GPUS)
@@ -458,13 +460,13 @@ class Physics:
 
 
 def _draw_counts(mean: Floats, noise: Noise, tick: int, channel: int) -> Floats:
-    """Return a whole number for each mean, of that mean, and of about its square root as deviation."""
+    """Return whole random numbers with these means, and a deviation of about the square root of each mean."""
     drawn = np.maximum(mean + np.sqrt(mean) * noise.normal(tick, channel) * (mean > 4), 0.0)
     return np.asarray(np.floor(drawn + noise.uniform(tick, channel + 1)))
 
 
 def mean_over_step(shares: TimeShares, by_phase: dict[Phase, float], waiting: float) -> Floats:
-    """Return the mean over the step of what each state shows."""
+    """Return the mean over the step of the values of each phase and of waiting."""
     return (
         shares.compute * by_phase[Phase.COMPUTE]
         + shares.exchange * by_phase[Phase.COMMUNICATE]

@@ -38,7 +38,7 @@ from .scenario import FaultClass
 from .tables import PORT_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
 from .window import SimulationWindow, StepState
 
-#: What a window makes of a host: those that judgement keeps signals of.
+#: Tables of a host that judgement reads.
 SCORED_TABLES = (
     "collector_10s", "host_1s", "clock_10s", "pcie_10s", "disk_1s", "filesystem_60s",
     "net_1s", "net_1s_changes", "rdma_1s", "rdma_1s_changes", "rdma_10s_changes", "gpu_1s", "gpu_10s",
@@ -47,24 +47,24 @@ SCORED_TABLES = (
 )  # fmt: skip
 #: Outcome of a collector that hangs (collector.outcome_state).
 HUNG = 4
-#: The collectors that read GPUs, by their place in `parts.COLLECTORS`.
+#: The collectors that read GPUs, by index in `parts.COLLECTORS`.
 _GPU_COLLECTORS = [i for i, name in enumerate(parts.COLLECTORS) if name.startswith("gpu")]
 IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
-#: State, physical state. One that is down polls; disabled (3) would be on purpose.
+#: State and physical state. A port that is down polls; disabled (3) would be deliberate.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
 _NO_GPUS: frozenset[int] = frozenset()
-#: A port that nothing crowds waits a tick in this many bytes: some 3,000 a second at work (assumed).
+#: Bytes per wait tick of a port without congestion: about 3,000 ticks a second at work (assumed).
 BYTES_PER_WAIT_TICK = 2e6
 
 
-#: How far the tracker of phases is off, as a deviation of each share, and how sure it is (assumed).
+#: Deviation of the phase tracker's error in each share, and its confidence (assumed).
 PHASE_ERROR = 0.01
 PHASE_CONFIDENCE = 0.95
 
 
 class WindowReadings:
-    """The hosts that a window was asked for, as blocks."""
+    """Readings of a window's requested hosts, as blocks."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WindowReadings:
         rows: Rows,
         tables: Collection[str] = SCORED_TABLES,
     ) -> None:
-        """*hosts*: of the window's, of these the first are reported. *rows*: earlier uncorrectable errors."""
+        """*hosts*: number of the window's first hosts that are reported. *rows*: earlier uncorrectable errors."""
         self._window, self._count = window, hosts
         self._host_indexes = window.hosts[:hosts]
         self._hardware = hardware
@@ -120,7 +120,7 @@ class WindowReadings:
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
 
     def publish(self, moment: StepState) -> None:
-        """Put the moment's readings."""
+        """Put the readings of *moment*."""
         gauges, counters = moment.gauges, self._window.physics.counters
         self._publish_gpus(gauges, counters)
         self._publish_memory(gauges, counters)
@@ -134,7 +134,7 @@ class WindowReadings:
         self._lost = _flagged_gpus(effects.lost[:count])
 
     def blocks(self, slot: int, before_seconds: float, now_seconds: float) -> list[Block]:
-        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative."""
+        """Return the blocks of a host that became due in (before, now]; all, if before is negative."""
         blocks = self._tables.due(slot, before_seconds, now_seconds)
         if not self._hidden[slot] and not self._lost[slot]:
             return blocks
@@ -142,7 +142,7 @@ class WindowReadings:
         return [block for block in readable if block.rows]
 
     def _readable_rows(self, slot: int, block: Block) -> Block:
-        """Leave out the rows of GPUs that nothing can be read of; of lost ones, all but that they are."""
+        """Leave out the rows of unreadable GPUs; of a lost GPU keep only the signal that reports the loss."""
         per = NVLINKS_PER_GPU if block.table.startswith("nvlink") else 1
         if not block.table.startswith(("gpu", "nvlink")):
             return block
@@ -195,7 +195,7 @@ class WindowReadings:
             ("corrected", corrected, before + corrected),
             ("uncorrected", lost, self._rows_lost + lost),
         ):
-            for place in ("", "_device"):  # all errors of the model are those of DRAM
+            for place in ("", "_device"):  # all errors of the model are DRAM errors
                 tables.put(f"gpu.ecc_{kind}_volatile{place}_errors", since_load)
                 tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", lifetime)
         tables.put("gpu.remapped_uncorrectable_rows", self._rows_lost)
@@ -234,7 +234,7 @@ class WindowReadings:
             tables.put(f"gpu_fast.nvlink_{direction}_bytes_per_second", rate)
 
     def _publish_phases(self, moment: StepState) -> None:
-        """Put what each GPU did with its time, as a tracker that errs by a hundredth sees it."""
+        """Put the phases of each GPU, with the error of a tracker (PHASE_ERROR)."""
         slots, shares = slice(self._count), moment.gauges.shares
         at_work = shares.at_work[slots, None] & ~moment.gauges.effects.lost[slots]
         writes = at_work & shares.clock.writes[slots, None]
@@ -248,7 +248,7 @@ class WindowReadings:
         for number, part in enumerate(seen):
             part *= 1 + PHASE_ERROR * self._window.noise.normal(tick, 7 + number)[slots]
         seen /= np.maximum(seen.sum(axis=0), 1.0)
-        # What is left by the errors is taken for waiting.
+        # The remainder that the errors leave counts as waiting.
         seen[1] += np.where(works, np.maximum(1 - seen.sum(axis=0), 0.0), 0.0)
         for name, values in zip(("compute", "wait", "host_stall"), seen, strict=True):
             self._tables.put(f"gpu_fast.{name}_ratio", np.round(values, 4))
@@ -258,7 +258,7 @@ class WindowReadings:
         self._publish_jobs(moment, at_work)
 
     def _publish_jobs(self, moment: StepState, at_work: np.typing.NDArray[np.bool_]) -> None:
-        """Put what is learned of the job: its levels, its step, and its checkpoints once three were seen."""
+        """Put the learned facts of the job: its levels, its step, and its checkpoints after three intervals."""
         slots, gauges, tables = slice(self._count), moment.gauges, self._tables
         if not tables.has("gpu_fast.job_changes_count"):
             return
@@ -287,7 +287,7 @@ class WindowReadings:
         tables.put("gpu_fast.job_changes_count", self._job_changes)
 
     def _publish_links(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
-        """Put the NVLinks: an incident is of a GPU's first link, its neighbours are well."""
+        """Put the NVLinks: an incident affects a GPU's first link, all other links are healthy."""
         slots, tables = slice(self._count), self._tables
         crc = np.zeros((self._count, GPUS, NVLINKS_PER_GPU))
         crc[:, :, 0] = counters.crc[slots]
@@ -379,7 +379,7 @@ class WindowReadings:
 
 
 def _flagged_gpus(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
-    """Return which GPUs of each host are flagged."""
+    """Return the flagged GPUs of each host."""
     found = [_NO_GPUS] * len(flags)
     for host, gpu in np.argwhere(flags).tolist():
         found[host] |= {gpu}
@@ -387,15 +387,15 @@ def _flagged_gpus(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
 
 
 # ----------------------------------------------------------------------
-# What a whole host says beside what judgement reads: made where a world is on the wire, at a
-# second's pace.
+# Further readings of a whole host, which judgement does not read: used if a world is on the wire, in
+# steps of a second.
 
 
 class FullHostTables:
-    """The rest of what hosts say; arrays are (hosts,) or (hosts, 8)."""
+    """The remaining readings of hosts; arrays are (hosts,) or (hosts, 8)."""
 
     def __init__(self, tables: Tables, seed: int, hosts: int, uptime_seconds: float) -> None:
-        """*tables*: all, with what judgement reads put already at each step."""
+        """*tables*: all tables; at each step the signals for judgement are put before `publish`."""
         self._tables, self._count = tables, hosts
         self._machine_tables = host_tables.MachineTables(
             named_random(seed, "machines around"), hosts, uptime_seconds
@@ -411,7 +411,7 @@ class FullHostTables:
     def publish(
         self, moment: StepState, counters: SimulatedCounters, xids: Mapping[int, int]
     ) -> None:
-        """Put the rest of the moment's readings. *xids*: how many each host tells of now."""
+        """Put the rest of the moment's readings. *xids*: number of each host's new XIDs."""
         gauges, tables, seconds = moment.gauges, self._tables, moment.step_seconds
         self._seconds += seconds
         self._publish_gpus(gauges, seconds)
@@ -438,7 +438,7 @@ class FullHostTables:
         tables.put("gpu.power_average_watts", np.round(gauges.mean_watts[slots], 3))
 
     def _publish_fast(self, gauges: GaugeState) -> None:
-        """Put the least and the most of the second: of the states that it had."""
+        """Put the minimum and maximum of the second, from the states that it had."""
         slots, tables, shares = slice(self._count), self._tables, gauges.shares
         at_work = shares.at_work[slots, None] & ~gauges.effects.lost[slots]
         computes, pauses = shares.compute[slots] > 0, shares.gap[slots] > 0
@@ -451,7 +451,7 @@ class FullHostTables:
         tables.put("gpu_fast.sm_occupancy_ratio", np.round(occupied, 4))
 
     def _publish_drives(self) -> None:
-        """Put both drives: what the scratch drive moved is there, the system drive has its logs."""
+        """Put both drives: the scratch drive has its traffic already, the system drive has its logs."""
         read, written = (
             self._tables.read("disk.read_bytes"),
             self._tables.read("disk.written_bytes"),
@@ -463,10 +463,10 @@ class FullHostTables:
 
 
 # ----------------------------------------------------------------------
-# What the kernel of a struck host writes, in the driver's own words, read by the agent's own rules.
+# Kernel lines of an affected host, in the driver's own words, parsed by the agent's own rules.
 
 _UNKNOWN = "pid='<unknown>', name=<unknown>"
-#: Class -> lines when its onset is over; {gpu} is the address.
+#: Class -> lines at the end of its onset; {gpu} is the address.
 _KERNEL_LINES: dict[str, tuple[str, ...]] = {
     "nvlink": (
         "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
@@ -511,7 +511,7 @@ _NOT_REMAPPED_LINE = (
 def incident_events(
     each: FaultClass, machine: SimulatedMachine, cause: int, part: int, variant: float
 ) -> Iterator[telemetry_pb2.HealthEvent]:
-    """Yield what the agent tells of an incident of *each* when its onset is over. No clock is set."""
+    """Yield the agent's events for an incident of *each* at the end of its onset. No clock is set."""
     gpu = max(part, 0)
     texts: tuple[str, ...] = _KERNEL_LINES.get(each.name, ())
     if machine.is_amd:
@@ -543,17 +543,18 @@ def _event_id(host: str, cause: int, code: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# Whose the processes on the GPUs are, as the agents tell it (`agent/collectors/gpu_processes.py`):
-# a rank to each GPU.
+# Processes on the GPUs, in the form of the agents' reports (`agent/collectors/gpu_processes.py`): a
+# rank on each GPU.
 
 PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
-#: What runs is reported again this often (agent/collectors/change_events.py): else it counts as over after an hour.
+#: A running process is reported again after this time (agent/collectors/change_events.py): else it counts as ended
+#: after an hour.
 REPEAT_SECONDS = 1800.0
 
 
 class RankEvents:
-    """What was reported of some hosts. A silent host sends what it missed once it reports again."""
+    """Reported processes of some hosts. A silent host sends missed reports as soon as it reports again."""
 
     def __init__(
         self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints
@@ -567,7 +568,7 @@ class RankEvents:
         """Yield (host, event); no clock is set."""
         slots = self._hosts.size
         running, is_reachable = moment.jobs[:slots], ~moment.silent[:slots]
-        self._reported_jobs[moment.booted[:slots]] = -1  # of another boot: that is over
+        self._reported_jobs[moment.booted[:slots]] = -1  # reports of an earlier boot are over
         changed = running != self._reported_jobs
         is_repeat_due = (running >= 0) & (moment.seconds - self._reported_seconds >= REPEAT_SECONDS)
         for slot in np.flatnonzero(is_reachable & (changed | is_repeat_due)).tolist():

@@ -1,7 +1,7 @@
 """Flight recorder of a simulated host: ten samples a second, derived from the model's values of each second.
 
-Within a second the states follow one another by their shares. Power, SM activity and tensor activity keep their mean of that
-second; PCIe and NVLink traffic is uniform. The file says that it is simulated.
+Within a second the states follow one another by their shares. Power, SM activity and tensor activity keep their mean of
+that second; PCIe and NVLink traffic is uniform. The file says that it is simulated.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MEANS = (
 _SHARES = tuple(f"{state}_ratio" for state in STATES)
 _FAST = [index_of(f"gpu_fast.{name}") for name in (*_MEANS, *_SHARES)]
 _STEP = index_of("gpu_fast.step_seconds")
-#: Power of what is not computing, of that of computing; and how much a sample differs from the last.
+#: Power outside computing, over the power of computing; and the deviation of the noise of a sample.
 WAIT_POWER_RATIO, NOISE_RATIO = 0.6, 0.01
 REQUESTS_MAX = 8
 
 
 class SimulatedRecorder:
-    """Of one host: seconds in, recordings out. `on_response` is any thread's, the rest one thread's."""
+    """Recorder of one host: seconds in, recordings out. `on_response` is thread-safe, all else is for one thread."""
 
     def __init__(self, host: str, boot_id: bytes, uploads: RecordingUploads) -> None:
         self._host, self._boot_id, self._uploads = host, boot_id.hex(), uploads
@@ -53,7 +53,7 @@ class SimulatedRecorder:
         self._seen: deque[str] = deque(maxlen=REQUESTS_MAX)
 
     def on_response(self, message: RegisterNodeResponse | IngestAck) -> None:
-        """Take the requests of the aggregator."""
+        """Queue the aggregator's requests."""
         if isinstance(message, IngestAck):
             for request in message.recordings:
                 if request.id not in self._seen:
@@ -61,7 +61,7 @@ class SimulatedRecorder:
                     self._requests.append(request)
 
     def update(self, boottime_ns: int, wall_ns: int, blocks: Sequence[Block]) -> None:
-        """Take a second of the host, and answer what was requested."""
+        """Store a second of the host, and answer the requests."""
         for block in blocks:
             if block.table == "gpu_fast_10s" and block.rows:
                 step = _columns(block, [_STEP])
@@ -87,7 +87,7 @@ class SimulatedRecorder:
             return RecordingUpload(request.id, error=str(error))
 
     def record(self, seconds: int, now_ns: int, wall_ns: int) -> GpuRecording:
-        """Return the last *seconds* at 10 Hz. Raises RecordingError where there are none."""
+        """Return the last *seconds* at 10 Hz. Raises RecordingError without samples."""
         if not 1 <= seconds <= SECONDS_MAX:
             raise RecordingError(f"{seconds} s: expected 1 to {SECONDS_MAX}")
         taken = [(at, cells) for at, cells in self._seconds if at > now_ns - seconds * SECOND_NS]

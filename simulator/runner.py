@@ -30,16 +30,16 @@ from .window import StepState
 from .world import World
 
 # ----------------------------------------------------------------------
-# One simulated host's way to the aggregator: the agent's own framer, spool, event queue and client.
+# Connection of one simulated host to the aggregator: the agent's own framer, spool, event queue and client.
 
-#: A spool this full forgets its oldest frames: more than an hour of one host.
+#: Above this size a spool drops its oldest frames: more than an hour of one host.
 SPOOL_BYTES_MAX = 16 << 20
 LABELS = {"simulated": "true"}
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedInventory:
-    """What `Registration.update` takes."""
+    """The inventory argument of `Registration.update`."""
 
     devices: Sequence[telemetry_pb2.Device]
     labels: dict[str, str]
@@ -48,9 +48,9 @@ class SimulatedInventory:
 
 
 class SimulatedHost:
-    """Spools what the model says of one host and sends it, as the daemon of a real one does.
+    """Spools one host's readings of the model and sends them, as the daemon of a real host does.
 
-    Each start is a boot of its own: the faults of an earlier run are gone, as after a reboot.
+    Each start is a new boot: the faults of an earlier run are gone, as after a reboot.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class SimulatedHost:
         clock: Clock,
         login: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """*labels*: beside that it is simulated. *folder* is made if need be. Raises FolderError when it
-        cannot be used, TargetError for an address that cannot."""
+        """*labels*: in addition to LABELS. *folder* is created if missing. Raises FolderError for an unusable folder,
+        TargetError for an unusable address."""
         self.name = name
         boot_id = os.urandom(16)
         self.spool = Spool.open(
@@ -96,10 +96,10 @@ class SimulatedHost:
         self._registration.update(SimulatedInventory(devices, {**LABELS, **labels}))
         self._framer = FrameBuilder(self.spool.run_id, boot_id)
         self._self_metrics = SelfMetrics((), _self_metric_values(self))
-        self._last_period = 0  # the own blocks' last turn, counted from the boot
+        self._last_period = 0  # period of the last own blocks, counted from the boot
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
-        """Return what the host registers with, as of now."""
+        """Return the host's present registration request."""
         request = self._registration.request()
         request.simulated = True
         return request
@@ -123,7 +123,7 @@ class SimulatedHost:
         self.spool.append(sequence, frame)
         self._recorder.update(boottime_ns, wall_ns, blocks)
         for event in events:
-            # Unique across runs too: the next run's XID is another event. Of a boot, as agents say it.
+            # Unique across runs too: the next run's XID is another event. Agents put the boot into ids, too.
             event.event_id = f"{self.spool.boot_id.hex()}/{event.event_id.removeprefix('/')}"
             event.boottime_ns, event.wall_time_ns = boottime_ns, wall_ns
             self.events.put(event)
@@ -144,8 +144,10 @@ class SimulatedHost:
 
 
 def _self_metric_values(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
-    """Return what returns the signals of `agent_10s`. CPU and memory are of a process that all
-    hosts share: they say nothing of one agent, and are missing."""
+    """Return a function that returns the signals of `agent_10s`.
+
+    CPU and memory are missing: all hosts share the process, so its values do not describe one agent.
+    """
     missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_10s"])
     return lambda: (
         missing
@@ -162,20 +164,20 @@ def _self_metric_values(host: SimulatedHost) -> Callable[[], dict[str, float | N
 
 
 # ----------------------------------------------------------------------
-# The world in real time: what `SimulationRunner` needs of a fleet, so that it speaks the wire as many hosts.
+# The world in real time: the part of a fleet that `SimulationRunner` needs to act as many hosts.
 
 HostOutput = tuple[str, list[Block], list[telemetry_pb2.HealthEvent]]
 
 
 class LiveWorld:
-    """All hosts of *world* from its begin on. After the scenario's end nothing more befalls.
+    """All hosts of *world* from its beginning. Incidents occur only until the scenario's end.
 
-    A host that is silent has no blocks; one that is away is closed by the runner, and opened again as
-    another boot. The clock since boot is this machine's: it does not start over.
+    A silent host has no blocks; the runner closes a host that is away, and opens it again as another boot. The clock
+    since boot is this machine's boot clock, which does not restart.
     """
 
     def __init__(self, world: World, uptime_seconds: float = 3600.0) -> None:
-        """*uptime_seconds*: the hosts' at the begin."""
+        """*uptime_seconds*: uptime of the hosts at the beginning."""
         self.world = world
         self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds, uptime_seconds)
         self._index = {name: i for i, name in enumerate(world.names)}
@@ -189,18 +191,18 @@ class LiveWorld:
         return self.world.names
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:
-        """Return what *host* registers with. KeyError for a host that is not of this world."""
+        """Return the devices that *host* registers. KeyError for a host outside this world."""
         return self.world.devices(self._index[host])
 
     def labels(self, host: str) -> dict[str, str]:
-        """Return what *host* says of its place. KeyError for a host that is not of this world."""
+        """Return the location labels of *host*. KeyError for a host outside this world."""
         return self.world.labels(self._index[host])
 
     def step(self, elapsed_seconds: float) -> list[HostOutput]:
         """Advance and return (host, blocks, events) of every host.
 
-        Blocks are those of the collectors whose turn came: read them before the next step. Events have no
-        clock and an id that is unique within this world only.
+        The blocks are those of the collectors that became due: read them before the next step. Events have no clock,
+        and an id that is unique within this world only.
         """
         self.now_seconds += max(elapsed_seconds, 0.0)
         self._moment = moment = self._view.step(self.now_seconds)
@@ -217,32 +219,32 @@ class LiveWorld:
         ]
 
     def is_away(self, host: int) -> bool:
-        """Return whether a host, by its index, is switched off now."""
+        """Return whether the host with index *host* is switched off now."""
         return self.world.schedule.is_away(host, self.now_seconds)
 
     def offset_ns(self, host: int) -> int:
-        """Return how far the wall clock of a host, by its index, is off now."""
+        """Return the present error of the wall clock of the host with index *host*."""
         if self._moment is None:
             return 0
         return round(float(self._moment.gauges.effects.offset_seconds[host]) * 1e9)
 
 
-#: On the wire, from one process.
+#: Limit of the hosts that one process connects to an aggregator.
 HOSTS_MAX = 512
 SECOND_NS = 1_000_000_000
-#: All clients begin to connect within this, one after another.
+#: Time between the connection starts of two clients, and the limit for all clients.
 STAGGER_NS = 20_000_000
 STAGGER_NS_MAX = 2 * SECOND_NS
-#: What a client may take to end; with the last tick it leaves room within the five promised.
+#: Time for a client to end; together with the last tick it fits into the promised five seconds.
 CLOSE_SECONDS_MAX = 3.0
-#: Descriptors that one host may hold: two locks, segment, event log, socket, two to be woken by,
-#: and some to spare.
+#: Open files that one host may need: two locks, segment, event log, socket, two for wake-ups,
+#: and a reserve.
 FILES_PER_HOST = 10
 FILES_BASE = 64
 
 
 class FrameSender(Protocol):
-    """What the loop needs of `SimulatedHost`."""
+    """The methods of `SimulatedHost` that the loop needs."""
 
     def send(
         self,
@@ -258,7 +260,7 @@ class FrameSender(Protocol):
 
 
 class SimulationRunner:
-    """Steps the model once a second. A tick that is late makes one longer step, never a burst."""
+    """Steps the model once a second. After a late tick the next step is longer, never a burst of steps."""
 
     def __init__(
         self,
@@ -267,17 +269,17 @@ class SimulationRunner:
         clock: Clock,
         reopen: Callable[[str], FrameSender] | None = None,
     ) -> None:
-        """*hosts*: in the world's order. The first tick is due at once. *reopen*: makes a host that was
-        away again; None for a world where none ever is."""
+        """*hosts*: in the world's order. The first tick is due at once. *reopen*: opens a host again that was away;
+        None for a world in which no host is ever away."""
         self._world, self._clock, self._reopen = world, clock, reopen
-        #: Those that are there, by index.
+        #: The hosts that are not away, by index.
         self.hosts: dict[int, FrameSender] = dict(enumerate(hosts))
         self._closing: dict[int, threading.Thread] = {}
         self._begin_ns = clock.boottime_ns()
         self._last_tick = -1  # ticks since the begin
 
     def tick(self) -> int:
-        """Do what is due now, and return the boot time (ns) of the next tick."""
+        """Step the world if due, and return the boot time (ns) of the next tick."""
         now_ns = self._clock.boottime_ns()
         tick = (now_ns - self._begin_ns) // SECOND_NS
         if tick > self._last_tick:
@@ -291,7 +293,7 @@ class SimulationRunner:
         return self._begin_ns + (self._last_tick + 1) * SECOND_NS
 
     def _present_host(self, index: int, name: str) -> FrameSender | None:
-        """Return a host unless it is away: then its connection and its spool are closed, beside the loop."""
+        """Return a host, or None if it is away: then a thread closes its connection and its spool."""
         host = self.hosts.get(index)
         if self._reopen is None:
             return host
@@ -316,8 +318,7 @@ class SimulationRunner:
                 list(pool.map(lambda host: host.close(CLOSE_SECONDS_MAX), hosts))
 
     def run(self, stop: threading.Event, wait: Callable[[int], object]) -> None:
-        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier
-        when it has set *stop*."""
+        """Tick until *stop* is set. *wait* returns at the given boot time (ns), or earlier when it has set *stop*."""
         while not stop.is_set():
             wait(self.tick())
 
@@ -333,8 +334,8 @@ def run(
 ) -> None:
     """Run *world* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
 
-    *wait*: as for `SimulationRunner.run`. Raises FolderError when a folder cannot be used, TargetError for an
-    address that cannot, OSError when so many hosts need more open files than the system allows.
+    *wait*: as for `SimulationRunner.run`. Raises FolderError for an unusable folder, TargetError for an unusable
+    address, OSError if the hosts need more open files than the system allows.
     """
     raise_file_limit(FILES_BASE + FILES_PER_HOST * len(world.names))
     runner = SimulationRunner(
@@ -372,7 +373,7 @@ def _open_host(
 
 
 def raise_file_limit(count: int) -> None:
-    """Let this process open *count* files. Raises OSError with a message, if it may not."""
+    """Raise the limit of open files to *count* if it is lower. Raises OSError if the system does not allow that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         if hard != resource.RLIM_INFINITY and hard < count:

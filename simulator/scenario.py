@@ -22,19 +22,19 @@ PERS = (
 )
 ENDS = ("self", "repair", "restart", "never")
 EXPOSURES = ("always", "job")
-#: What a scenario may say for all classes of a sort.
+#: Groups of classes that a scenario can name.
 SORTS = ("faults", "monitoring", "benign")
 
 Pair = tuple[float, float]
 
 
 class ScenarioError(ValueError):
-    """The file is no world; the words say where and what would be right."""
+    """The file does not describe a world; the message has the place and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """Hosts of a rack and a leaf group, racks of a cooling loop, leaf groups of a plane of spines."""
+    """Numbers of hosts per rack and leaf group, of racks per cooling loop, and of leaf groups per spine plane."""
 
     rack_hosts: int
     cooling_racks: int
@@ -46,7 +46,7 @@ class FleetLayout:
 
 @dataclass(frozen=True, slots=True)
 class PartVariation:
-    """How healthy parts of one model differ, as ratios."""
+    """Differences between healthy parts of one model, as ratios."""
 
     clock_sigma: float
     clock_limit: float
@@ -83,7 +83,7 @@ class JobShapes:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """How long a host is away, lognormal."""
+    """Downtime of a host, lognormal."""
 
     median_hours: float
     sigma: float
@@ -106,7 +106,7 @@ class AfterReturn:
 
 @dataclass(frozen=True, slots=True)
 class Frailty:
-    """The gamma, of mean 1, by which hosts' rates differ."""
+    """Gamma distribution of mean 1 for the differences between the rates of hosts."""
 
     shape: float
     source: str
@@ -115,7 +115,7 @@ class Frailty:
 
 @dataclass(frozen=True, slots=True)
 class FaultClass:
-    """One way in which something goes wrong, or looks like it."""
+    """A class of faults, or of events that resemble faults."""
 
     name: str
     per: str
@@ -130,7 +130,7 @@ class FaultClass:
     amount_is: str
     source: str
     assumed: bool
-    chosen: tuple[str, ...] = ()  # fields that the source does not tell, where it tells the others
+    chosen: tuple[str, ...] = ()  # fields without a source, although the source has the others
     monitoring: bool = False
     benign: bool = False
     job_hosts: int = 0
@@ -140,13 +140,13 @@ class FaultClass:
 
     @property
     def sort(self) -> str:
-        """Which of SORTS it is."""
+        """The entry of SORTS."""
         return "benign" if self.benign else "monitoring" if self.monitoring else "faults"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How many hosts, for how long, and what may befall them."""
+    """Size and duration of a world, and its possible incidents."""
 
     name: str
     hosts: int
@@ -155,10 +155,10 @@ class Scenario:
     parade_seconds: float
     classes: tuple[str, ...]
     about: str
-    nvlink_hosts: int = 1  # hosts of one NVLink domain; of more than one, a domain is a rack
-    amd_ratio: float = 0.0  # of the hosts, the last of them: these have AMD's GPUs
+    nvlink_hosts: int = 1  # hosts per NVLink domain; a domain of several hosts is a rack
+    amd_ratio: float = 0.0  # share of the hosts with AMD GPUs, the last hosts
     stage_seconds: Pair = (0.0, 0.0)
-    jobs: JobShapes | None = None  # instead of the file's
+    jobs: JobShapes | None = None  # replaces the file's shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +175,15 @@ class WorldSettings:
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
 
     def scenario(self, name: str) -> Scenario:
-        """Return a scenario. Raises SettingsError, with the names there are."""
+        """Return a scenario. Raises ScenarioError with the known names."""
         if name not in self.scenarios:
             raise ScenarioError(f"scenario {name!r}: expected one of {', '.join(self.scenarios)}")
         return self.scenarios[name]
 
     def active_classes(self, scenario: Scenario) -> tuple[FaultClass, ...]:
-        """Return the classes that may befall in *scenario*, in the file's order.
+        """Return the possible classes of *scenario*, in the file's order.
 
-        What NVLink domains share befalls where they have hosts that share it.
+        Classes of shared NVLink domains need domains of several hosts.
         """
         named = set(scenario.classes)
         candidates = [c for c in self.classes.values() if c.name in named or c.sort in named]

@@ -30,22 +30,23 @@ from .scenario import (
 )
 
 PATH = Path(__file__).with_name("world.toml")
-#: A file longer than this is refused unread.
+#: A longer file is refused before it is read.
 FILE_BYTES_MAX = 1 << 20
-#: Of one NVLink domain: 576 GPUs, the most that NVIDIA names for NVLink switches of the fifth generation.
+#: Limit of the hosts of an NVLink domain: 576 GPUs, the greatest number that NVIDIA gives for fifth-generation
+#: switches.
 NVLINK_HOSTS_MAX = 72
-#: Of the logarithm of what is lognormal.
+#: Limit of the deviation of the logarithm of a lognormal quantity.
 SIGMA_MAX = 5.0
-#: Of a table, what is no number that somebody could have chosen.
+#: Fields of a table that are not chosen numbers.
 _TEXT_FIELDS = ("name", "source", "assumed", "chosen")
-#: Nothing of a world is greater, in its unit.
+#: Limit of any number in a world, in its unit.
 NUMBER_MAX = 1e12
 
 T = TypeVar("T")
 
 
 def load(path: Path = PATH) -> WorldSettings:
-    """Read and check *path*. Raises SettingsError with a message."""
+    """Read and check *path*. Raises ScenarioError with a message."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -61,7 +62,7 @@ def load(path: Path = PATH) -> WorldSettings:
 
 
 def parse(text: str) -> WorldSettings:
-    """Return the world that *text* describes. Raises SettingsError for anything that is none."""
+    """Return the world that *text* describes. Raises ScenarioError for an invalid text."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
@@ -229,7 +230,7 @@ def _check_spread(spread: PartVariation) -> None:
 
 
 def _check_chosen(where: str, table: PartVariation | Repair | FaultClass) -> None:
-    """Raise SettingsError where `chosen` names what the table has not, or says what `assumed` has said of all of it."""
+    """Raise ScenarioError if `chosen` names a missing field, or if `assumed` covers the whole table already."""
     known = [field.name for field in fields(table) if field.name not in _TEXT_FIELDS]
     for name in table.chosen:
         if name not in known:

@@ -25,19 +25,19 @@ from .machine import GPUS
 from .scenario import FaultClass, Scenario, WorldSettings
 from .topology import FleetTopology
 
-#: Jobs of fewer hosts have no peers in their gang: what is drawn for a parade strikes others.
+#: Smaller jobs have too few peers in their gang: incidents of a parade affect larger jobs.
 PARADE_HOSTS_MIN = 4
 _PER_JOB = ("job_hour", "job_share")
-#: What befalls so strikes hosts, and no part of them.
+#: Rates whose incidents affect whole hosts.
 _WHOLE_HOSTS = ("host_hour", "rack_hour", "cooling_hour", "nvlink_hour")
 _BY_PART = ("gpu_hour", "port_hour")
-#: On a stage nobody waits for minutes.
+#: Limit of an onset on a stage, where an audience does not wait for minutes.
 STAGE_ONSET_SECONDS_MAX = 15.0
 
 
 @dataclass(slots=True)
 class WorldSchedule:
-    """What happens, in time's order, and by host."""
+    """All events of a world, in order of time, and by host."""
 
     seconds: float
     hosts: int
@@ -45,12 +45,12 @@ class WorldSchedule:
     topology: FleetTopology
     rows: Rows  # by begin
     downtimes: list[Downtime]  # by begin
-    jobs: list[SimulatedJob]  # by number, which is the order in which they began
+    jobs: list[SimulatedJob]  # by number, in order of their begin
     jobs_by_host: dict[int, list[int]]  # host -> its jobs' numbers, by begin
-    downtimes_by_host: dict[int, list[Downtime]]  # host -> when it was away, by begin
+    downtimes_by_host: dict[int, list[Downtime]]  # host -> its downtimes, by begin
 
     def job_at(self, host: int, now: float) -> SimulatedJob | None:
-        """Return the job on a host at a moment."""
+        """Return the job on a host at *now*, None without a job."""
         for number in reversed(self.jobs_by_host.get(host, [])):
             job = self.jobs[number]
             if job.begin <= now:
@@ -58,7 +58,7 @@ class WorldSchedule:
         return None
 
     def last_boot(self, host: int, now: float) -> tuple[int, float]:
-        """Return how often a host has booted since the world began, and when last (0: before it)."""
+        """Return the number of boots since the world began, and the time of the last (0 without boots)."""
         ends = [away.end for away in self.downtimes_by_host.get(host, []) if away.end <= now]
         return len(ends), ends[-1] if ends else 0.0
 
@@ -68,7 +68,7 @@ class WorldSchedule:
 
 
 def build_schedule(settings: WorldSettings, scenario: Scenario, seed: int) -> WorldSchedule:
-    """Return what happens in *scenario*. The same seed gives the same, to the last bit."""
+    """Return the schedule of *scenario*. The same seed gives exactly the same schedule."""
     topology = FleetTopology(settings.fleet, scenario.hosts, scenario.nvlink_hosts)
     shares = incidents.draw_frailty(settings, seed, scenario.hosts)
     context = DrawContext(seed, settings, scenario, topology, shares)
@@ -76,7 +76,7 @@ def build_schedule(settings: WorldSettings, scenario: Scenario, seed: int) -> Wo
 
 
 class _ScheduleBuilder:
-    """Draws first what ends uptimes, then the jobs, then what depends on them."""
+    """Draws first the incidents that end uptimes, then the jobs, then the incidents that depend on jobs."""
 
     def __init__(self, context: DrawContext) -> None:
         self._context = context
@@ -118,7 +118,7 @@ class _ScheduleBuilder:
         return first
 
     def _draw_before_jobs(self) -> tuple[Rows, list[tuple[float, int, int]]]:
-        """Return what befalls whether a job runs or not, and the reboots that are planned."""
+        """Return the incidents that do not depend on jobs, and the planned reboots."""
         found: list[Rows] = []
         reboots: list[tuple[float, int, int]] = []
         for number, each in self._allowed:
@@ -138,7 +138,7 @@ class _ScheduleBuilder:
         return joined_rows(found), reboots
 
     def _parade_time(self, number: int) -> float:
-        """Return when a class has its turn in a parade."""
+        """Return the begin of a class in a parade."""
         allowed = [(n, e) for n, e in self._allowed if e.per != "share"]
         return incidents.parade_times(self._context, allowed)[number]
 
@@ -158,13 +158,13 @@ class _ScheduleBuilder:
         return spread_over_hosts(cause, self._parade_time(number), part, hosts)
 
     def _shorten(self, rows: Rows) -> None:
-        """In a parade nobody waits for hours: each class is over before the next but one."""
+        """Shorten *rows* for a parade: each class is over before the class after the next."""
         every = self._context.scenario.parade_seconds
         rows["onset"] = np.minimum(rows["onset"], every / 4)
         rows["end"] = rows["begin"] + np.minimum(rows["end"] - rows["begin"], every)
 
     def _job_rows(self, schedule: WorldSchedule) -> Rows:
-        """Return what befalls only while a job runs."""
+        """Return the incidents that occur only while a job runs."""
         found: list[Rows] = []
         for number, each in self._allowed:
             if each.exposure != "job" or self._is_staged(each):
@@ -225,14 +225,15 @@ class _ScheduleBuilder:
         return self._context.scenario.stage_seconds[1] > 0 and each.sort == "faults"
 
     def _stage_rows(self, schedule: WorldSchedule) -> Rows:
-        """Return one incident of each class, clearly visible: on hosts of different jobs while there are some, and
-        until the world ends, because demonstrations have no repairs.
-        A class that strikes a rack comes first: it needs a job
-        that has the whole rack. A class without a begin (`share`) is there from the start."""
+        """Return one clearly visible incident of each class, on hosts of different jobs as far as possible.
+
+        The incidents last until the world ends, because demonstrations have no repairs. Classes that affect a rack come
+        first: they need a job that has the whole rack. A class without a begin (`share`) is active from the start.
+        """
         random = self._context.random_source("stage")
         staged = [(number, each) for number, each in self._allowed if self._is_staged(each)]
         found: list[Rows] = []
-        used_jobs: set[int] = set()  # jobs of a rack that is struck
+        used_jobs: set[int] = set()  # jobs on a rack that is affected
         for number, each in staged:
             if each.per in incidents.SHARED_PLACES:
                 place_of = getattr(self._context.topology, incidents.SHARED_PLACES[each.per])
@@ -255,7 +256,7 @@ class _ScheduleBuilder:
     def _stage_row(
         self, number: int, each: FaultClass, parts: int, random: np.random.Generator
     ) -> Rows:
-        """Return a row of a class; *parts*: of how many parts of the host one is struck, 0 for none."""
+        """Return a row of a class; *parts*: parts of the host from which one is drawn, 0 for the whole host."""
         low, high = each.amount
         row = draw_details(
             empty_rows(1), replace(each, amount=((low + high) / 2, high)), number, random
@@ -278,7 +279,7 @@ class _ScheduleBuilder:
 
 
 def _jobs_of(schedule: WorldSchedule, hosts: npt.NDArray[np.intp]) -> set[int]:
-    """Return the numbers of the jobs that begin the world on *hosts*."""
+    """Return the numbers of the jobs on *hosts* at the world's beginning."""
     jobs = (schedule.job_at(host, 0.0) for host in hosts.tolist())
     return {job.number for job in jobs if job is not None}
 
@@ -286,7 +287,7 @@ def _jobs_of(schedule: WorldSchedule, hosts: npt.NDArray[np.intp]) -> set[int]:
 def _hosts_of_place(
     schedule: WorldSchedule, place_of: npt.NDArray[np.int64], used_jobs: set[int]
 ) -> npt.NDArray[np.intp]:
-    """Return the hosts of one place, all at work: of none of the jobs *used_jobs*, and of as few jobs as can be."""
+    """Return the hosts of the place with the fewest jobs in *used_jobs*, then with the fewest jobs and idle hosts."""
 
     def cost(place: int) -> tuple[int, int, int]:
         hosts = np.flatnonzero(place_of == place)
@@ -298,7 +299,7 @@ def _hosts_of_place(
 
 
 def _hosts_of_jobs(jobs: list[SimulatedJob], random: np.random.Generator) -> list[int]:
-    """Return the hosts of the jobs that begin the world, a job after another: large jobs first, else at random."""
+    """Return the hosts of the first jobs, alternating between jobs: large jobs first, else at random."""
     first = [random.permutation(job.hosts).tolist() for job in jobs if not job.begin]
     order = random.permutation(len(first)).tolist()
     order.sort(key=lambda at: -min(len(first[at]), PARADE_HOSTS_MIN))
@@ -322,7 +323,7 @@ def _jobs_by_host(jobs: list[SimulatedJob]) -> dict[int, list[int]]:
 
 
 def _while_up(schedule: WorldSchedule, rows: Rows) -> Rows:
-    """Leave out what would befall a host that is away, and end with its uptime what is not for ever."""
+    """Leave out incidents on a host that is away; incidents, except permanent ones, end with the host's uptime."""
     for row in rows:
         for away in schedule.downtimes_by_host.get(int(row["host"]), []):
             if away.begin <= row["begin"] < away.end:
@@ -334,14 +335,14 @@ def _while_up(schedule: WorldSchedule, rows: Rows) -> Rows:
 
 
 def _in_jobs(schedule: WorldSchedule, rows: Rows) -> Rows:
-    """Keep what befalls a host while a job runs on it."""
+    """Return the rows that begin while a job runs on their host."""
     hosts, begins = rows["host"].tolist(), rows["begin"].tolist()
     has_job = [schedule.job_at(h, b) is not None for h, b in zip(hosts, begins, strict=True)]
     return np.asarray(rows[np.array(has_job, bool)])
 
 
 def _end_with_job(schedule: WorldSchedule, rows: Rows, each: FaultClass) -> Rows:
-    """End with the job what is the job's."""
+    """End rows of a job with the job."""
     if each.per in _PER_JOB and len(rows):
         ends: npt.NDArray[np.float64] = np.array([job.end for job in schedule.jobs])
         rows["end"] = np.minimum(rows["end"], ends[rows["job"]])
@@ -349,7 +350,7 @@ def _end_with_job(schedule: WorldSchedule, rows: Rows, each: FaultClass) -> Rows
 
 
 def _number_causes(schedule: WorldSchedule, rows: Rows) -> None:
-    """Number the causes in time's order, from 0, wherever they are named; put *rows* into *schedule*."""
+    """Number the causes in order of time, from 0, also in `origin` and `killed_by`; put *rows* into *schedule*."""
     order: dict[int, int] = {-1: -1}
     for cause in rows["cause"].tolist():
         order.setdefault(cause, len(order) - 1)

@@ -16,21 +16,20 @@ from .amd import as_amd
 from .machine import KINDS, SimulatedMachine
 
 # ----------------------------------------------------------------------
-# Counters of trouble on hardware that is well: they stand at 0 where the part has them, and are
-# missing where it has not.
+# Fault counters on healthy hardware: 0 if the part has them, else missing.
 
-#: Another maker's driver, or another generation of links, as the catalogue marks it in the source.
+#: Marks in a signal's source for another maker's driver, or another generation of links.
 _OTHER_HARDWARE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLink 5|links 0-11)\)")
 #: Further counters that an eight-GPU H100 machine with InfiniBand does not have.
 _UNAVAILABLE = (
-    "rdma.congestion_*",  # of RoCE
-    "rdma.receive_icrc_errors",  # of RoCE
-    "pcie.aer_root_port_*",  # GPUs and NICs are no root ports
+    "rdma.congestion_*",  # RoCE only
+    "rdma.receive_icrc_errors",  # RoCE only
+    "pcie.aer_root_port_*",  # GPUs and NICs are not root ports
     "gpu.retired_*",  # before Ampere
-    "gpu.violation_socket_*",  # AMD's, as the next two
+    "gpu.violation_socket_*",  # AMD only, as the next two
     "gpu.violation_regulator_*",
     "gpu.violation_memory_*",
-    # Since Hopper the driver tells errors as those of DRAM and of SRAM (nvidia-smi -q of an H100).
+    # Since Hopper the driver divides errors into DRAM and SRAM errors (nvidia-smi -q of an H100).
     "gpu.ecc_*_l1_errors",
     "gpu.ecc_*_l2_errors",
     "gpu.ecc_*_register_errors",
@@ -40,7 +39,7 @@ _UNAVAILABLE = (
 
 
 def is_zero_when_healthy(signal: Signal) -> bool:
-    """Return whether *signal* counts trouble that a simulated host has the counter for."""
+    """Return whether *signal* is a fault counter that a simulated host has."""
     if signal.kind is not Kind.COUNTER or not (signal.on_change or signal.unit == "errors"):
         return False
     is_unavailable = any(fnmatchcase(signal.name, pattern) for pattern in _UNAVAILABLE)
@@ -61,9 +60,9 @@ class _HostTable:
         self.ints = np.zeros((len(machines), *shape), np.uint64)
         self.floats = self.ints.view(np.float64)
         self.valid = np.zeros_like(self.ints, np.uint8)
-        self.revision = self.valid_revision = 0  # of the cells, and of which of them there are
-        self.written: set[tuple[int, int | None, int | None]] = set()  # columns, and rows of them
-        # Views of the blocks' own memory: handing out a block copies what changed, allocates nothing.
+        self.revision = self.valid_revision = 0  # revisions of the cells, and of their validity
+        self.written: set[tuple[int, int | None, int | None]] = set()  # (column, start, stop)
+        # Views of the blocks' own memory: returning a block copies only changes, and allocates nothing.
         self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]
         self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
         self._ints_of, self._valid_of = list(self.ints), list(self.valid)
@@ -85,8 +84,8 @@ class _HostTable:
 class Tables:
     """Every table of a simulated host.
 
-    What was never put is missing, as it would be on a real one; but counters of trouble that the
-    hardware has and nothing disturbs stand at 0.
+    A signal without a value is missing, as on a real host; fault counters that the hardware has are 0 until something
+    changes them.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Tables:
                 self.put(signal.name, 0)
 
     def put(self, signal: str, values: npt.ArrayLike, rows: slice = _ALL) -> None:
-        """Set a signal of all hosts: a scalar, (hosts,) for all rows alike, or (hosts, rows).
+        """Set a signal of all hosts: a scalar, (hosts,) for equal rows, or (hosts, rows).
 
         Counters and states are cut to whole numbers. KeyError for an unknown signal.
         """
@@ -135,18 +134,18 @@ class Tables:
             table.valid_revision += 1
 
     def has(self, signal: str) -> bool:
-        """Return whether a signal is of a table that there is."""
+        """Return whether the signal's table exists here."""
         return signal in self._columns
 
     def read(self, signal: str) -> Floats:
-        """Return a copy of what was put, (hosts, rows). KeyError for an unknown signal."""
+        """Return a copy of the signal's values, (hosts, rows). KeyError for an unknown signal."""
         table, column, is_float = self._columns[signal]
         return np.array((table.floats if is_float else table.ints)[:, column], np.float64)
 
     def due(self, host: int, before_seconds: float, now_seconds: float) -> list[Block]:
-        """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative.
+        """Return the blocks of *host* that became due in (before, now]; all, if before is negative.
 
-        Slow tables of different hosts come at different seconds, as they do in a real fleet.
+        Slow tables of different hosts are due at different seconds, as in a real fleet.
         """
         return [
             table.block(host)
@@ -163,17 +162,16 @@ def _is_due(period_seconds: int, host: int, before_seconds: float, now_seconds: 
 
 
 # ----------------------------------------------------------------------
-# RDMA ports, one beside each GPU: InfiniBand NDR at 400 Gbit/s. They have no RoCE congestion
-# counters.
+# RDMA ports, one next to each GPU: InfiniBand NDR at 400 Gbit/s, without RoCE congestion counters.
 
 PORT_BYTES_PER_SECOND = 50e9
-#: What a port reaches in an exchange, of its rate.
+#: Share of its rate that a port reaches in an exchange.
 EXCHANGE_SHARE = 0.4
 #: Share of a step's bytes that travel while computing (parameters fetched ahead, as in FSDP).
 OVERLAPPED_SHARE = 0.35
 PACKET_BYTES = 4096
 MULTICAST_PACKETS = 900
-#: Retransmission counter -> its part in what is sent again.
+#: Retransmission counter -> its share of the retransmissions.
 RETRANSMISSIONS = {
     "rdma.ack_timeout_errors": 0.5,
     "rdma.packet_sequence_errors": 1.0,
@@ -182,7 +180,7 @@ RETRANSMISSIONS = {
     "rdma.implied_nak_errors": 0.1,
     "rdma.slow_restarts_events": 0.05,
 }
-#: What comes of that -> its part (assumed).
+#: Counter of a consequence -> its share of the retransmissions (assumed).
 RETRANSMISSION_EFFECTS = {
     "rdma.duplicate_requests_packets": 0.5,
     "rdma.adaptive_retransmission_timeouts_events": 0.125,
@@ -192,7 +190,7 @@ RETRANSMISSION_EFFECTS = {
 
 
 def publish_ports(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:
-    """Put the other signals beside bytes and errors. (hosts, 8): moved in either direction, and sent again, since the boot."""
+    """Put the other port signals. (hosts, 8), since the boot: *moved_bytes* in either direction, *resent* packets."""
     packets = np.floor(moved_bytes / PACKET_BYTES)
     for direction in ("received", "transmitted"):
         tables.put(f"rdma.{direction}_packets", packets + MULTICAST_PACKETS)

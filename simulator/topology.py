@@ -20,7 +20,7 @@ class HostLocation:
     rack: str
     power_domain: str
     cooling_domain: str
-    leaf: str  # the group of leaves; each rail has one of its own
+    leaf: str  # the group of leaves; each rail has its own leaf in the group
     spine: str
     nvlink_domain: str
     rails: tuple[str, ...]  # the leaf of each port
@@ -30,7 +30,7 @@ class FleetTopology:
     """The layout of *hosts* hosts, in order; arrays are (hosts,)."""
 
     def __init__(self, layout: FleetLayout, hosts: int, nvlink_hosts: int = 1) -> None:
-        """*nvlink_hosts*: of an NVLink domain. Where they are several they fill a rack, and racks a leaf group."""
+        """*nvlink_hosts*: hosts of an NVLink domain. Several hosts fill a rack, and racks fill a leaf group."""
         index = np.arange(hosts, dtype=np.int64)
         is_rack_scale = nvlink_hosts > 1
         rack_hosts = nvlink_hosts if is_rack_scale else layout.rack_hosts
@@ -44,7 +44,7 @@ class FleetTopology:
         self.spine: Ints = self.leaf // layout.spine_leaf_groups
 
     def location(self, host: int) -> HostLocation:
-        """Return the place of a host by its index."""
+        """Return the location of a host by its index."""
         rack, leaf = int(self.rack[host]), int(self.leaf[host])
         return HostLocation(
             rack=f"rack-{rack:03d}",

@@ -15,7 +15,7 @@ from .machine import RDMA_PORTS
 from .schedule import WorldSchedule
 from .world import STEP_SECONDS, World
 
-#: Of these no gang waits: they are of the telling, or show nowhere.
+#: Classes for which no gang waits: they only change reports, or show nowhere.
 _CLASSES_WITHOUT_VICTIMS = ("silent_corruption", "full_load_cap")
 #: Classes of NVLinks.
 NVLINK_CLASSES = ("nvlink", "nvlink_switch")
@@ -24,8 +24,7 @@ NVLINK_CLASSES = ("nvlink", "nvlink_switch")
 def lines(world: World) -> Iterator[str]:
     """Yield the log as JSON lines: the world, its jobs by number, its incidents by begin.
 
-    A cause that strikes many hosts is one line. Times are seconds of the world, and nanoseconds of its
-    wall clock.
+    A cause that affects many hosts is one line. Times are seconds of the world, and nanoseconds of its wall clock.
     """
     yield _line(_header(world))
     for job in world.schedule.jobs:
@@ -35,7 +34,7 @@ def lines(world: World) -> Iterator[str]:
 
 
 def causes(rows: Rows) -> Iterator[Rows]:
-    """Yield the rows of each cause, in the order of their numbers, which is that of time."""
+    """Yield the rows of each cause, by number, which is the order of time."""
     if len(rows):
         ordered = rows[np.argsort(rows["cause"], kind="stable")]
         yield from np.split(ordered, np.flatnonzero(np.diff(ordered["cause"])) + 1)
@@ -75,7 +74,7 @@ def _job(world: World, job: SimulatedJob) -> dict[str, object]:
 
 
 def incident(world: World, rows: Rows) -> dict[str, object]:
-    """Return all that is so of one cause: *rows* are its own."""
+    """Return the record of one cause; *rows* are its rows."""
     first = rows[0]
     each = world.schedule.classes[int(first["cls"])]
     begin, end = float(rows["begin"].min()), float(min(rows["end"].max(), world.seconds))
@@ -105,7 +104,7 @@ def incident(world: World, rows: Rows) -> dict[str, object]:
 
 
 def tensor_group(schedule: WorldSchedule, rows: Rows) -> list[int]:
-    """Return the hosts, by index, that wait for an NVLink at first hand: of the struck hosts' jobs and NVLink domains."""
+    """Return the hosts, by index, that wait directly for an NVLink: by the affected jobs and NVLink domains."""
     if schedule.classes[int(rows["cls"][0])].name not in NVLINK_CLASSES:
         return []
     domains = {*schedule.topology.nvlink[rows["host"]].tolist()}
@@ -114,7 +113,7 @@ def tensor_group(schedule: WorldSchedule, rows: Rows) -> list[int]:
 
 
 def _jobs(schedule: WorldSchedule, rows: Rows) -> list[SimulatedJob]:
-    """Return the jobs on the struck hosts while the effect lasted."""
+    """Return the jobs on the affected hosts while the effect lasted."""
     begin, end = float(rows["begin"].min()), float(rows["end"].max())
     numbers = {n for host in rows["host"].tolist() for n in schedule.jobs_by_host.get(host, [])}
     found = [schedule.jobs[number] for number in sorted(numbers)]
@@ -135,20 +134,19 @@ def _round(seconds: float) -> float:
 
 
 # ----------------------------------------------------------------------
-# Which hosts and steps are worth readings: where something happens, and a random sample of all
-# time.
+# Selection of hosts and steps for readings: around incidents, and a random sample of all time.
 
-#: What is watched before an incident and after it, and of a long one.
+#: Observed time before an incident, after it, and limit for a long incident.
 BEFORE_SECONDS, AFTER_SECONDS, LENGTH_SECONDS_MAX = 180.0, 300.0, 1200.0
-#: Hosts of an episode: those struck, their gangs, their racks, and others beside as peers.
+#: Limits of the hosts of an episode: affected hosts, their gangs, their racks, and further peers.
 HOSTS_MAX, HOSTS_MIN = 48, 16
 
 
 @dataclass(frozen=True, slots=True)
 class SampledEpisode:
-    """Hosts and a span to make readings of; each stands for *weight* as many like it."""
+    """Hosts and a span to make readings of; each represents *weight* similar episodes."""
 
-    class_name: str  # empty: of no class, whatever befalls then
+    class_name: str  # empty: independent of any class
     cause: int  # -1: none
     hosts: tuple[int, ...]
     begin: float
@@ -176,7 +174,7 @@ def _fault_episode(world: World, rows: Rows, weight: float) -> SampledEpisode:
     has_begin = each.sort == "faults" and each.per != "share"
     begin, end = _observed_span(world, rows, has_begin, random)
     hosts = _related_hosts(world, rows["host"].astype(np.int64), begin)
-    # Steps fall anywhere between two of them: a cause that always began on one would be reported at once.
+    # Steps have a random offset: a cause that always began on a step would be reported at once.
     since = max(begin - BEFORE_SECONDS, 0.0) + float(random.uniform(0.0, STEP_SECONDS))
     until = min(end + AFTER_SECONDS, world.seconds)
     return SampledEpisode(each.name, cause, tuple(hosts.tolist()), since, until, weight)
@@ -185,8 +183,11 @@ def _fault_episode(world: World, rows: Rows, weight: float) -> SampledEpisode:
 def _observed_span(
     world: World, rows: Rows, has_begin: bool, random: Random
 ) -> tuple[float, float]:
-    """Return what is watched of an incident: of a fault its begin, if it has one; of what stands for ever and of a long
-    look-alike some of it, at random, for it stands most of the time at another job and another hour than it began in."""
+    """Return the observed span of an incident: the begin of a fault that has a begin, else a random part.
+
+    The random part serves permanent faults and long look-alikes, which are mostly active in other jobs and hours than
+    those in which they began.
+    """
     begin, end = float(rows["begin"].min()), min(float(rows["end"].max()), world.seconds)
     if has_begin:
         return begin, min(end, begin + float(rows[0]["onset"]) + LENGTH_SECONDS_MAX)
@@ -196,7 +197,7 @@ def _observed_span(
 
 
 def _related_hosts(world: World, faulty: Ints, now: float) -> Ints:
-    """Return the struck hosts, then who shares their jobs, their racks, and neighbours."""
+    """Return the affected hosts, then the hosts that share their jobs, their racks, and neighbors."""
     schedule, topology = world.schedule, world.schedule.topology
     faulty = np.unique(faulty)
     jobs = [schedule.job_at(host, now) for host in faulty.tolist()]
@@ -211,8 +212,10 @@ def _related_hosts(world: World, faulty: Ints, now: float) -> Ints:
 def random_spans(
     world: World, count: int, length_seconds: float = HOUR
 ) -> Iterator[SampledEpisode]:
-    """Yield *count* spans of the whole fleet, one at random within each equal part of the world's time: all that befalls
-    is in them as often as in the world, and nobody chose it."""
+    """Yield *count* spans of the whole fleet, one at random within each equal part of the world's time.
+
+    The spans have incidents at the same rate as the world, without any selection.
+    """
     random = named_random(world.seed, "hours")
     length = min(length_seconds, world.seconds)
     hosts = tuple(range(world.scenario.hosts))

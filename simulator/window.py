@@ -1,4 +1,4 @@
-"""A set of hosts over a time span: their state from step to step, and that of hosts that share their jobs."""
+"""A set of hosts over a time span: their state from step to step, and the state of hosts that share their jobs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .noise import Floats, Noise
 from .physics import FleetHardware, GangModel, GaugeState, Physics
 from .schedule import WorldSchedule
 
-#: Ticks of the noise: a reading is a function of the second it is of.
+#: Ticks of the noise: the noise of a reading depends on the second of the reading.
 TICKS_PER_SECOND = 1
 
 
 @dataclass(slots=True)
 class StepState:
-    """All that is so at one step. Arrays are (slots,) or (slots, 8)."""
+    """The complete state at one step. Arrays are (slots,) or (slots, 8)."""
 
     seconds: float
     step_seconds: float
     gauges: GaugeState
-    silent: Flags  # nothing is heard of the host: away, dark, or a gap
-    booted: Flags  # since the step before
+    silent: Flags  # no data from the host: away, dark, or a gap
+    booted: Flags  # booted since the previous step
     jobs: Ints  # (slots,): the number of the job that runs there, -1 for none
-    due_incidents: Rows  # incidents whose onset is over since the step before
+    due_incidents: Rows  # incidents whose onset ended since the previous step
 
 
 class SimulationWindow:
-    """Steps through time; what is read at a step is a function of seed, hosts, begin and the steps."""
+    """Steps through time; the readings of a step depend only on seed, hosts, begin and the steps."""
 
     def __init__(
         self,
@@ -44,14 +44,16 @@ class SimulationWindow:
         end: float,
         by_span: bool = False,
     ) -> None:
-        """*hosts*: whose readings are wanted, by index; they come first in all arrays. *by_span*: means are of the
-        time since the step before, as where that is a second; else of whole steps of the jobs."""
+        """*hosts*: hosts to read, by index; they come first in all arrays. *by_span*: means cover the time since the
+        previous step, as for steps of one second; else they cover whole steps of the jobs."""
         self._schedule, self._seed, self._by_span = schedule, seed, by_span
         self.begin, self.end = begin, end
         self._jobs = [j for j in _jobs_of(schedule, hosts) if j.begin < end and j.end > begin]
         others = np.concatenate([hosts, *(job.hosts for job in self._jobs)])
         _, first = np.unique(others, return_index=True)
-        self.hosts: Ints = others[np.sort(first)]  # as asked for, then who shares their jobs
+        self.hosts: Ints = others[
+            np.sort(first)
+        ]  # the requested hosts, then hosts that share their jobs
         self._slot = np.full(schedule.hosts, -1)
         self._slot[self.hosts] = np.arange(self.hosts.size)
         self._select_rows(begin, end)
@@ -78,13 +80,14 @@ class SimulationWindow:
         self._downtimes: npt.NDArray[np.float64] = np.array(downtimes).reshape(-1, 3)
 
     def step(self, seconds: float) -> StepState:
-        """Go on to *seconds* of the world, later than before, and say how it is then."""
+        """Advance to *seconds* of the world, which must be later than before, and return the state there."""
         elapsed = max(seconds - self._seconds, 0.0)
         slot, begins, ends = self._downtimes.T
         booted = np.zeros(self.hosts.size, bool)
         booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True
         active = (self._rows["begin"] <= seconds) & (self._rows["end"] > self._seconds)
-        # What ended since the step before is reported once more, but not by a host that is there again: it was repaired.
+        # An incident that ended since the previous step counts once more, except on a host that booted: it was
+        # repaired.
         active &= ~booted[self._row_slot] | (self._rows["end"] > seconds)
         due = seconds >= self._row_due
         new = active & due & ~self._reported

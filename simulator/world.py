@@ -27,24 +27,24 @@ from .window import SimulationWindow, StepState
 
 SECOND_NS = 1_000_000_000
 STEP_SECONDS = 10.0
-#: When a world begins, if nobody says so: a moment that no store of a real fleet holds yet.
+#: Default beginning of a world: later than any data in the store of a real fleet.
 START_WALL_NS = 1_900_000_000 * SECOND_NS
 
 
 class Delivery(NamedTuple):
-    """What one host's agent sends at one step."""
+    """Data that one host's agent sends at one step."""
 
     host: str
     boot_id: bytes
     booted_ns: int  # by the world's clock
-    starts: int  # of its agent since the world began: after each it registers again, in the same boot or another
+    starts: int  # starts of its agent since the world began: after each it registers again, in the same boot or another
     frame: bytes
     events: list[telemetry_pb2.HealthEvent]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldStep:
-    """One moment of some hosts: what arrives. A host that is silent is not among them."""
+    """Arriving data of some hosts at one moment. Silent hosts are left out."""
 
     seconds: float
     now_ns: int
@@ -52,7 +52,7 @@ class WorldStep:
 
 
 class World:
-    """A fleet over months. The same scenario, seed and hosts give the same, byte for byte."""
+    """A fleet over months. The same scenario, seed and hosts give the same bytes."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class World:
         settings: WorldSettings | None = None,
         start_wall_ns: int = START_WALL_NS,
     ) -> None:
-        """*hosts*: instead of the scenario's own. Raises SettingsError for what makes no world."""
+        """*hosts*: replaces the scenario's number. Raises ScenarioError for an invalid world."""
         self.settings = settings or load()
         self.scenario = _resized(self.settings.scenario(scenario), hosts)
         if seed < 0:
@@ -76,7 +76,7 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """How long the world lasts."""
+        """Length of the world."""
         return self.schedule.seconds
 
     @property
@@ -94,21 +94,21 @@ class World:
         return self.schedule.topology.location(host)
 
     def labels(self, host: int) -> dict[str, str]:
-        """Return what a host says of its place when it registers, by its index: as an operator's `labels` do."""
+        """Return a host's location labels, by its index, in the form of an operator's `labels`."""
         fields = asdict(self.location(host))
         rails = " ".join(fields.pop("rails"))
         return {f"gangline.{name}": value for name, value in (*fields.items(), ("rails", rails))}
 
     def devices(self, host: int) -> list[telemetry_pb2.Device]:
-        """Return what a host registers with, by its index."""
+        """Return the devices that a host registers, by its index."""
         return self.machines[host].inventory()
 
     def run_id(self, host: int) -> bytes:
-        """Return the id of a host's spool, which outlives boots and restarts."""
+        """Return the id of a host's spool, which is the same across boots and restarts."""
         return self._bytes("run", host)
 
     def boot(self, host: int, seconds: float) -> tuple[bytes, float]:
-        """Return a host's boot id, and when it booted: seconds of the world, negative for before it."""
+        """Return a host's boot id, and its boot time: seconds of the world, negative before its beginning."""
         boots, booted = self.schedule.last_boot(host, seconds)
         if not boots:
             booted = -float(np.round(self.hardware.uptime_seconds[host]))
@@ -123,17 +123,18 @@ class World:
     ) -> WorldView:
         """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world.
 
-        *uptime_seconds*: that of all hosts at *begin*, where whole hosts are wanted; None for what judgement reads.
+        *uptime_seconds*: uptime of all hosts at *begin*; the view has all their tables. None: only tables for
+        judgement.
         """
         return WorldView(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
 
     def frames(
         self, hosts: Sequence[int], begin: float, end: float, step_seconds: float = STEP_SECONDS
     ) -> Iterator[WorldStep]:
-        """Yield what *hosts* send from *begin* to before *end*: frames as on the wire, and events.
+        """Yield the data that *hosts* send from *begin* to before *end*: frames as on the wire, and events.
 
-        Volatile counters count from *begin* (or the host's boot after it): a reader starts over with
-        each call, as with a fleet that it has not seen before.
+        Volatile counters start at *begin*, or at a later boot of the host: each call begins as with a fleet that the
+        reader has not seen before.
         """
         view = self.open(hosts, begin, end)
         edges = _restart_times(self)
@@ -154,7 +155,7 @@ class World:
 
 
 class WorldView:
-    """Some hosts from one moment to another: their blocks and events, step by step."""
+    """Some hosts over a span: their blocks and events, step by step."""
 
     def __init__(
         self, world: World, hosts: Ints, begin: float, end: float, uptime_seconds: float | None
@@ -183,7 +184,7 @@ class WorldView:
         self._pending_events: dict[int, list[telemetry_pb2.HealthEvent]] = {}
 
     def step(self, seconds: float) -> StepState:
-        """Go on to *seconds*, later than before."""
+        """Advance to *seconds*, which must be later than before."""
         moment = self._window.step(seconds)
         self.readings.publish(moment)
         self._pending_events = {}
@@ -198,7 +199,7 @@ class WorldView:
         return moment
 
     def events(self, slot: int) -> list[telemetry_pb2.HealthEvent]:
-        """Return what the host tells since the step before; no clock is set."""
+        """Return the host's events since the previous step; no clock is set."""
         return self._pending_events.get(int(self.hosts[slot]), [])
 
     def _events(self, row: np.void) -> Iterator[telemetry_pb2.HealthEvent]:
@@ -210,10 +211,10 @@ class WorldView:
 
 
 class _AgentSender:
-    """One host's agent: its run, its boot, its frames."""
+    """Agent of one host: its run, its boot, its frames."""
 
     def __init__(self, world: World, host: int, edges: list[float]) -> None:
-        """*edges*: when another boot or another run of the agent begins."""
+        """*edges*: begins of further boots and agent runs."""
         self._world, self._host, self._name = world, host, world.machines[host].name
         self._edges = edges
         self._starts = -1
@@ -221,7 +222,7 @@ class _AgentSender:
         self._framer = FrameBuilder(bytes(16), bytes(16))
 
     def deliver(self, view: WorldView, slot: int, moment: StepState, before: float) -> Delivery:
-        """Return what the host sends now. After a start all of it, as an agent's first turn reads all."""
+        """Return the host's data at this step; after a start all tables, as in an agent's first turn."""
         seconds = moment.seconds
         edge = bisect_right(self._edges, seconds)
         if edge != self._starts:
@@ -242,7 +243,7 @@ class _AgentSender:
 
 
 def _restart_times(world: World) -> dict[int, list[float]]:
-    """Return when another boot or another run of the agent begins, by host."""
+    """Return the begins of further boots and agent runs, by host."""
     rows: Rows = world.schedule.rows
     number = next(
         (n for n, c in enumerate(world.schedule.classes) if c.name == "agent_restart"), -1

@@ -86,7 +86,7 @@ BY_NAME: dict[str, Signal] = {s.name: s for s in SIGNALS}
 #: Table name -> its signals, in catalogue order: the columns of a block, a frame and a DuckDB table.
 TABLES: dict[str, tuple[Signal, ...]] = _tables(SIGNALS)
 
-#: What agents before this version call a table -> its name here: it was sampled at another pace then.
+#: Name of a table in older agents -> its name here: older agents sampled it at another pace.
 FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
 
 _COLUMNS = {signal.name: i for signals in TABLES.values() for i, signal in enumerate(signals)}

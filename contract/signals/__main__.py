@@ -53,7 +53,7 @@ def page() -> str:
 
 
 def _group(group: SignalGroup) -> str:
-    """Return one kind of device: what its file says of it, and its tables."""
+    """Return the section of one kind of device: the text of its file, and its tables."""
     text = group.text.strip()
     kinds = {signal.device_kind for signal in group.signals if signal.kind is not Kind.EVENT}
     tables = [name for name, signals in TABLES.items() if signals[0].device_kind in kinds]

@@ -151,7 +151,7 @@ def _slow(signal_id: int, name: str, file: str, tells: str, width_bits: int = 64
 
 
 def _traffic(signal_id: int, name: str, file: str, tells: str, width_bits: int = 64) -> Signal:
-    """What rises whenever the port works, so that it is sent each time."""
+    """Return a counter that rises whenever the port works, so that it is sent each time."""
     return Signal(signal_id, name, Kind.COUNTER, Pace.TEN_SECONDS, file, tells, width_bits)
 
 

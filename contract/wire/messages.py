@@ -1,6 +1,6 @@
-"""Base of the generated code: builds message classes with protobuf's C library, without its Python one.
+"""Base of the generated code: builds message classes with protobuf's C library, without its Python library.
 
-protobuf's own `builder` imports the whole Python library, 2 MB that an agent would hold for nothing.
+protobuf's own `builder` imports the whole Python library, 2 MB that an agent would hold without need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 
 def file_of(serialized: bytes, module: str, names: dict[str, Any]) -> Any:
-    """Return the descriptor of the file, known from now on; put its messages and enumerations into *names*."""
+    """Register the file and return its descriptor; put its messages and enumerations into *names*."""
     if _metaclass() is None:
         return _without_c(serialized, module, names)
     file = descriptor.FileDescriptor("", "", serialized_pb=serialized)
@@ -26,7 +26,7 @@ def file_of(serialized: bytes, module: str, names: dict[str, Any]) -> Any:
 
 
 def _metaclass() -> Any:
-    """Return what makes classes in C; None where protobuf is pure Python, or has it elsewhere."""
+    """Return the C metaclass of messages; None if protobuf is pure Python, or has no such metaclass."""
     if api_implementation.Type() != "upb":
         return None
     try:

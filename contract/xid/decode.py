@@ -26,9 +26,9 @@ from .policy import (
 )
 
 # ----------------------------------------------------------------------
-# XID 74 and XID 144 to 150: which link, which unit, how bad it is, out of the line's registers.
+# XID 74 and XID 144 to 150: link, unit and severity, from the registers of the line.
 #
-# The facts are in `xid_nvlink.toml`. A line's own word wins: Nonfatal never takes a host away.
+# The facts are in `xid_nvlink.toml`. The severity word of a line has priority: Nonfatal never takes a host away.
 
 #: The first driver whose IntrInfo names the unit in bits 6 to 0.
 NEWER_MAJOR = 575
@@ -50,7 +50,7 @@ _LINK74 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NvLinkUnit:
-    """A unit of NVLink 5 and what its error values cost; `older`, `newer`: its bits in IntrInfo."""
+    """A unit of NVLink 5 and the consequences of its error values; `older`, `newer`: its bits in IntrInfo."""
 
     xid: int
     name: str
@@ -134,7 +134,7 @@ def decode_nvlink5(code: int, text: str, driver_version: str, reading: LineReadi
 def _cost(
     code: int, name: str, numbers: list[int], driver_version: str, reading: LineReading
 ) -> str:
-    """Return what the registers cost: ignore, restart, reset, down, or "" where nothing says it."""
+    """Return the cost that the registers show: ignore, restart, reset, down, or "" if unknown."""
     intrinfo, status = numbers[0] & _MASK_32, (numbers[1] if len(numbers) > 1 else 0) & _MASK_32
     units = {
         newer: unit
@@ -162,7 +162,7 @@ def _cost(
 
 
 def _matches_unit(unit: NvLinkUnit, name: str, intrinfo: int, *, newer: bool) -> bool:
-    """Return whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
+    """Return whether *intrinfo* belongs to *unit*, in one of the two layouts, and the line's name agrees."""
     width = NEWER_BITS if newer else OLDER_BITS
     if intrinfo & ((1 << width) - 1) != (unit.newer if newer else unit.older):
         return False
@@ -177,7 +177,7 @@ def _reason_bits(intrinfo: int) -> int:
 
 
 def _link_down_reason(intrinfo: int) -> tuple[str, bool]:
-    """Return why a link went down, as text, and whether that costs a reset."""
+    """Return the reason for which a link went down, as text, and whether it needs a reset."""
     return nvlink_facts().link_down.get(
         _reason_bits(intrinfo), ("for a reason that the catalogue lacks", True)
     )
@@ -195,7 +195,7 @@ def _cost_of(unit: NvLinkUnit, intrinfo: int, status: int, *, newer: bool) -> st
 
 
 def _set_severity(cost: str, reading: LineReading, *, fatal: bool) -> None:
-    """Set severity and action from what the catalogue says and from the line's own word."""
+    """Set severity and action from the catalogue's cost and from the line's own severity."""
     if cost:
         reading.attributes["catalogue"] = cost
     if cost == "reset" and fatal:
@@ -239,14 +239,14 @@ def decode_xid74(text: str, reading: LineReading) -> None:
         reading.action = "none; the link's counters show whether it continues"
 
 
-#: A process's name as the driver prints it (NV_PROC_NAME_MAX_LENGTH); the rest is cut.
+#: Length of a process name in the driver (NV_PROC_NAME_MAX_LENGTH); the rest is cut.
 NAME_CHARACTERS_MAX = 100
-#: The kernel's highest process id (PID_MAX_LIMIT); a larger number is none.
+#: The kernel's highest process id (PID_MAX_LIMIT); a larger number is not a process id.
 PROCESS_ID_MAX = 4194304
-#: An attribute's value is cut here.
+#: Longer attribute values are cut.
 VALUE_CHARACTERS_MAX = 120
 
-#: nvmlDeviceGpuRecoveryAction_t (nvml.h) -> our word, severity, action.
+#: nvmlDeviceGpuRecoveryAction_t (nvml.h) -> our name, severity, action.
 RECOVERY_ACTIONS: dict[int, tuple[str, XidSeverity, str]] = {
     0: ("none", XidSeverity.IGNORE, "none; the driver no longer asks for a recovery action"),
     1: ("reset", XidSeverity.FATAL, "drain and reset the GPU"),
@@ -258,13 +258,13 @@ RECOVERY_ACTIONS: dict[int, tuple[str, XidSeverity, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DecodedLine:
-    """What one line says: the policy's row, refined.
+    """Content of one line: the policy's row, refined.
 
-    `process_id` 0 and `process_name` "": the line names none; who is named met the fault and need
-    not be its cause. `attributes`: what was decoded, by name, at most 32 (`xid.refined` reads
-    `severity`, `action` and `recovery` of them). `cancels`: codes of the same device that this line
-    takes back. `continuation`: a further line about the same code, not a separate event. `verified`
-    False: decoded without knowing the driver's version, or against what it should write.
+    `process_id` 0 and `process_name` "": the line names no process; a named process met the fault and is not
+    necessarily its cause. `attributes`: at most 32 decoded values by name (`policy.refine` reads `severity`, `action`
+    and `recovery`). `cancels`: codes of the same device that this line revokes. `continuation`: a further line about
+    the same code, not a separate event. `verified` False: decoded without the driver's version, or against the expected
+    form.
     """
 
     code: int
@@ -281,12 +281,12 @@ class DecodedLine:
 
 @dataclass(frozen=True, slots=True)
 class XidLine:
-    """A line of the kernel log that carries a code. `device`: PCI address as sysfs writes it."""
+    """A line of the kernel log with a code. `device`: PCI address in sysfs form."""
 
     table: str  # xid, sxid
     code: int
     device: str
-    message: str  # what follows the code
+    message: str  # the text after the code
 
 
 _LINE = re.compile(
@@ -305,7 +305,7 @@ _SXID_SEVERITY = re.compile(r"(?:^|,)\s*Severity\s+([01])\s+Engine instance", re
 _SXID_DATA = re.compile(r"(?:^|,)\s*Data\s*\{", re.ASCII)
 _LINK = re.compile(r"\bLink\s+([0-9]{1,3})\b", re.ASCII)
 
-#: Attribute -> what it looks like, in any line.
+#: Attribute -> its pattern, in any line.
 _ANYWHERE: dict[str, str] = {
     "channel": r"\b(?:Ch|channel)\s+(?:ID\s+)?(?:0x)?([0-9a-f]{1,16})\b",
     "caused_by": r"\bcaused by previous Xid\s+([0-9]{1,9})\b",
@@ -346,7 +346,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
 
 
 def parse_line(line: str) -> XidLine | None:
-    """Return the code, device and message of a line of the kernel log; None where it has none."""
+    """Return the code, device and message of a line of the kernel log; None if the line has no code."""
     match = _LINE.search(line[:MESSAGE_CHARACTERS_MAX])
     if match is None:
         return None
@@ -360,9 +360,9 @@ def parse_line(line: str) -> XidLine | None:
 
 
 def decode(code: int, message: str, driver_version: str = "", table: str = "xid") -> DecodedLine:
-    """Return what *message*, the line or what follows its code, says of *code*.
+    """Return the decoded *message* of *code*: the whole line, or the text after the code.
 
-    `driver_version`: as NVML gives it, "575.57.08"; only NVLink 5 needs it. `table`: xid or sxid.
+    `driver_version`: in NVML's form, "575.57.08"; only NVLink 5 needs it. `table`: xid or sxid.
     """
     text = message[:MESSAGE_CHARACTERS_MAX]
     process_id, process_name = _process(text)
@@ -402,7 +402,7 @@ def decode(code: int, message: str, driver_version: str = "", table: str = "xid"
 
 
 def _process(text: str) -> tuple[int, str]:
-    """Return the process that the line names: 0 and "" where it names none, or "<unknown>"."""
+    """Return the process that the line names; 0 and "" if the line names no process, or "<unknown>"."""
     found = _PROCESS_ID.search(text)
     process_id = int(found[1]) if found else 0
     name_match = _PROCESS_NAME.search(text)
@@ -419,7 +419,7 @@ def _find_attributes(patterns: dict[str, str], text: str, reading: LineReading) 
 
 
 def _memory(text: str, reading: LineReading) -> None:
-    """48, 63, 64, 92, 94, 95, 156 to 161, 171, 172: where in the memory, and what is due."""
+    """Read 48, 63, 64, 92, 94, 95, 156 to 161, 171, 172: the place in the memory, and the due action."""
     _find_attributes(_MEMORY, text, reading)
     found = reading.attributes
     for name, detail in (
@@ -446,7 +446,7 @@ _MEMORY_PLACES = (
 
 
 def _mmu(text: str, reading: LineReading) -> None:
-    """31: which engine reached where."""
+    """Read 31: the engine and the address."""
     _find_attributes(_MMU, text, reading)
     if {"engine", "address"} <= reading.attributes.keys():
         found = reading.attributes
@@ -454,14 +454,14 @@ def _mmu(text: str, reading: LineReading) -> None:
 
 
 def _graphics(text: str, reading: LineReading) -> None:
-    """13: which multiprocessor, and what it met."""
+    """Read 13: the multiprocessor."""
     _find_attributes(_GRAPHICS, text, reading)
     if "sm" in reading.attributes:
         reading.details.append(f"on {reading.attributes['sm']}")
 
 
 def _gsp(text: str, reading: LineReading) -> None:
-    """119, 120: how long the driver waited, for what."""
+    """Read 119, 120: the driver's waiting time and the awaited function."""
     _find_attributes(_GSP, text, reading)
     found = reading.attributes
     if "waited_seconds" in found:
@@ -470,7 +470,7 @@ def _gsp(text: str, reading: LineReading) -> None:
 
 
 def _recovery(text: str, reading: LineReading) -> None:
-    """154: the text is the action. Where number and text disagree, the text is believed."""
+    """Read 154: the requested action. If number and text disagree, the text counts."""
     match = _RECOVERY.search(text)
     if match is None:
         return
@@ -502,7 +502,7 @@ def _recovery(text: str, reading: LineReading) -> None:
 
 
 def _recovery_number(driver_text: str) -> int | None:
-    """Return NVML's number for the driver's text; None for one that we do not know."""
+    """Return NVML's number for the driver's text; None for an unknown text."""
     text = driver_text.lower()
     if "drain" in text:
         return 4 if "reset" in text else 3
@@ -514,7 +514,7 @@ def _recovery_number(driver_text: str) -> int | None:
 
 
 def _nvswitch(code: int, text: str, reading: LineReading) -> bool:
-    """Read a line of an NVSwitch; say whether it continues another line of the same code."""
+    """Read a line of an NVSwitch; return whether it continues another line of the same code."""
     if link := _LINK.search(text):
         reading.attributes["link"] = str(int(link[1]))
     severity_word, severity_number = _SXID_WORD.search(text), _SXID_SEVERITY.search(text)
@@ -538,7 +538,7 @@ def _nvswitch(code: int, text: str, reading: LineReading) -> bool:
 
 
 _NVLINK5 = frozenset(range(144, 151))
-#: XIDs whose lines may differ: one is harmless and the next not, by its link, unit or recovery action.
+#: XIDs whose lines differ in severity, by link, unit or recovery action.
 VARYING = _NVLINK5 | {74, 154}
 _DECODERS: dict[int, Callable[[str, LineReading], None]] = {
     13: _graphics,

@@ -1,6 +1,6 @@
 """Interprets an XID or SXID by the codes close to it in time, equally on the host and at the aggregator.
 
-Pure: each side decides how long it keeps records, and what ends one.
+Pure: each side decides how long it keeps records, and when a record ends.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from .decode import DecodedLine, decode
 from .policy import Companion, Xid, XidAssessment, XidSeverity, assess, lookup, lookup_sxid, refine
 
-#: What makes two events of one device and code different things: their decoded parts.
+#: Decoded parts that make two events of the same device and code different incidents.
 VARIANT_ATTRIBUTES = ("unit", "link", "severity")
-#: XID 154 tells which recovery the driver asks for: what it asked before no longer holds.
+#: XID 154 reports the recovery that the driver asks for; it replaces the recovery of an earlier XID 154.
 RECOVERY_XID = 154
 _GRAVEST_FIRST = tuple(XidSeverity)
 
 
 class ClassifiedLine(NamedTuple):
-    """One line: its policy's row as the line refines it, what tells it from others, what was decoded."""
+    """A line: its policy row as refined by the line, the text of VARIANT_ATTRIBUTES, and the decoded line."""
 
     row: Xid
     variant: str
@@ -37,20 +37,20 @@ def classify_line(code: int, message: str, driver_version: str, table: str) -> C
 
 @dataclass(slots=True)
 class XidIncident:
-    """One event by its id, over all its revisions. Times are boot time; `received_ns`: the listener's clock."""
+    """An event by its id, over all its revisions. Times are boot time; `received_ns`: the listener's clock."""
 
     first_ns: int
     last_ns: int
     received_ns: int  # first
-    #: Code of the same device that explains this one -> how near it came to its first line, in nanoseconds.
+    #: Code of the same device that explains this incident -> smallest distance to its first line, in nanoseconds.
     apart_ns: dict[int, int] = field(default_factory=dict[int, int], kw_only=True)
-    #: The same to its last line, and the farthest of those that were its last.
+    #: The same for its last line, and the greatest of these distances over earlier last lines that are final.
     last_apart_ns: dict[int, int] = field(default_factory=dict[int, int], kw_only=True)
     final_apart_ns: dict[int, int] = field(default_factory=dict[int, int], kw_only=True)
     last_received_ns: int = field(default=0, kw_only=True)  # its last line; 0: with its first
 
     def extend(self, last_ns: int, received_ns: int, row: Xid | None) -> None:
-        """Take a later revision of it. What nothing explained while there was time, nothing later does."""
+        """Take a later revision of this incident. A line without an explanation at the end of its wait has none."""
         if last_ns <= self.last_ns:
             return
         wait_ns = row.wait_seconds * 1e9 if row else 0.0
@@ -61,7 +61,7 @@ class XidIncident:
         self.last_apart_ns.clear()
 
     def note_distance(self, code: int, other: XidIncident) -> None:
-        """Note how near an incident of *code* is, by the lines of both that are known."""
+        """Note the distance of *other*, an incident of *code*, by the known lines of both."""
         for line_ns, apart_ns in (
             (self.first_ns, self.apart_ns),
             (self.last_ns, self.last_apart_ns),
@@ -70,9 +70,9 @@ class XidIncident:
             apart_ns[code] = min(nearest, apart_ns.get(code, nearest))
 
     def assess(self, row: Xid, now_ns: int) -> XidAssessment:
-        """Return what it means now, *now_ns* on the clock of `received_ns`.
+        """Return its meaning at *now_ns*, a time on the clock of `received_ns`.
 
-        It waits from when it was heard, however old it is: its companion may be in the next message.
+        The wait begins when the line was received, however old the line is: its companion may be in the next message.
         """
         is_new = now_ns - (self.last_received_ns or self.received_ns) < row.wait_seconds * 1e9
         apart = {
@@ -83,9 +83,9 @@ class XidIncident:
         return assess(row, apart, (now_ns - self.received_ns) / 1e9)
 
     def _apart_ns(self, companion: Companion, row: Xid, *, is_new: bool) -> int:
-        """Return how far *companion* is: one that excuses from the worst of our lines, any other from the nearest.
+        """Return the distance of *companion*: from the worst line if it makes the incident milder, else the nearest.
 
-        *is_new*: what explains the last line may not have been heard yet.
+        *is_new*: the explanation of the last line may not have been received yet.
         """
         code = companion.code
         first_ns, last_ns = self.apart_ns[code], self.last_apart_ns.get(code)
@@ -102,7 +102,7 @@ def _is_milder(one: XidSeverity, other: XidSeverity) -> bool:
 def note_neighbours(
     row: Xid, incident: XidIncident, others: Iterable[tuple[Xid, Iterable[XidIncident]]]
 ) -> None:
-    """Note which incidents of *others* of the device came near *incident*, where one explains the other."""
+    """Note the distances between *incident* and *others* of its device, where either code explains the other."""
     for other, other_incidents in others:
         other_explains, row_explains = _explains(other, row), _explains(row, other)
         for neighbour in other_incidents if other_explains or row_explains else ():
@@ -118,9 +118,9 @@ def _explains(one: Xid, other: Xid) -> bool:
 
 
 def gravest(row: Xid, incidents: Iterable[XidIncident], now_ns: int) -> XidAssessment:
-    """Return what incidents of *row* mean now: each is settled by itself, and the gravest counts.
+    """Return the gravest present meaning of incidents of *row*, each of which is assessed by itself.
 
-    That the last one was contained does not undo one that was not.
+    A contained last incident does not excuse an earlier uncontained incident.
     """
     each = [incident.assess(row, now_ns) for incident in incidents]
     return min(each, key=lambda one: _GRAVEST_FIRST.index(one.severity))

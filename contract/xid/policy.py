@@ -1,7 +1,7 @@
 """The policy of XIDs and SXIDs: severity and action for each code of NVIDIA's drivers.
 
-The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is loaded on first use. `decode.py` parses details of a log
-line, and `refine` applies them to the row.
+The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is loaded on first use. `decode.py` parses details
+of a log line, and `refine` applies them to the row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class XidSeverity(StrEnum):
-    """What a code means for the host, gravest first."""
+    """Meaning of a code for the host, gravest first."""
 
     FATAL = "fatal"
     HAZARD = "hazard"
@@ -27,18 +27,18 @@ class XidSeverity(StrEnum):
 
 
 class Clears(StrEnum):
-    """What ends a code's hold on its device."""
+    """Event that clears a code from its device."""
 
     RESET = "reset"  # the GPU was reset, or the host booted
     REBOOT = "reboot"
-    TIME = "time"  # `clear_seconds` after the last one
+    TIME = "time"  # `clear_seconds` after the last occurrence
 
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A code of the same device that explains the one which waits for it.
+    """A code of the same device that explains a code that waits for it.
 
-    `severity` replaces the waiting row's; None adds words only.
+    `severity` replaces the severity of the waiting row; None only adds `words`.
     """
 
     code: int
@@ -71,9 +71,9 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class XidAssessment:
-    """What a row means beside the codes that came with it.
+    """Meaning of a row together with the codes that came with it.
 
-    `waiting`: no companion has come yet and one still may; until then the row claims nothing.
+    `waiting`: no companion has come yet and a companion may still come; until then the row has no effect.
     """
 
     severity: XidSeverity
@@ -81,17 +81,17 @@ class XidAssessment:
     details: tuple[str, ...] = ()
 
 
-#: What an action touches, from small to large.
+#: Extent of an action, from small to large.
 SCOPES = ("process", "gpu", "baseboard", "nvlink-domain", "host", "driver", "unknown")
 #: An unknown code is shown for an hour.
 UNKNOWN_SECONDS = 3600.0
-#: Codes of switches begin here; those of GPUs are far below.
+#: SXIDs begin here; XIDs are far below.
 SXID_CODE_MIN = 10000
-#: The factor of a line that turned out graver than its row, which names none.
+#: Hazard factor of a line that is graver than its row, if the row has none.
 REFINED_HAZARD_FACTOR = 50.0
 
 _KEYS = frozenset(Xid.__dataclass_fields__)
-#: What a row without these says: that we make nothing of its code.
+#: Defaults of a row with `used = false`: its code has no known meaning.
 _UNUSED: dict[str, Any] = {
     "action": "none; show it to NVIDIA if it comes again",
     "scope": "unknown",
@@ -121,12 +121,12 @@ def _text(name: str) -> str:
 
 
 def lookup(code: int) -> Xid:
-    """Return the row of XID *code*; a row that claims nothing where there is none."""
+    """Return the row of XID *code*; a row of severity UNKNOWN if the table has none."""
     return policy().get(code) or _unknown_row(code, "read NVIDIA's XID catalogue")
 
 
 def lookup_sxid(code: int) -> Xid:
-    """Return the row of SXID *code*; a row that claims nothing where there is none."""
+    """Return the row of SXID *code*; a row of severity UNKNOWN if the table has none."""
     return sxid_policy().get(code) or _unknown_row(
         code, "read NVIDIA's Fabric Manager user guide, appendix of SXIDs"
     )
@@ -145,16 +145,16 @@ def _unknown_row(code: int, action: str) -> Xid:
 
 
 def companions(code: int) -> tuple[Companion, ...]:
-    """Return the codes that XID *code* waits for, `lookup(code).wait_seconds` long."""
+    """Return the companions of XID *code*, for which it waits `lookup(code).wait_seconds`."""
     return lookup(code).companions
 
 
 def assess(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> XidAssessment:
-    """Return what *row* means now.
+    """Return the present meaning of *row*.
 
-    `seconds_apart`: other codes of the same device -> seconds between them and this one, either
-    way. `age_seconds`: since this one first came. A row without companions means what it says, at
-    once; of several companions the gravest decides.
+    `seconds_apart`: other codes of the same device -> seconds between each and this code, either way. `age_seconds`:
+    since this code first came. A row without companions has its own severity at once; of several companions the
+    gravest decides.
     """
     matching = [
         c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds
@@ -169,7 +169,7 @@ def assess(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> 
 
 
 def refine(row: Xid, attributes: Mapping[str, str]) -> Xid:
-    """Return *row* with what its line was decoded to say (`DecodedLine.attributes`) laid over it.
+    """Return *row* with the decoded facts of its line (`DecodedLine.attributes`) applied.
 
     Attributes that are missing, or that this version does not understand, change nothing.
     """
@@ -195,7 +195,7 @@ def refine(row: Xid, attributes: Mapping[str, str]) -> Xid:
 
 
 def parse(text: str, table: str = "xid") -> list[Xid]:
-    """Return the rows of *text*. Raises ValueError that names the code and what is wrong."""
+    """Return the rows of *text*. Raises ValueError that names the code and its fault."""
     rows = [_row(entry, table) for entry in tomllib.loads(text).get(table, [])]
     codes: set[int] = set()
     for row in rows:
@@ -255,7 +255,7 @@ def _contradiction(row: Xid) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolAction:
-    """What one tool does on a code."""
+    """Reaction of a tool to a code."""
 
     tool: str
     words: str
@@ -270,7 +270,7 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def tool_actions(code: int) -> list[ToolAction]:
-    """Return what other tools do on XID *code*; tools without a known policy are left out."""
+    """Return the reactions of other tools to XID *code*; tools without a known policy are left out."""
     found = []
     for tool in _tools():
         texts = [says["words"] for says in tool["says"] if code in says["codes"]]
@@ -280,14 +280,14 @@ def tool_actions(code: int) -> list[ToolAction]:
 
 
 def tool_codes() -> set[int]:
-    """Return every code that a tool is said to act on."""
+    """Return every code with a listed reaction of a tool."""
     return {code for tool in _tools() for says in tool["says"] for code in says["codes"]}
 
 
 # ----------------------------------------------------------------------
-# What a decoder has read out of a line of the driver so far, and the pieces that decoders share.
+# Facts that a decoder has read out of a driver's line so far, and helpers that the decoders share.
 
-#: Of a longer line the rest is not looked at. The kernel's own limit is about 1,000 (LOG_LINE_MAX).
+#: The rest of a longer line is ignored. The kernel's own limit is about 1,000 (LOG_LINE_MAX).
 MESSAGE_CHARACTERS_MAX = 2048
 
 _HEX = re.compile(r"0x([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
@@ -296,7 +296,7 @@ _MAJOR = re.compile(r"\s*([0-9]{3,4})(?:\.|\s*$)", re.ASCII)
 
 @dataclass(slots=True)
 class LineReading:
-    """Filled by one decoder. `severity` and `action` stay None where the line adds nothing to them."""
+    """Result of one decoder. `severity` and `action` stay None if the line does not change them."""
 
     attributes: dict[str, str] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
@@ -307,16 +307,16 @@ class LineReading:
 
 
 def registers(text: str) -> list[int]:
-    """Return the hexadecimal numbers of *text* in their order."""
+    """Return the hexadecimal numbers of *text* in order."""
     return [int(match, 16) for match in _HEX.findall(text)]
 
 
 def driver_major(version: str) -> int | None:
-    """Return 575 of "575.57.08"; None where *version* is no driver's."""
+    """Return 575 of "575.57.08"; None if *version* is not a driver version."""
     match = _MAJOR.match(version)
     return int(match[1]) if match else None
 
 
 def printable(text: str) -> str:
-    """Return *text* with everything a terminal or a protobuf string would choke on as "?"."""
+    """Return *text* with "?" in place of characters that a terminal or a protobuf string cannot show."""
     return "".join(c if c.isprintable() else "?" for c in text)
