@@ -397,7 +397,7 @@ class KillReplicas(Step):
     node: str
 
 
-#: Steps that change the scheduler: the ledger is written before each.
+#: Steps that change the scheduler. The ledger is written before these steps, except before StartNow alone.
 SCHEDULER_STEPS = (
     PlaceHold,
     ExtendHold,
