@@ -89,7 +89,7 @@ REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
 #: Names that executors give to holds.
 OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASCII)
 
-#: How marks are chosen: `auto` is a hold, and for EVICT_NOW a drain where drains end by themselves.
+#: Values of the setting `mark`. `auto`: a hold, but for EVICT_NOW a drain if drains end by themselves.
 MARKS = ("auto", "hold", "drain")
 
 

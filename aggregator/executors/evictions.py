@@ -61,7 +61,10 @@ IN_MOTION = (REQUEUE, START)
 
 
 def jobs_to_move(scheduler: SchedulerState, advice: Advice, entry: Entry) -> list[ScheduledJob]:
-    """Return the jobs that must leave the node: all, or only the advisory's job if single devices are held and it is there."""
+    """Return the jobs that must leave the node.
+
+    These are all jobs on the node, but only the advisory's job if single devices are held and this job runs on the node.
+    """
     running = scheduler.running_on(advice.node)
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:

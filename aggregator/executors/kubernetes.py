@@ -158,7 +158,7 @@ class Kubernetes(Scheduler):
     # ---- change
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* one by one."""
+        """Carry out *steps* in sequence."""
         errors: dict[Step, str] = {}
         for step in steps:
             try:

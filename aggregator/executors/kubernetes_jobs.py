@@ -207,7 +207,7 @@ class GangRun:
     restarts: int = 0
     #: The gang lost a pod and is not whole again; further losses until then belong to the same restart.
     is_healing: bool = False
-    #: An executor evicted the gang's pods, and it has no new pods yet. `gone`: since when it has no pods at all; 0: it has pods.
+    #: An executor evicted the gang's pods, and the gang has no new pods yet. `gone`: when its last pod vanished; 0: it has pods.
     is_evicted: bool = False
     gone: float = 0.0
     job: ScheduledJob | None = None

@@ -212,7 +212,7 @@ def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
 def has_expired(node: KubernetesNode, now: float) -> bool:
     """Return whether a taint or an annotation of executors on *node* is past its end or has no end.
 
-    The annotation may be there alone, if a person removed its taint.
+    If a person removed the taint, only the annotation is left.
     """
     if standing_holds(node, now) != node.holds:
         return True

@@ -1,4 +1,4 @@
-"""A local cache of Kubernetes objects of one kind: one list, then a watch, in its own thread."""
+"""A local cache of the Kubernetes objects of a kind: a thread reads a list, then a watch."""
 
 from __future__ import annotations
 

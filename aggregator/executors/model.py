@@ -1,6 +1,6 @@
 """Types of an executor: nodes, jobs and holds of a scheduler, advice of the aggregator, and steps.
 
-Nothing here belongs to one scheduler. Times are seconds since the epoch by this machine's clock.
+These types are independent of the scheduler. Times are seconds since the epoch by this machine's clock.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ def attempt(call: Callable[[], object]) -> str:
 
 
 def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict[Step, str]:
-    """Apply *steps* one after the other; return the error of each that failed."""
+    """Apply *steps* in sequence; return the error of each failed step."""
     errors: dict[Step, str] = {}
     for step in steps:
         try:

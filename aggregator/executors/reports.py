@@ -173,7 +173,7 @@ def collect_outcomes(
 
 
 def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
-    """Return whether the job continues. A cycle that becomes known or unknown is no new run."""
+    """Return whether the job continues. A cycle number that becomes known or unknown does not begin a new run."""
     is_cycle_known = before.cycle and after.cycle
     return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 

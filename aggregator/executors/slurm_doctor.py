@@ -84,7 +84,7 @@ def config_findings(
 
 
 def rights_finding(run: Run, node: str) -> DoctorFinding:
-    """Return whether reservations are permitted: create one that begins tomorrow, and delete it. Only a trial shows this."""
+    """Return the finding of a trial: create a reservation that begins tomorrow, and delete it. Only a trial shows this right."""
     name = "gangline_doctor"
     try:
         run(

@@ -21,7 +21,7 @@ import grpc
 from .model import together
 
 LIGHTHOUSES_MAX = 16
-#: Timeout of a request to a lighthouse or a manager; both are skipped after it.
+#: Timeout of a request; a lighthouse or a manager that does not answer in this time is skipped.
 CALL_SECONDS = 2.0
 #: A longer page is read only up to this limit; further replicas on a node are not ended.
 PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64

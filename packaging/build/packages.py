@@ -2,8 +2,8 @@
 
     python3 packaging/build/packages.py [--runtime FILE --runtime-sha256 HEX] [--sources FOLDER] [--work FOLDER] [--to FOLDER]
 
-nFPM writes both kinds from one description, without debhelper, rpmbuild or root, and byte for byte the same each time: the date of all
-that is in them is SOURCE_DATE_EPOCH, by default that of the last commit.
+nFPM writes deb and rpm from the same description, without debhelper, rpmbuild or root. The packages are reproducible: all dates in
+them are SOURCE_DATE_EPOCH, by default the date of the last commit.
 """
 
 from __future__ import annotations

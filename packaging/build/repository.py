@@ -2,7 +2,7 @@
 
     python3 packaging/build/repository.py --packages dist --to FOLDER --key SECRET.asc [--minisign-key FILE] [--passphrase-file FILE]
 
-FOLDER is then served by any web server, or by a file system. Nothing of the key stays: it is imported into a folder that is removed.
+Any web server or file system can then serve FOLDER. The key is imported into a temporary folder, which is removed at the end.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python3 packaging/build/runtime.py --work FOLDER [--sources FOLDER]
 
 It writes FOLDER/gangline-python-VERSION-ARCH.tar.xz, which `make packages RUNTIME=` uses on any machine, and prints its SHA-256.
-Nothing of the build machine is included: the compiler and its glibc are PyPI's `ziglang`, the sources those of pins.toml.
+The archive contains nothing from the build machine: compiler and glibc come from PyPI's `ziglang`, the sources are in pins.toml.
 """
 
 from __future__ import annotations

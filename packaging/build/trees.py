@@ -1,4 +1,4 @@
-"""Assembles what each package installs, in one folder per package, from a runtime, the pinned wheels and this checkout.
+"""Assembles the files of each package, in a folder per package, from a runtime, the pinned wheels and this checkout.
 
 The runtime package has CPython, the agent's wheels, and the code of Gangline that agent and aggregator share. The agent and
 aggregator packages add their own code and wheels; no file is in two packages.

@@ -1,7 +1,7 @@
 """`make image`: builds agent and aggregator images as OCI layouts, from Debian's packages and Gangline's, without a registry.
 
-mmdebstrap makes the root file system and installs our debs in it; `oci.py` writes the layout. buildah would do the second half
-with sixty packages, a storage driver and a lock of its own, for one layer and two JSON files.
+mmdebstrap makes the root file system and installs Gangline's debs in it; `oci.py` writes the layout. buildah could write the
+layout too, but needs sixty packages, a storage driver and a lock, for a single layer and two JSON files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KINDS = (
 
 
 def deb_of(folder: Path, package: str) -> Path:
-    """Return the only deb of *package* in *folder*. Raises ImageError if there is none, or several."""
+    """Return the only deb of *package* in *folder*. Raises ImageError unless *folder* has exactly one."""
     found = sorted(folder.glob(f"{package}_*.deb"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Helper of `gangline executor ray`, run in Ray's own Python, whose version must match the cluster's (docs/batch_schedulers.md).
 
-gangline_ray.py state ADDRESS                                       nodes and placement groups, as one line of JSON
-gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      asks Ray to drain a node: it cannot be taken back
-gangline_ray.py labels [FILE [HOST]]                                for `ray start --labels`: what Gangline knows of this machine
+gangline_ray.py state ADDRESS                                       prints nodes and placement groups as a line of JSON
+gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      drains a node, which cannot be undone
+gangline_ray.py labels [FILE [HOST]]                                prints the label of this machine's health, for `ray start --labels`
 """
 
 import json
