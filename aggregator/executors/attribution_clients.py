@@ -29,7 +29,10 @@ def resolve(name: str) -> list[str]:
 
 
 class AttributionClients:
-    """Addresses of hosts, cached; safe for several threads. A loopback address belongs to *own_name*, "" for this machine."""
+    """Addresses of hosts, cached; safe for several threads.
+
+    A loopback address belongs to *own_name*, "" for this machine.
+    """
 
     def __init__(
         self,

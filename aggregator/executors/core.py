@@ -66,7 +66,8 @@ from .model import (
 HOLD_SECONDS_MIN = 1.0
 #: The end of a hold is moved if it differs by more than this from the advisory's expiry.
 EXTEND_SECONDS_MIN = 30.0
-#: A mark that is missing within this time after it was set is read again; after it, a person is assumed to have removed it.
+#: A mark that is missing within this time after it was set is read again; after it, a person is assumed to have removed
+#: it.
 SETTLE_SECONDS = 5.0
 #: A mark that is missing within this time before its end has expired: clocks of the two machines differ.
 END_MARGIN_SECONDS = 5.0
@@ -503,7 +504,10 @@ def _return(
 
 
 def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
-    """Return the step that removes the mark, or Forget once it is gone. A node that a person has since taken out stays out."""
+    """Return the step that removes the mark, or Forget once it is gone.
+
+    A node that a person has since taken out stays out.
+    """
     starts = evictions.restart_steps(situation, entry)
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:

@@ -47,7 +47,8 @@ DELAY_SECONDS_MIN = 2.0
 DELAY_SECONDS_MAX = 600.0
 #: A requeue without effect is repeated after this time.
 STUCK_SECONDS = 60.0
-#: Delay before the next attempt for a job that the scheduler refused to move, and its maximum; the delay doubles each time.
+#: Delay before the next attempt for a job that the scheduler refused to move, and its maximum; the delay doubles each
+#: time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 #: A job is left on the node after this many returns: the executor's marks do not keep it off.
 RETURNS_MAX = 4
@@ -159,7 +160,8 @@ def restart_steps(situation: Situation, entry: Entry) -> list[Step]:
             continue
         is_due = situation.now - progress.started > START_AGAIN_SECONDS
         if job.waits_for_begin_time and is_due:
-            # The start time is set before its second begins, so that the scheduler's first pass in this second starts the job.
+            # The start time is set before its second begins, so that the scheduler's first pass in this second starts
+            # the job.
             earliest = earliest_start(situation.capabilities, progress)
             begin = earliest if earliest > situation.now else 0.0
             why = f"job {name} was requeued by Gangline"

@@ -295,7 +295,10 @@ class Executor:
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
-        """Carry out *commands*; return the error of each failed command. Replicas are ended in parallel with the scheduler."""
+        """Carry out *commands*; return the error of each failed command.
+
+        Replicas are ended in parallel with the scheduler.
+        """
         kills = [one for one in commands if isinstance(one, KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)
@@ -351,7 +354,8 @@ class Executor:
         if not steps:
             return
         if any(isinstance(step, Answer) for step in steps):
-            # A replica that was suspended and lost the Lease has an outdated state: this write fails, so it sends no answer.
+            # A replica that was suspended and lost the Lease has an outdated state: this write fails, so it sends no
+            # answer.
             self._save()
         answers = together(
             [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]

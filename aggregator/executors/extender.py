@@ -18,8 +18,8 @@ from ..mirror_format import Mirror, MirrorNode
 SCORE_MAX = 10
 #: Score by bucket, from 0 (best) to 3.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
-#: Score of each node if no node in the table is in service. Otherwise a node outside the table gets the median score of the
-#: nodes in service: in a fleet with agents on only some nodes, the other nodes would otherwise stay empty.
+#: Score of each node if no node in the table is in service. Otherwise a node outside the table gets the median score of
+#: the nodes in service: in a fleet with agents on only some nodes, the other nodes would otherwise stay empty.
 UNKNOWN_SCORE = 5
 #: Limit of nodes in a request; a Kubernetes cluster has fewer.
 NODES_MAX = 20_000
@@ -87,8 +87,8 @@ def _priority(name: bytes, score: int) -> bytes:
 
 # ---------------------------------------------------------------- kube-scheduler
 
-#: A scheduler with nodeCacheCapable ends its request with this key and list. Quotes inside JSON strings are escaped, so these
-#: bytes cannot be part of a string.
+#: A scheduler with nodeCacheCapable ends its request with this key and list. Quotes inside JSON strings are escaped, so
+#: these bytes cannot be part of a string.
 _NAMES_KEY, _NAMES_END = b'"NodeNames":["', b'"]}'
 _SEPARATOR = b'","'
 #: The characters of node names; JSON escapes none of them.

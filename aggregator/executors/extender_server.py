@@ -76,7 +76,10 @@ class Extender:
         return table if table.valid_until > self._wall() else NO_TABLE
 
     def refresh(self) -> None:
-        """Read the mirror file if it has changed. A missing or invalid file is logged; all nodes pass once the mirror expires."""
+        """Read the mirror file if it has changed.
+
+        A missing or invalid file is logged; all nodes pass once the mirror expires.
+        """
         try:
             status = self._path.stat()
             stamp = status.st_mtime_ns, status.st_ino
@@ -287,7 +290,10 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
 
 
 async def serve(extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]) -> None:  # fmt: skip
-    """Answer on *host*:*port* until *ended* is set; call *ready* with the port. Raises OSError if the port cannot be bound."""
+    """Answer on *host*:*port* until *ended* is set; call *ready* with the port.
+
+    Raises OSError if the port cannot be bound.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.disable()
     loop = asyncio.get_running_loop()

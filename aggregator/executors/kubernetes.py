@@ -62,8 +62,8 @@ RULES_SECONDS = 30.0
 LEAVING_SECONDS = 300.0
 #: Holds are removed this long after their end, because the clocks of executors differ.
 EXPIRED_MARGIN_SECONDS = 5.0
-#: Namespace of the Events of nodes, which themselves have no namespace. `kubectl describe node` searches for the node's name
-#: as uid, because kubelets write it there.
+#: Namespace of the Events of nodes, which themselves have no namespace. `kubectl describe node` searches for the node's
+#: name as uid, because kubelets write it there.
 EVENT_NAMESPACE, EVENT_CHARACTERS_MAX = "default", 1000
 
 

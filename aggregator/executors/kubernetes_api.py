@@ -319,7 +319,10 @@ def _silence(access: ApiAccess, error: Exception) -> ApiError:
 
 
 class ApiWatch:
-    """A watch: iterate for (kind, object) of each change and bookmark, until the server ends the watch. Raises ApiError."""
+    """A watch: iterate for (kind, object) of each change and bookmark, until the server ends the watch.
+
+    Raises ApiError.
+    """
 
     def __init__(
         self, access: ApiAccess, connection: http.client.HTTPConnection, path: str

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 HEALTH_SECONDS = 5.0
 #: A better bucket is published after this time without a worse bucket; a worse bucket is published at once.
 BETTER_SECONDS = 60.0
-#: Published health expires this long after its last write, and is written again when half of this time is left. On a node
-#: with holds the health expires with the last hold, so that a node that takes pods again does not look unhealthy.
+#: Published health expires this long after its last write, and is written again when half of this time is left. On a
+#: node with holds the health expires with the last hold, so that a node that takes pods again does not look unhealthy.
 VALID_SECONDS = 7200.0
 #: A smaller change of the end is not written.
 END_SECONDS = 60.0
@@ -50,7 +50,10 @@ class BucketHysteresis:
         self._better: dict[str, tuple[int, float]] = {}
 
     def bucket(self, name: str, published: int | None, found: int, now: float) -> int:
-        """Return the bucket to publish for *name*. *published*: its published bucket, None for none; *found*: its new bucket."""
+        """Return the bucket to publish for *name*.
+
+        *published*: its published bucket, None for none; *found*: its new bucket.
+        """
         if published is None or found >= published:
             self._better.pop(name, None)
             return found

@@ -13,7 +13,8 @@ from typing import Any
 
 from .model import ScheduledJob
 
-#: Labels and annotations that name a pod's gang, with the kind for the gang's name; the label of the largest group comes first.
+#: Labels and annotations that name a pod's gang, with the kind for the gang's name; the label of the largest group
+#: comes first.
 GANG_LABELS = (
     ("kueue.x-k8s.io/pod-group-name", "podgroup"),
     ("jobset.sigs.k8s.io/jobset-name", "jobset"),
@@ -155,7 +156,10 @@ def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
 
 
 def count_gpus(quantities: Mapping[str, Any], gpu_resources: Collection[str]) -> int:
-    """Return the number of GPUs among extended resources. Shares in memory or cores, without a whole GPU, count as one GPU."""
+    """Return the number of GPUs among extended resources.
+
+    Shares in memory or cores, without a whole GPU, count as one GPU.
+    """
     counts = [
         (name, int(count))
         for name, count in ((name, str(one)) for name, one in quantities.items())
@@ -207,7 +211,8 @@ class GangRun:
     restarts: int = 0
     #: The gang lost a pod and is not whole again; further losses until then belong to the same restart.
     is_healing: bool = False
-    #: An executor evicted the gang's pods, and the gang has no new pods yet. `gone`: when its last pod vanished; 0: it has pods.
+    #: An executor evicted the gang's pods, and the gang has no new pods yet. `gone`: when its last pod vanished; 0: it
+    #: has pods.
     is_evicted: bool = False
     gone: float = 0.0
     job: ScheduledJob | None = None

@@ -129,8 +129,8 @@ class ExecutorLease:
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path, self._name = f"{self._collection}/{name}", name
         self.place = f"lease {namespace}/{name}"
-        #: Version of another holder's last write, and when this process first saw it on its monotonic clock. The times in the
-        #: Lease are not used, because the clocks of two machines differ.
+        #: Version of another holder's last write, and when this process first saw it on its monotonic clock. The times
+        #: in the Lease are not used, because the clocks of two machines differ.
         self._seen: tuple[str, float] = ("", 0.0)
         self._renewed = 0.0
         self._stopped = threading.Event()

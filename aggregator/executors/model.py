@@ -55,7 +55,10 @@ class SchedulerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. `out`: why a person keeps work off the node; `down`: why the scheduler keeps work off it; "" otherwise."""
+    """A node.
+
+    `out`: why a person keeps work off the node; `down`: why the scheduler keeps work off it; "" otherwise.
+    """
 
     name: str
     state: str
@@ -319,7 +322,10 @@ class RemoveHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain `node` with `reason`, for at most `seconds` if the scheduler supports a limit. `down`: the node does not respond."""
+    """Drain `node` with `reason`, for at most `seconds` if the scheduler supports a limit.
+
+    `down`: the node does not respond.
+    """
 
     node: str
     reason: str
@@ -336,7 +342,10 @@ class Resume(Step):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop `job` and requeue it. `restarts`: number of its earlier requeues; `node`: the node that the job must leave."""
+    """Stop `job` and requeue it.
+
+    `restarts`: number of its earlier requeues; `node`: the node that the job must leave.
+    """
 
     job: str
     restarts: int
@@ -356,7 +365,10 @@ class StartNow(Step):
 
 @dataclass(frozen=True, slots=True)
 class EndStep(Step):
-    """End the steps of `job` that run on `node`; the job restarts them on its other nodes. Does nothing without such steps."""
+    """End the steps of `job` that run on `node`; the job restarts them on its other nodes.
+
+    Does nothing without such steps.
+    """
 
     job: str
     node: str

@@ -28,8 +28,8 @@ ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
 #: Name of a Kubernetes object or namespace.
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-#: Patterns of extended resources: whole GPUs, shared GPUs (`gpu.shared`), MIG instances, vGPU profiles and passed-through
-#: chips (names in capitals), AMD partitions, and shares of GPUs by other device plugins.
+#: Patterns of extended resources: whole GPUs, shared GPUs (`gpu.shared`), MIG instances, vGPU profiles and
+#: passed-through chips (names in capitals), AMD partitions, and shares of GPUs by other device plugins.
 GPU_RESOURCES = (
     "nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "nvidia.com/pgpu*", "nvidia.com/[A-Z]*", "amd.com/gpu*",
     "amd.com/?px*", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi*", "k8s.amazonaws.com/vgpu", "aliyun.com/gpu-*",

@@ -65,8 +65,8 @@ NODE_HEAD = re.compile(r"NodeName=(\S+) .*? ?State=(\S+)")
 ADDRESS = re.compile(r" NodeAddr=(\S{1,255})")
 WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
-#: First listing of `squeue`, with fields that a user cannot fill with free text. `%i` names parts of heterogeneous jobs and
-#: array tasks.
+#: First listing of `squeue`, with fields that a user cannot fill with free text. `%i` names parts of heterogeneous jobs
+#: and array tasks.
 IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%b|%N"
 #: Second listing: field and width of each column.
 COUNT_FORMAT = "JobID:16,RestartCnt:16,Requeue:16,EligibleTime:24"
@@ -79,7 +79,8 @@ CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: Limit of cached comments; at the limit the cache is cleared.
 COMMENTS_MAX = 100_000
 
-#: Flags of a reservation whose jobs start on its nodes although another reservation holds these nodes (seen on 22.05.8).
+#: Flags of a reservation whose jobs start on its nodes although another reservation holds these nodes (seen on
+#: 22.05.8).
 OVERRIDING_FLAGS = frozenset({"MAINT", "OVERLAP"})
 
 
@@ -139,8 +140,8 @@ class Slurm(Scheduler):
         text = self._run(["scontrol", "--version"]).strip()
         version = text.split()[-1] if text else ""
         numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
-        # slurmd refuses a credential issued in the same second in which the job's previous credential was revoked: "Job already
-        # killed, do not launch batch job". Seen in 8 of 14 requeues on 22.05.8.
+        # slurmd refuses a credential issued in the same second in which the job's previous credential was revoked: "Job
+        # already killed, do not launch batch job". Seen in 8 of 14 requeues on 22.05.8.
         return Capabilities(version, numbers >= DRAIN_ENDS_VERSION, restart_next_second=True)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
@@ -383,7 +384,8 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
     """Return a node that Slurm reports with *state*, for *reason* by *author*."""
     names = state_names(state)
     is_drained = bool(names & DRAINED)
-    # A host's check ends its own drain (`by=check`); such a drain does not take the node out, so jobs there are still evicted.
+    # A host's check ends its own drain (`by=check`); such a drain does not take the node out, so jobs there are still
+    # evicted.
     by_check = reason.startswith(REASON_PREFIX) and ";by=check" in reason
     is_managed = (
         reason.startswith(REASON_PREFIX) and ";adv=a" in reason and (is_drained or "DOWN" in names)
@@ -507,7 +509,10 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names in a host list of Slurm or Flux; [] for an empty list such as "(null)". Raises SchedulerError."""
+    """Return the names in a host list of Slurm or Flux; [] for an empty list such as "(null)".
+
+    Raises SchedulerError.
+    """
     listed = listed.strip()
     if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []

@@ -167,7 +167,10 @@ def make_repository(
     minisign_key: Path | None = None,
     passphrase_file: Path | None = None,
 ) -> None:
-    """Write the complete repository to *to*, which must not exist. Raises BuildError, and then removes all partial files."""
+    """Write the complete repository to *to*, which must not exist.
+
+    Raises BuildError, and then removes all partial files.
+    """
     missing = sorted(package for name, package in COMMANDS.items() if shutil.which(name) is None)
     if missing:
         raise BuildError(

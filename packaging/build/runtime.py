@@ -25,7 +25,8 @@ from pathlib import Path
 from sources import BuildError, Pins, fetch, read_pins, sha256_of, unpack
 
 PREFIX = "/opt/gangline"
-#: pip's requirements, with hashes, of the tools: TOOLS run on this machine, COMPILE_TOOLS compile modules for the runtime.
+#: pip's requirements, with hashes, of the tools: TOOLS run on this machine, COMPILE_TOOLS compile modules for the
+#: runtime.
 TOOLS, COMPILE_TOOLS = (Path(__file__).with_name(name) for name in ("tools.txt", "compile.txt"))
 WITH_HASHES = ("--require-hashes", "--only-binary", ":all:", "--requirement")
 #: Commands of this machine that the build needs -> Debian's package.

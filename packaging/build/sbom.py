@@ -56,7 +56,8 @@ ALIASES = {
     "MIT License": "MIT",
     "The MIT License (MIT)": "MIT",
 }
-#: Source of pins.toml -> (SPDX identifier, vendor, product); databases of vulnerabilities use vendor and product (CPE 2.3).
+#: Source of pins.toml -> (SPDX identifier, vendor, product); databases of vulnerabilities use vendor and product (CPE
+#: 2.3).
 LIBRARIES = {
     "libffi": ("MIT", "libffi_project", "libffi"),
     "openssl": ("Apache-2.0", "openssl", "openssl"),
@@ -147,7 +148,10 @@ def _own_documents(wheel: dict[str, Any], folder: Path) -> Iterator[dict[str, An
 def wheel_components(
     wheel: dict[str, Any], metadata: Path, bundled: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the libraries inside a wheel with compiled modules, from its SBOMs or from bundled.toml. Raises BuildError."""
+    """Yield the libraries inside a wheel with compiled modules, from its SBOMs or from bundled.toml.
+
+    Raises BuildError.
+    """
     name, version = wheel["name"], wheel["version"]
     tags = re.findall(r"^Tag: (.*)$", metadata.with_name("WHEEL").read_text(), re.MULTILINE)
     if name == "gangline" or all(tag.endswith("-any") for tag in tags):
@@ -237,7 +241,10 @@ def document(
 def write_sbom(
     package: str, version: str, site: Path, pins: Pins | None, to: Path, epoch: int
 ) -> Path:
-    """Write the document of a package to *to*. *pins*: None for a package without the interpreter. Raises BuildError."""
+    """Write the document of a package to *to*.
+
+    *pins*: None for a package without the interpreter. Raises BuildError.
+    """
     components = [*python_components(site), *(library_components(pins) if pins else ())]
     if not pins:  # the document of gangline-runtime lists the components that the packages share
         runtime = f"pkg:generic/gangline-runtime@{version}"

@@ -82,7 +82,10 @@ def sha256_of(path: Path) -> str:
 
 
 def checked(path: Path, digest: str) -> Path:
-    """Return *path*. Raises BuildError if the file's SHA-256 is not *digest*, or the file is larger than ARCHIVE_BYTES_MAX."""
+    """Return *path*.
+
+    Raises BuildError if the file's SHA-256 is not *digest*, or the file is larger than ARCHIVE_BYTES_MAX.
+    """
     size = path.stat().st_size
     if size > ARCHIVE_BYTES_MAX:
         raise BuildError(f"{path}: {size} bytes; at most {ARCHIVE_BYTES_MAX} are read")
@@ -121,7 +124,10 @@ def _mirrors() -> list[str]:
 
 
 def index(folder: Path, suites: Sequence[str]) -> list[str]:
-    """Download the source indexes of *suites* with apt; return apt's options. Raises BuildError without apt or a Debian mirror."""
+    """Download the source indexes of *suites* with apt; return apt's options.
+
+    Raises BuildError without apt or a Debian mirror.
+    """
     if shutil.which("apt-get") is None or not (mirrors := _mirrors()):
         raise BuildError(
             "no apt with a mirror of Debian here; hand the archives in: make packages SOURCES=FOLDER"

@@ -24,8 +24,9 @@ from wheels import ROOT, for_target, pip
 
 #: Release number: counts the builds of a version. Packages of a build depend on packages of the same build.
 RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
-#: Path below the package's folder /opt/gangline/packages/NAME, which dpkg and rpm replace. Nothing runs from this folder:
-#: each version runs from a folder of hard links, /opt/gangline/versions/VERSION (packaging/scripts/functions.sh).
+#: Path below the package's folder /opt/gangline/packages/NAME, which dpkg and rpm replace. Nothing runs from this
+#: folder: each version runs from a folder of hard links, /opt/gangline/versions/VERSION
+#: (packaging/scripts/functions.sh).
 SITE = "lib/python3.13/site-packages"
 #: Package -> folders of Gangline in this package; the runtime package has the other folders.
 FOLDERS = {
@@ -63,7 +64,8 @@ FILES = {
 PACKAGES = ("gangline-runtime", *FOLDERS)
 #: The command `gangline`. It removes PYTHONHOME and PYTHONPATH: HPC modules set both for another Python. It names the
 #: interpreter of its own version, so that its child processes have the same version. All processes use UTF-8 mode: the
-#: runtime has no codec for a locale such as zh_CN.GB18030, and an interpreter without the codec of its locale does not start.
+#: runtime has no codec for a locale such as zh_CN.GB18030, and an interpreter without the codec of its locale does not
+#: start.
 LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsPXutf8
 import os
 import sys
@@ -136,7 +138,10 @@ def _link_same_libraries(site: Path) -> None:
 
 
 def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> Path:
-    """Compile this checkout for the runtime, and return the wheel. The source is a copy of the files that git does not ignore."""
+    """Compile this checkout for the runtime, and return the wheel.
+
+    The source is a copy of the files that git does not ignore.
+    """
     source = work / "gangline"
     shutil.rmtree(source, ignore_errors=True)
     names = subprocess.run(
@@ -171,8 +176,8 @@ def split_gangline(site: Path, stage: Path) -> None:
             shutil.move(site / "gangline" / folder, to / folder)
 
 
-#: Script with the arguments: folder, its installed path, a pattern of excluded paths, and "legacy" to write x.pyc next to
-#: x.py ("": into __pycache__).
+#: Script with the arguments: folder, its installed path, a pattern of excluded paths, and "legacy" to write x.pyc next
+#: to x.py ("": into __pycache__).
 COMPILE = """
 import compileall, py_compile, re, sys
 folder, installed, without, legacy = sys.argv[1:]

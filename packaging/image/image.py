@@ -34,7 +34,8 @@ class Kind:
     user_id: int
     state_folder: str
     capabilities: tuple[str, ...] = ()
-    #: Debian packages that Gangline's packages load and that are not essential: protobuf, DuckDB, gRPC and Arrow are C++.
+    #: Debian packages that Gangline's packages load and that are not essential: protobuf, DuckDB, gRPC and Arrow are
+    #: C++.
     include: tuple[str, ...] = ()
 
 
