@@ -1,4 +1,4 @@
-"""Recommends to a launcher STOP, RESTART or UNKNOWN for a failed job: NVIDIA's attribution service, but from host health. No I/O.
+"""NVIDIA's attribution service, from host health: recommends STOP, RESTART or UNKNOWN for a failed job. No I/O.
 
 STOP ends a job until a person submits it again. Therefore STOP is returned only for a host that the job's launcher reports
 in use after the failure, and only if the host's fault is certain and not cured by a restart. An answer is always about a
@@ -200,7 +200,7 @@ class AttributionBoard:
         self.view = HealthView()
 
     def submit(self, log_path: str, job: str, client: str, now: float) -> None:
-        """Record that *log_path* belongs to *job* ("" if its launcher does not report a job), and that its cycle failed by *now*.
+        """Record that *log_path* belongs to *job* ("": not reported), and that its cycle failed by *now*.
 
         Raises AttributionRequestError if a client of another job claimed the log first, or if *client* is not the address of a
         host of the job.
@@ -273,7 +273,7 @@ def owner_of_log(view: HealthView, log_path: str) -> str:
 
 
 def job_of_log(view: HealthView, log_path: str) -> str:
-    """Return the running job of *log_path*, by its cycle-info file or by its name in the path; "" unless exactly one matches."""
+    """Return the only running job whose cycle-info file names *log_path*, or whose name is in it; "" if not unique."""
     if owner := owner_of_log(view, log_path):
         return owner
     words = {*re.findall(r"[0-9]+", log_path), *log_path.split("/")}

@@ -103,7 +103,7 @@ class AggregatorClient:
         wake: Callable[[], None],
         node_of_host: Callable[[str], str],
     ) -> None:
-        """*actor*: name of this executor in answers; *node_of_host*: returns the scheduler's name of a host, "" for none."""
+        """*actor*: this executor's name in answers; *node_of_host*: returns the scheduler's name of a host, or ""."""
         self._stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
         self._outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
         self._recoveries: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]

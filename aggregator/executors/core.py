@@ -389,7 +389,7 @@ def _named(entry: Entry) -> str:
 
 
 def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
-    """Return the answer about a node with a foreign drain, for a scheduler with a single drain per node and no holds."""
+    """Return the answer for a node with a foreign drain, in a scheduler with one drain per node and no holds."""
     if advice.state != "ACCEPTED" or entry.answered:
         return []
     note = f"{node.name} is out already ({node.out}), which stays; Gangline's drain follows it"
@@ -568,7 +568,7 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
 
 
 def _change_mark(entry: Entry, situation: Situation) -> bool:
-    """Choose another kind of mark if the scheduler's state made the first ineffective; return whether the entry changed."""
+    """Choose another kind of mark if the scheduler's state made the first ineffective; return whether that changed *entry*."""
     scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return False
@@ -654,7 +654,7 @@ def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
 def next_poll_seconds(
     ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
 ) -> float:
-    """Return the seconds until the scheduler must be read again: few while a job is being requeued, else *otherwise*."""
+    """Return the seconds until the next read of the scheduler: few during a requeue, else *otherwise*."""
     pauses = [otherwise]
     for entry in ledger:
         for progress in entry.jobs.values():

@@ -135,7 +135,7 @@ def remaining_jobs(
 
 
 def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
-    """Return when the jobs leave: after each has had a checkpoint since the advisory was accepted; 0 if an interval is unknown."""
+    """Return when the jobs leave: after each job's first checkpoint since the acceptance; 0 if an interval is unknown."""
     times = []
     for job in jobs_to_move(situation.scheduler, advice, entry):
         interval = job.checkpoint_seconds
@@ -268,7 +268,7 @@ def _is_new_run(job: ScheduledJob, progress: JobProgress) -> bool:
 def _note_return(
     entry: Entry, progress: JobProgress, job: ScheduledJob, situation: Situation
 ) -> None:
-    """Record that the job started on the node again and must leave again; replace a hold, which had no effect, by a drain."""
+    """Record that the job started on the node again and must leave; replace an ineffective hold by a drain."""
     progress.returns += 1
     progress.state, progress.restarts = LEFT, job.restarts
     progress.note = f"job {job.name} was left: it started on {entry.node} again"
@@ -279,7 +279,7 @@ def _note_return(
 
 
 def drain_instead(entry: Entry, situation: Situation) -> bool:
-    """Replace an ineffective hold by a drain, unless the node has a foreign drain; return whether the hold was replaced."""
+    """Replace an ineffective hold by a drain, unless the node has a foreign drain; return whether it was replaced."""
     node = situation.scheduler.nodes.get(entry.node)
     has_drain = situation.capabilities.has_drain
     if entry.mark != HOLD or not has_drain or node is None or not node.may_drain:

@@ -239,7 +239,7 @@ class Executor:
                 self._read()
 
     def _set_weights(self) -> None:
-        """Set nodes' weights by their buckets and by recovery plans; without either setting restore the original weights."""
+        """Set nodes' weights by buckets and recovery plans; without both settings restore the original weights."""
         live, now = self._client.is_live(), self._monotonic()
         if (
             self._config.weights
@@ -350,7 +350,7 @@ class Executor:
         self.figures.dropped_log_records = self._exporter.dropped_count
 
     def _tell(self, situation: Situation, steps: list[Step]) -> None:
-        """Carry out steps that concern only the aggregator or the ledger: calls in parallel, then their results in order."""
+        """Carry out steps for the aggregator or the ledger: the calls in parallel, then their results in order."""
         if not steps:
             return
         if any(isinstance(step, Answer) for step in steps):
@@ -484,7 +484,7 @@ class Executor:
             self._complain("a report was not accepted", str(error))
 
     def _remember_reported(self, fresh: Iterable[str]) -> None:
-        """Store the nodes that are about to be reported as out, so that after a kill the next process reports their return."""
+        """Store the nodes before they are reported as out, so that after a kill the next process reports their return."""
         names = {self._names.node_of(host) for host in fresh} | self._reported.unavailable.keys()
         if names != self._ledger.reported:
             self._ledger.reported = frozenset(names)

@@ -140,7 +140,7 @@ class HTCondor(Scheduler):
         self._wait_for(node, lambda shown: shown.is_managed)
 
     def _cancel(self, node: str) -> None:
-        """Cancel the executor's drain by its request id, so that the machine refuses if a person's drain has replaced it."""
+        """Cancel the executor's drain by its request id: the machine refuses if a person's drain has replaced it."""
         slots = self.slots([node]).get(node, [])
         self._cancel_requests(node, slots)
         shown = node_of(node, slots)

@@ -126,7 +126,7 @@ class DeviceRules:
         return self._paths
 
     def _find(self, resource: str) -> str:
-        """Return the path of *resource* in the API server's most preferred version with this resource; "" if there is none."""
+        """Return the path of *resource* in the most preferred API version with this resource; "" for none."""
         try:
             group = self._api.call("GET", f"/apis/{GROUP}")
         except ApiError as error:

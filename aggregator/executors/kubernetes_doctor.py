@@ -64,7 +64,7 @@ LIKE_A_GPU = re.compile(
 def findings(
     api: ApiServer, scheduler: Kubernetes, config: KubernetesConfig, attempt: bool
 ) -> Iterator[DoctorFinding]:
-    """Yield findings about the cluster; with *attempt*, also ask the API server in a dry run to set an executor's taint."""
+    """Yield findings about the cluster; with *attempt*, also set an executor's taint in a dry run."""
     try:
         yield DoctorFinding(DoctorLevel.OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
         yield from _rights(api, config)

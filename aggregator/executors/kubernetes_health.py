@@ -83,7 +83,7 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
 
 
 def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[str, Any] | None:
-    """Return the merge patch that sets the label to *bucket*, or removes the label if *bucket* is None; None: no change."""
+    """Return the merge patch that sets the label to *bucket*, or removes it for None; None if nothing changes."""
     if bucket is None:
         if node.bucket_label is None and node.bucket_until is None:
             return None
@@ -112,7 +112,7 @@ def health_ends(node: KubernetesNode, now: float) -> float:
 def condition_patch(
     node: KubernetesNode, wanted: tuple[str, str, str] | None, now: float
 ) -> dict[str, Any] | None:
-    """Return the strategic merge patch of the status that sets the condition to *wanted*, or removes it; None: no change.
+    """Return the strategic merge patch that sets the condition to *wanted*, or removes it; None if nothing changes.
 
     *wanted*: (status, reason, message); None to remove the condition.
     """

@@ -81,7 +81,7 @@ class GangPod:
 def parse_pod(
     document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
 ) -> GangPod | None:
-    """Return the pod of *document*, the API server's JSON; None for a pod without GPUs, a DaemonSet's pod or a static pod.
+    """Return the pod of *document*, the API server's JSON; None without GPUs, for a DaemonSet's or a static pod.
 
     *gang_labels*: the site's labels that name a gang; they precede GANG_LABELS. Raises KeyError, TypeError, ValueError.
     """
@@ -130,7 +130,7 @@ def _gang(
     owner: Mapping[str, Any],
     gang_labels: Sequence[str],
 ) -> str:
-    """Return the name of a pod's gang, NAMESPACE/KIND/NAME: from a label, else an annotation, else its owner, else the pod."""
+    """Return the gang of a pod as NAMESPACE/KIND/NAME, by label, else by annotation, else by owner, else the pod."""
     site = tuple((key, key.rpartition("/")[2]) for key in gang_labels)
     for source, keys in ((labels, (*site, *GANG_LABELS)), (annotations, GANG_ANNOTATIONS)):
         for key, kind in keys:
@@ -201,8 +201,9 @@ def parse_time(text: Any) -> float:
 
 @dataclass(slots=True)
 class GangRun:
-    """The observed state of a gang. `members`: uids of its pods with a node; `size`: their number when the gang was whole.
+    """The observed state of a gang.
 
+    `members`: uids of its pods with a node; `size`: their number when the gang was whole.
     `restarts`: how often the gang lost pods.
     """
 

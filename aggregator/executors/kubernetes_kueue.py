@@ -127,7 +127,7 @@ def check_workload(
     retries: int = 0,
     select_bucket: bool = False,
 ) -> CheckAnswer:
-    """Return the check's answer: RETRY only if the workload would fit with the nodes in *out*, and does not fit without them.
+    """Return the check's answer: RETRY only if the workload fits with the nodes in *out*, and not without them.
 
     *out*: the result of `refusals`. With *select_bucket*, a workload that fits on the nodes of bucket 0 gets a node selector
     for these nodes.
@@ -192,7 +192,7 @@ def _missing(
 def check_patch(
     workload: KueueWorkload, index: int, answer: CheckAnswer, now: float
 ) -> list[dict[str, Any]]:
-    """Return the JSON patch that answers the check at *index*; it applies only while this check has its name and is Pending."""
+    """Return the JSON patch that answers the check at *index*; it applies only while this check is Pending."""
     name = workload.checks[index][0]
     path = f"/status/admissionChecks/{index}"
     value: dict[str, Any] = {
@@ -343,7 +343,7 @@ class KueueController:
         return True
 
     def _offered_base(self) -> str:
-        """Return the path of the newest version of VERSIONS that the API server offers; log the reason and return "" if none."""
+        """Return the path of the newest version of VERSIONS on the API server; for none log the reason, return ""."""
         try:
             group = self._api.call("GET", f"/apis/{GROUP}")
         except ApiError as error:

@@ -113,7 +113,7 @@ class ConfigMapLedger(ExecutorLedger):
 
 
 class ExecutorLease:
-    """A Lease of *namespace*: call `acquire`, then `keep`, whose thread renews the Lease until it is lost or released."""
+    """A Lease in *namespace*: call `acquire`, then `keep`, which renews it in a thread until it is lost or released."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ def _records(state: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _name_of(record: Mapping[str, Any]) -> str:
-    """Return the node's name from `ray start --node-name`; else its host name: Ray then uses the address as the name."""
+    """Return the name in `ray start --node-name`; else the host name, because Ray then uses the address as name."""
     name = str(record.get("name") or "")
     return name if name and name != record.get("address") else str(record.get("hostname") or "")
 

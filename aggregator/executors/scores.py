@@ -165,7 +165,7 @@ def record_weight_intent(
 
 
 def forget_restored(nodes: Mapping[str, Node], ledger: ExecutorLedger) -> bool:
-    """Forget nodes with their original weight, or with a weight that no executor set; return whether any was forgotten."""
+    """Forget nodes with their original weight or a weight that no executor set; return whether there were any."""
     done = [
         name
         for name, change in ledger.weights.items()

@@ -398,7 +398,7 @@ class KubernetesConfig(UnweightedConfig):
 
     @property
     def actor(self) -> str:
-        """Name of this executor at the aggregator: shared by all replicas; with a ledger in a folder, it includes the host."""
+        """Name of this executor at the aggregator: shared by all replicas, but with a folder as ledger it has the host."""
         return super().actor if self.ledger else f"executor {self.cluster}"
 
 
@@ -485,7 +485,7 @@ class FluxConfig(DrainingConfig):
 
 
 class NodeNames:
-    """Mapping between node names in the scheduler and host names at the aggregator, from a file; other names are equal."""
+    """Mapping of node names in the scheduler and host names at the aggregator, from a file; other names are equal."""
 
     def __init__(self, file: str = "") -> None:
         """Read *file*, if given. Raises OSError, and ValueError with the invalid line."""

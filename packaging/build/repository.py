@@ -87,7 +87,7 @@ def imported(key: Path, passphrase_file: Path | None) -> Iterator[SigningKey]:
 
 
 def write_apt(debs: list[Path], to: Path, key: SigningKey) -> None:
-    """Write the apt repository: pool, index per architecture, Release, InRelease (signed inline) and Release.gpg (signature)."""
+    """Write the apt repository: pool, index per architecture, Release, InRelease (signed inline), Release.gpg."""
     pool = to / "pool"
     pool.mkdir(parents=True)
     for deb in debs:

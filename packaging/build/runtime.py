@@ -128,7 +128,7 @@ def check_commands() -> None:
 
 
 def install_tools(work: Path) -> Path:
-    """Install the tools of tools.txt from PyPI, each checked against its SHA-256; return the folder of their commands."""
+    """Install the tools of tools.txt from PyPI, checked against their SHA-256; return the folder of their commands."""
     folder = work / "tools"
     stamp = folder / "ready"
     if not stamp.exists() or stamp.read_text() != TOOLS.read_text():
@@ -378,7 +378,7 @@ def _licences(root: Path, sources: Path) -> None:
 
 
 def write_archive(root: Path, to: Path, epoch: int) -> None:
-    """Write everything below *root* as a tar.xz that depends only on the files' names, contents and modes, and on *epoch*."""
+    """Write *root* as a tar.xz that depends only on names, contents and modes of files, and on *epoch*."""
     plain = to.with_suffix("")
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(root.rglob("*")):

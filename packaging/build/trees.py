@@ -290,7 +290,7 @@ def assemble(
 
 
 def _command(root: Path) -> None:
-    """Install `gangline`: this version's launcher, /opt/gangline/bin/gangline for the current version, and a link in /usr/bin."""
+    """Install this version's launcher, /opt/gangline/bin/gangline for the current version, and a link in /usr/bin."""
     launcher = root / tree_of("runtime") / "bin" / "gangline"
     launcher.write_text(LAUNCHER.format(version=full_version()))
     launcher.chmod(0o755)

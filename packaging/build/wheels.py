@@ -31,7 +31,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def for_target(machine: str) -> list[str]:
-    """Return pip's options that choose wheels for the runtime on the architecture *machine*, not for pip's own Python."""
+    """Return pip's options for wheels of the runtime on the architecture *machine*, not of pip's own Python."""
     platforms = [f"manylinux_{each}_{machine}" for each in PLATFORMS]
     if machine == "x86_64":
         platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
@@ -65,7 +65,7 @@ def read_hashes(path: Path = HASHES) -> dict[str, str]:
 
 
 def fetch_wheels(tools: Path, folder: Path, machine: str, wanted: list[str]) -> list[Path]:
-    """Download the wheels of the requirements *wanted* and their dependencies into *folder*, without a check of hashes."""
+    """Download the wheels of *wanted* and their dependencies into *folder*, without a check of hashes."""
     shutil.rmtree(folder, ignore_errors=True)
     constraints = ROOT / "packaging" / "constraints.txt"
     pip(
@@ -100,7 +100,7 @@ def check_wheel(wheel: Path, hashes: dict[str, str]) -> Path:
 
 
 def lock(wanted: list[str], to: Path, tools: Path, work: Path) -> None:
-    """Write pip's requirements for *wanted* and all dependencies, with versions and the hashes of both architectures."""
+    """Write pip's requirements for *wanted* and dependencies, with the hashes for both architectures."""
     found: dict[str, set[str]] = {}
     for machine in ARCHITECTURES:
         for wheel in fetch_wheels(tools, work / "wheels", machine, wanted):

@@ -79,7 +79,7 @@ def default_epoch() -> int:
 
 
 def hooks(kind: Kind, debs: list[Path]) -> list[str]:
-    """Return the hooks that mmdebstrap runs after Debian's packages: add the user, install *debs*, remove build files."""
+    """Return mmdebstrap's hooks after Debian's packages: add the user, install *debs*, remove build files."""
     identity = f"{kind.user_id}:{kind.user_id}"
     user = f"{kind.user}:x:{identity}::{kind.state_folder}:/usr/sbin/nologin"
     inside = [
