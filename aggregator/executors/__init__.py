@@ -1,1 +1,1 @@
-"""Executors: separate processes that carry out accepted advisories in a scheduler, and undo only what they set."""
+"""Executors: separate processes that carry out accepted advisories in a scheduler, and remove only their own marks."""

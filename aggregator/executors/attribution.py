@@ -1,8 +1,8 @@
-"""NVIDIA's attribution service, answered from host health instead of logs: what a launcher should do about a failed job. No I/O.
+"""NVIDIA's attribution service, from host health: recommends STOP, RESTART or UNKNOWN for a failed job. No I/O.
 
-STOP ends a job until a person submits it again. So it is returned only for a host that the job's launcher reports in use
-after the failure, and only if the host's fault is certain and not cured by a restart. An answer is always about a job of the
-client's own host, so that no client can map the log of another's job to a job with a broken host.
+STOP ends a job until a person submits it again. Therefore STOP is returned only for a host that the job's launcher reports
+in use after the failure, and only if the host's fault is certain and not cured by a restart. An answer is always about a
+job of the client's own host, so that no client can map the log of a foreign job to a job with a broken host.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .cycle_info import CycleInfo, allocations, is_current, launcher_job, member
 from .model import DONE, OPEN_STATES, Advice, ScheduledJob, SchedulerState
 
 STOP, RESTART, UNKNOWN = "STOP", "RESTART", "UNKNOWN"
-#: Bases of advice that are certain. Nothing statistical, and nothing that hosts share.
+#: Bases of advice that are certain: no statistical basis, and no fault that hosts share.
 CERTAIN = ("DETERMINISTIC", "DEAD_JOB")
-#: Actions that no job on the host can outlive: what asks for less lets the job continue there.
+#: Actions that no job on the host can outlive; under milder actions the job continues there.
 INCURABLE_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
-#: Logs of a job that its launcher announced are remembered up to this many, the oldest forgotten first.
+#: Limit of remembered logs per job; a further log replaces the oldest.
 LOGS_PER_JOB_MAX = 100
 LOG_PATH_CHARACTERS_MAX = 4096
 JOB_CHARACTERS_MAX = 128
-#: A host that a job has lost is named for this long.
+#: How long answers name a host that a job has lost.
 LOST_SECONDS = 3600.0
 REASONS_MAX = 5
 
 
 class AttributionRequestError(Exception):
-    """The fault of a request, with its HTTP status."""
+    """The request is invalid or not permitted; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class AttributionRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What the service answers; `is_final`: else the launcher is to come again."""
+    """An answer of the service. `is_final`: False if the launcher must ask again."""
 
     action: str
     reason: str
@@ -50,31 +50,34 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as its launcher and the scheduler have it. `active`: hosts of its newest cycle; None where its launcher does not tell."""
+    """A job according to its launcher and the scheduler.
+
+    `active`: hosts of the job's newest cycle; None if its launcher does not report them.
+    """
 
     name: str
     allocated: frozenset[str]
     active: frozenset[str] | None = None
     cycle_started: float = 0.0
     log_file: str = ""
-    #: Names and addresses of its nodes and pods.
+    #: Names and addresses of the job's nodes and pods.
     addresses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """All that a recommendation is made of, as of the executor's last turn."""
+    """Inputs of a recommendation, as of the executor's last turn."""
 
     jobs: Mapping[str, JobView] = field(default_factory=dict)
-    #: Node -> its gravest fault that is certain and that a restart does not cure.
+    #: Node -> its newest advisory with a fault that is certain and that a restart does not cure.
     faults: Mapping[str, Advice] = field(default_factory=dict)
-    #: Job -> nodes that it used and does not use now -> until when that is worth saying.
+    #: Job -> node that it has used and does not use now -> time until which answers name the node.
     lost: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     is_live: bool = False
 
 
 def incurable(advice: Iterable[Advice], now: float) -> dict[str, Advice]:
-    """Return node -> open advice that is certain and that a restart does not cure."""
+    """Return node -> its newest advisory in force whose fault is certain and not cured by a restart."""
     return {
         one.node: one
         for one in sorted(advice, key=lambda one: int(one.name[1:]))
@@ -93,7 +96,7 @@ def health_view(
     *,
     is_live: bool,
 ) -> HealthView:
-    """Return what is known now, with the hosts that jobs have lost since *before*."""
+    """Return the current view, with the hosts that jobs have lost since *before*."""
     faults = incurable(advice, now)
     jobs: dict[str, JobView] = {}
     lost: dict[str, dict[str, float]] = {}
@@ -110,11 +113,11 @@ def health_view(
         gone = {node: until for node, until in before.lost.get(name, {}).items() if until > now}
         if name in before.jobs:
             gone |= dict.fromkeys(_used(before.jobs[name]), now + LOST_SECONDS)
-        # The advice names the job that it was to save, whether or not we saw it there.
+        # The advice names the job that it protects, whether or not this process saw the job on the node.
         numbers = {part.name for part in parts} | {name}
         gone |= {n: now + LOST_SECONDS for n, one in faults.items() if one.workload in numbers}
         lost[name] = {node: until for node, until in gone.items() if node not in used}
-    # A job that waits to start again is the same job afterwards.
+    # A requeued job keeps its name, so its lost hosts are kept while it waits.
     waiting = {launcher_job(job) for job in state.jobs.values() if not job.ended} - jobs.keys()
     for name in waiting & (before.jobs.keys() | before.lost.keys()):
         gone = dict(before.lost.get(name, {}))
@@ -137,7 +140,7 @@ def _used(view: JobView) -> frozenset[str]:
 def recommend(
     view: HealthView, job: str, log_path: str, requested: float, now: float, wait_seconds: float
 ) -> Recommendation:
-    """Return what to do about *job*, whose cycle with the log *log_path* had failed by *requested*."""
+    """Return the recommendation for *job*, whose cycle with the log *log_path* had failed by *requested*."""
     if not view.is_live:
         return Recommendation(UNKNOWN, "Gangline: the aggregator is not connected")
     known = view.jobs.get(job)
@@ -160,13 +163,16 @@ def recommend(
 def _of_bad_hosts(
     view: HealthView, job: JobView, bad: list[str], is_next: bool, is_early: bool
 ) -> Recommendation:
-    """Return what to do about a job with hosts that a restart does not cure. *is_next*: its next cycle runs."""
+    """Return the recommendation for a job with the broken hosts *bad*.
+
+    *is_next*: the job's next cycle runs; *is_early*: the next cycle may still begin without these hosts.
+    """
     named = _named(view, bad)
     if is_next:
         return Recommendation(
             STOP, f"Gangline: restarted on a host that a restart does not cure: {named}"
         )
-    if is_early:  # the launcher, or the executor, may be about to leave it
+    if is_early:  # the launcher or the executor may be about to exclude the host
         return Recommendation(UNKNOWN, f"Gangline: waiting for the next cycle: {named}", False)
     if job.active is None:
         return Recommendation(
@@ -183,20 +189,21 @@ def _named(view: HealthView, nodes: list[str]) -> str:
 
 
 class AttributionBoard:
-    """The newest view, and the logs that launchers announced. For several threads."""
+    """The newest view, and the logs that launchers announced. Safe for several threads."""
 
     def __init__(self, wait_seconds: float, clients: AttributionClients | None = None) -> None:
         self._wait_seconds = wait_seconds
         self._clients = clients or AttributionClients()
         self._lock = threading.Lock()
-        #: Job -> log that its launcher announced -> when the log's cycle had failed.
+        #: Job -> announced log -> time by which the log's cycle had failed.
         self._failures: dict[str, OrderedDict[str, float]] = {}
         self.view = HealthView()
 
     def submit(self, log_path: str, job: str, client: str, now: float) -> None:
-        """Remember that *log_path* is of *job* ("" if its launcher does not say), and that its cycle has failed by *now*.
+        """Record that *log_path* belongs to *job* ("": not reported), and that its cycle failed by *now*.
 
-        Raises AttributionRequestError: the first claim of a log is kept, and *client*, an address, must be of a host of the job.
+        Raises AttributionRequestError if a client of another job claimed the log first, or if *client* is not the address of a
+        host of the job.
         """
         view = self.view
         owner = owner_of_log(view, log_path)
@@ -204,7 +211,7 @@ class AttributionBoard:
             raise AttributionRequestError(409, "log_path: it is the log of another job")
         name = owner or (job if job in view.jobs else job_of_log(view, log_path))
         if not name:
-            return  # no job that runs here: nothing could be answered about it
+            return  # no such job runs here, so the answer is UNKNOWN anyway
         if not self._clients.is_of(view.jobs[name].addresses, client):
             reason = f"the address {client} is of no host of job {name}"
             raise AttributionRequestError(403, f"job_id: {reason}")
@@ -224,7 +231,7 @@ class AttributionBoard:
             ]
 
     def _remember(self, job: str, log_path: str, now: float, *, is_new: bool) -> float:
-        """Return when the cycle of *log_path* had failed. *is_new*: it failed now."""
+        """Record *log_path* as a log of *job*; return when its cycle failed. *is_new*: the cycle failed now."""
         view = self.view
         with self._lock:
             for name in self._failures.keys() - view.jobs.keys() - view.lost.keys():
@@ -238,9 +245,9 @@ class AttributionBoard:
         return failed
 
     def answer(self, log_path: str, client: str, now: float, *, wait: bool) -> Recommendation:
-        """Return what to do about the job of *log_path* on the host with the address *client*.
+        """Return the recommendation for the job of *log_path* on the host with the address *client*.
 
-        *wait*: the launcher comes only once, so the answer is final.
+        *wait*: the launcher asks only once, so the answer is final.
         """
         view = self.view
         owner = owner_of_log(view, log_path)
@@ -260,13 +267,13 @@ class AttributionBoard:
 
 
 def owner_of_log(view: HealthView, log_path: str) -> str:
-    """Return the one running job whose cycle-info file names *log_path*; "" if there is none."""
+    """Return the job whose cycle-info file names *log_path*; "" unless exactly one running job does."""
     named = [job.name for job in view.jobs.values() if job.log_file == log_path]
     return named[0] if len(named) == 1 else ""
 
 
 def job_of_log(view: HealthView, log_path: str) -> str:
-    """Return the one running job of *log_path*: its cycle-info file says so, or the path has its name; "" if there is none."""
+    """Return the only running job whose cycle-info file names *log_path*, or whose name is in it; "" if not unique."""
     if owner := owner_of_log(view, log_path):
         return owner
     words = {*re.findall(r"[0-9]+", log_path), *log_path.split("/")}

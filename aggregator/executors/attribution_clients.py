@@ -1,7 +1,7 @@
-"""Tells whether a client of the attribution service is on a host of a job, by its address.
+"""Checks, by its address, whether a client of the attribution service is on a host of a job.
 
-NVIDIA's launcher sends no credentials, only its requests. So the address of the connection is compared with the addresses that
-the scheduler reports for the job's nodes and pods, and with those that the nodes' names have.
+NVIDIA's launcher sends no credentials. Therefore the address of the connection is compared with the addresses that the
+scheduler reports for the job's nodes and pods, and with the addresses to which the nodes' names resolve.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 Address = IPv4Address | IPv6Address
 
-#: A name that has an address is resolved again after the first of these times, a name without one after the second.
+#: A name with an address is resolved again after the first of these times, a name without an address after the second.
 KNOWN_SECONDS, UNKNOWN_SECONDS = 3600.0, 60.0
-#: Names are resolved for this long for one request; the next request continues.
+#: Time limit for resolving names in a request; the next request continues with the other names.
 REQUEST_SECONDS = 3.0
-#: More names than this are forgotten, all together.
+#: Limit of cached names; at the limit the cache is cleared.
 NAMES_MAX = 50_000
 
 
@@ -29,7 +29,10 @@ def resolve(name: str) -> list[str]:
 
 
 class AttributionClients:
-    """For several threads. A loopback address belongs to the host *own_name*; "": to this machine."""
+    """Addresses of hosts, cached; safe for several threads.
+
+    A loopback address belongs to *own_name*, "" for this machine.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class AttributionClients:
         self._known: dict[str, tuple[float, frozenset[Address]]] = {}
 
     def is_of(self, names: Collection[str], client: str) -> bool:
-        """Return whether the address *client* belongs to one of *names*: addresses, or names of hosts."""
+        """Return whether the address *client* belongs to any of *names*, which are addresses or names of hosts."""
         address = parse_address(client)
         if address is None:
             return False
@@ -80,7 +83,7 @@ class AttributionClients:
 
 
 def parse_address(text: str) -> Address | None:
-    """Return the address in *text*, of IPv4 if IPv6 maps one; None for another text."""
+    """Return the address in *text*, an IPv4-mapped IPv6 address as IPv4; None for an invalid address."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,6 +1,7 @@
 """HTTP server of the attribution service (`--ft-attribution-endpoint`): `GET /healthz`, `POST /logs`, `GET /logs?log_path=`.
 
-It has no login: a client is answered about a job of its own host only, by the address of its connection. It changes nothing.
+There is no login: by the address of its connection, a client gets answers only about a job on its own host. No request changes
+the scheduler.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from .attribution import (
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 64 << 10
-#: Of connections more than this at one time, the oldest is closed.
+#: A further connection closes the oldest connection.
 CONNECTIONS_MAX = 32
 #: A connection that sends nothing for this long is closed.
 IDLE_SECONDS = 10.0
-#: Refused claims are logged once each, up to this many.
+#: Each refusal is logged once; further refusals beyond this limit are not logged.
 LOGGED_MAX = 1000
 
 
 class AttributionServer:
-    """`start`, then `close`. Raises OSError if the address cannot be bound, ValueError if it is none."""
+    """The HTTP server: call `start`, then `close`.
+
+    Raises OSError if *listen* cannot be bound, ValueError if it is invalid.
+    """
 
     def __init__(
         self, board: AttributionBoard, listen: str, wall: Callable[[], float] = time.time
@@ -56,12 +60,12 @@ class AttributionServer:
         )
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start the thread that answers requests."""
         self._thread.start()
         log.info("attribution: http://%s", self.address)
 
     def close(self) -> None:
-        """End, and close connections."""
+        """Stop the server, and close its connections."""
         self._server.shutdown()
         self._server.server_close()
         self._server.close_connections()
@@ -69,7 +73,7 @@ class AttributionServer:
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """Return host and port of `127.0.0.1:9482` or `[::1]:9482`. Raises ValueError."""
+    """Return (host, port) of an address such as `127.0.0.1:9482` or `[::1]:9482`. Raises ValueError."""
     host, _, port = listen.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
@@ -84,7 +88,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 class _Service:
-    """Requests in, objects out."""
+    """Converts requests to calls of the board, and its results to JSON objects."""
 
     def __init__(self, board: AttributionBoard, wall: Callable[[], float]) -> None:
         self._board, self._wall = board, wall
@@ -145,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
     disable_nagle_algorithm = True
-    #: Headers and body go out in one write.
+    #: Send headers and body in a single write.
     wbufsize = 1 << 16
 
     def do_GET(self) -> None:
@@ -177,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(error.status, str(error))
 
     def _refuse(self, status: int, message: str) -> None:
-        self.close_connection = True  # a body may be on its way
+        self.close_connection = True  # the request's body may still arrive
         self._send(status, {"error_code": "invalid_request", "message": message})
 
     def _send(self, status: int, fields: dict[str, Any]) -> None:
@@ -212,7 +216,7 @@ class _LimitedServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind without the reverse look-up of our own name that http.server makes: it can take seconds."""
+        """Bind without http.server's reverse look-up of this machine's name, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -230,7 +234,7 @@ class _LimitedServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
-        if not isinstance(error, OSError):  # who leaves early is no failure of ours
+        if not isinstance(error, OSError):  # OSError: the client disconnected early
             log.error("attribution: a request failed", exc_info=error)
 
     def close_connections(self) -> None:
@@ -244,4 +248,4 @@ def _shut(request: Any) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # gone already
+        return  # already closed

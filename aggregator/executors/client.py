@@ -23,28 +23,28 @@ from .model import ADVISORY_NAME, NODE_NAME, Advice
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 64 << 20
-#: A call that takes longer is given up.
+#: Timeout of a call.
 CALL_SECONDS = 5.0
-#: Scores and names of nodes, which are a hint, are waited for no longer.
+#: Timeout of calls for scores and names of nodes, which are only a hint.
 SCORES_SECONDS = 1.0
-#: The aggregator sends a bookmark each 15 s: after this time without any event the picture is not current.
+#: The aggregator sends a bookmark every 15 s. After this time without any event the known advisories are not current.
 SILENCE_SECONDS_MAX = 45.0
-#: A lost connection is retried after this time; the delay doubles each time.
+#: Delay before a lost connection is retried, and its maximum; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
-#: gRPC's own pause between attempts is two minutes at most; nothing new is done meanwhile.
+#: By default gRPC waits up to two minutes between attempts, and no new advisory is accepted in this time.
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
 STORE_CHARACTERS_MAX = 64
-#: An advisory that has ended is remembered for this long.
+#: How long an ended advisory is remembered.
 ENDED_SECONDS = 120.0
-#: Open and standing advisories; more are not taken.
+#: Limit of known advisories; further advisories are ignored.
 ADVISORIES_MAX = 20_000
-#: Clocks of two machines that differ by less count as equal.
+#: Smaller differences between the clocks of two machines are ignored.
 CLOCK_SECONDS = 1.0
-#: What is wrong with a call that may work later.
+#: Status codes of temporary failures: the call may succeed later.
 LATER = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -53,7 +53,7 @@ LATER = (
 
 
 class ClientError(Exception):
-    """The aggregator does not respond, or refused; `is_temporary`: later may help."""
+    """The aggregator does not respond, or refused a call. `is_temporary`: the call may succeed later."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)
@@ -62,24 +62,24 @@ class ClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeDictionary:
-    """Hosts by index, of one version."""
+    """Names of hosts by node index. Indexes are valid only with the dictionary of the same `version`."""
 
     version: int
     names: tuple[str, ...]
 
 
 class PendingPlan:
-    """An answer that may not be here yet."""
+    """The answer to a plan request, which may not have arrived yet."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
 
     def is_done(self) -> bool:
-        """Return whether `result` returns at once."""
+        """Return whether `result` will not block."""
         return bool(self._call.done())
 
     def result(self) -> recovery_pb2.PlanRecoveryResponse:
-        """Return the answer. Raises ClientError."""
+        """Wait for the answer and return it. Raises ClientError."""
         try:
             reply: recovery_pb2.PlanRecoveryResponse = self._call.result()
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
@@ -91,7 +91,10 @@ class PendingPlan:
 
 
 class AggregatorClient:
-    """`start`, then read `advice` whenever *wake* was called. Calls may come from one other thread."""
+    """Connection to the aggregator: call `start`, then read `advice` after each call of *wake*.
+
+    Besides the watch's thread only a single thread may use it.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class AggregatorClient:
         wake: Callable[[], None],
         node_of_host: Callable[[str], str],
     ) -> None:
-        """*actor*: how answers name us; *node_of_host*: the scheduler's name of a host, "" for none."""
+        """*actor*: this executor's name in answers; *node_of_host*: returns the scheduler's name of a host, or ""."""
         self._stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
         self._outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
         self._recoveries: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -111,9 +114,9 @@ class AggregatorClient:
         self._fresh: dict[str, tuple[wire.Advisory, float]] | None = None
         self._received = 0.0
         self._is_complete = False
-        #: By so much the aggregator's clock is ahead of ours.
+        #: Seconds by which the aggregator's clock is ahead of this machine's.
         self.ahead_seconds = 0.0
-        #: Why there is no connection; "" while there is one.
+        #: Why there is no connection; "" while connected.
         self.problem = "not connected yet"
         self._call: Any = None
         self._dictionary: NodeDictionary | None = None
@@ -121,11 +124,11 @@ class AggregatorClient:
         self._thread = threading.Thread(target=self._watch, name="watch-advisories", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread that watches advisories."""
         self._thread.start()
 
     def close(self) -> None:
-        """End watching."""
+        """End the watch and its thread."""
         self._stopped.set()
         if self._call is not None:
             self._call.cancel()
@@ -134,14 +137,14 @@ class AggregatorClient:
     # ---- what is advised
 
     def advice(self) -> dict[str, Advice]:
-        """Return advisories of one node each, by name."""
+        """Return the advisories of single nodes, by name."""
         with self._lock:
             messages = [message for message, _ in self._known.values()]
         found = (self._advice(message) for message in messages)
         return {one.name: one for one in found if one is not None}
 
     def is_live(self) -> bool:
-        """Return whether `advice` is complete and current. A connection that is silent for too long is given up."""
+        """Return whether `advice` is complete and current. Cancels a watch without an event for SILENCE_SECONDS_MAX."""
         if not self._is_complete:
             return False
         if time.monotonic() - self._received < SILENCE_SECONDS_MAX:
@@ -152,7 +155,7 @@ class AggregatorClient:
         return False
 
     def _advice(self, message: wire.Advisory) -> Advice | None:
-        """Return *message* as an executor needs it; None for what hosts share, and for names that nobody could have meant."""
+        """Return *message* as Advice; None if it concerns no single host, or has an invalid name."""
         name = message.name.removeprefix("advisories/")
         if not ADVISORY_NAME.fullmatch(name) or len(message.nodes) != 1:
             return None
@@ -173,7 +176,7 @@ class AggregatorClient:
         )  # fmt: skip
 
     def _local(self, when: Any) -> float:
-        """Return a time of the aggregator by our clock; 0 for none."""
+        """Return a time of the aggregator by this machine's clock; 0 if the time is not set."""
         seconds = float(when.seconds) + when.nanos / 1e9
         return seconds - self.ahead_seconds if seconds else 0.0
 
@@ -182,7 +185,7 @@ class AggregatorClient:
         while not self._stopped.is_set():
             started = time.monotonic()
             try:
-                # From the current list: it is known at once to be complete.
+                # Without a resume token the watch begins with the list of all open advisories, whose end is marked.
                 self._call = self._stub.WatchAdvisories(wire.WatchAdvisoriesRequest())
                 for event in self._call:
                     self._take(event)
@@ -209,7 +212,10 @@ class AggregatorClient:
         self._wake()
 
     def _take(self, event: wire.AdvisoryEvent) -> None:
-        """Take one event. Events without a token list the open advisories; the bookmark behind them completes the list."""
+        """Process an event.
+
+        Events without a token list the open advisories; the bookmark after them completes the list.
+        """
         now = time.monotonic()
         with self._lock:
             self._received = now
@@ -250,7 +256,7 @@ class AggregatorClient:
     def answer(
         self, advice: Advice, state: str, note: str = "", lease_seconds: float = 0.0
     ) -> Advice:
-        """Answer an advisory, and return how it is then. Raises ClientError."""
+        """Answer an advisory, and return the changed advisory. Raises ClientError."""
         request = wire.AckAdvisoryRequest(
             name=f"advisories/{advice.name}", new_state=state, actor=self.actor,
             etag=advice.etag if state == "ACCEPTED" and advice.state != "ACCEPTED" else "",
@@ -267,7 +273,7 @@ class AggregatorClient:
         return after
 
     def report_gangs(self, gangs: Iterable[wire.Gang], ended: Sequence[str]) -> None:
-        """Say what runs where. Raises ClientError."""
+        """Report running gangs with their nodes, and ended workloads. Raises ClientError."""
         self._ask(
             self._stub.ReportGangs,
             wire.ReportGangsRequest(actor=self.actor, gangs=gangs, ended_workloads=ended),
@@ -276,7 +282,10 @@ class AggregatorClient:
     def report_unavailable(
         self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
     ) -> None:
-        """Report hosts that others keep new work off, and hosts that are back. Raises ClientError."""
+        """Report hosts that a person or another program keeps out of service, and returned hosts.
+
+        Raises ClientError.
+        """
         ttl = Duration(seconds=int(ttl_seconds))
         nodes = [
             wire.UnavailableNode(
@@ -290,7 +299,7 @@ class AggregatorClient:
         self._ask(self._stub.ReportUnavailableNodes, request)
 
     def report_outcomes(self, outcomes: Sequence[outcome_pb2.Outcome]) -> None:
-        """Say how jobs ended. Raises ClientError."""
+        """Report how jobs ended. Raises ClientError."""
         self._ask(
             self._outcomes.ReportOutcomes, outcome_pb2.ReportOutcomesRequest(outcomes=outcomes)
         )
@@ -298,14 +307,17 @@ class AggregatorClient:
     # ---- scores and plans
 
     def node_dictionary(self) -> NodeDictionary:
-        """Return the hosts by their indexes. Raises ClientError."""
+        """Return the names of hosts by node index. Raises ClientError."""
         reply = self._ask(
             self._scores.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest(), SCORES_SECONDS
         )
         return NodeDictionary(reply.version, tuple(reply.names))
 
     def buckets(self) -> dict[str, int] | None:
-        """Return the bucket of each host's score, 0 the best; None while the aggregator's data is degraded. Raises ClientError."""
+        """Return the bucket of each host's score, from 0 (best); None while the aggregator's data is degraded.
+
+        Raises ClientError.
+        """
         reply = self._ask(self._scores.ScoreNodes, score_pb2.ScoreNodesRequest(), SCORES_SECONDS)
         if self._dictionary is None or self._dictionary.version != reply.dictionary_version:
             self._dictionary = self.node_dictionary()
@@ -323,11 +335,11 @@ class AggregatorClient:
     def plan_recovery(
         self, request: recovery_pb2.PlanRecoveryRequest, seconds_max: float
     ) -> PendingPlan:
-        """Ask how a gang continues; the answer is waited for elsewhere."""
+        """Request a recovery plan without waiting for the answer."""
         return PendingPlan(self._recoveries.PlanRecovery.future(request, timeout=seconds_max))
 
     def report_recovery(self, request: recovery_pb2.ReportRecoveryRequest) -> None:
-        """Say how a recovery went. Raises ClientError."""
+        """Report the outcome of a recovery. Raises ClientError."""
         self._ask(self._recoveries.ReportRecovery, request)
 
     def _ask(
@@ -346,7 +358,7 @@ _LASTING = (wire.PROPOSED, wire.ACCEPTED, wire.DEFERRED, wire.DONE)
 
 
 def _name(kind: Any, number: int) -> str:
-    """Return the name of an enumerated value; a newer aggregator may send one that has none here."""
+    """Return the name of an enumerated value; UNKNOWN_<number> for a value of a newer aggregator."""
     try:
         return str(kind.Name(number))
     except ValueError:

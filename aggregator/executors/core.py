@@ -1,7 +1,7 @@
-"""Decides an executor's next steps from advice, scheduler state, ledger and clock, each with its reason. No I/O.
+"""Decides an executor's next steps from advice, scheduler state, ledger and clock, each step with its reason. No I/O.
 
-Each call evaluates everything afresh, so an executor that was killed at any point continues from the ledger and the
-scheduler's state. If the two differ, the scheduler is right. A person's change is never reverted.
+No state is kept between calls, so an executor that was killed at any point continues from the ledger and the scheduler's
+state. If the two differ, the scheduler is right. A person's change is never reverted.
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ from .model import (
     Step,
 )
 
-#: A hold that would end sooner is not set any more.
+#: Minimum duration of a new hold; a shorter hold is not set.
 HOLD_SECONDS_MIN = 1.0
-#: A hold's end is moved when the advisory's expiry moved by more than this.
+#: The end of a hold is moved if it differs by more than this from the advisory's expiry.
 EXTEND_SECONDS_MIN = 30.0
-#: A mark that the scheduler does not show so soon after it was set is read again before anybody is taken to have removed it.
+#: A mark that is missing within this time after it was set is read again; after it, a person is assumed to have removed
+#: it.
 SETTLE_SECONDS = 5.0
-#: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
+#: A mark that is missing within this time before its end has expired: clocks of the two machines differ.
 END_MARGIN_SECONDS = 5.0
 #: After this time without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
@@ -76,25 +77,25 @@ GIVE_UP_SECONDS = 300.0
 QUICK_SECONDS = 0.02
 #: After the second in which a requeued job may start, the scheduler is read again after this time.
 SECOND_MARGIN_SECONDS = 0.05
-#: An expiry that moved by less did not move.
+#: Smaller differences of two times are differences of clocks, not changes.
 CLOCK_SECONDS = 2.0
-#: A job that does not complete is looked at so quickly for this long.
+#: Limit of the reads every QUICK_SECONDS for a job that does not complete.
 QUICK_SECONDS_MAX = 60.0
-#: Length of a note in an answer.
+#: Longer notes of an answer are cut.
 NOTE_CHARACTERS_MAX = 450
 
-#: Of an executor that was killed while it ended replicas: they are not ended again.
+#: Note of an executor that was killed while it ended replicas; the replicas are not ended again.
 REPLICAS_UNKNOWN = "whether a replica of torchft was ended is not known"
 
 #: Names that executors give to holds.
 OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASCII)
 
-#: How marks are chosen: `auto` is a hold, and for EVICT_NOW a drain where drains end by themselves.
+#: Values of the setting `mark`. `auto`: a hold, but for EVICT_NOW a drain if drains end by themselves.
 MARKS = ("auto", "hold", "drain")
 
 
 def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
-    """Return what to do now: new marks first, then jobs, then what is taken away. Changes nothing."""
+    """Return the next steps: new marks and moves of jobs before removals. Changes nothing."""
     placed: list[Step] = []
     removed: list[Step] = []
     store = _store_of(situation)
@@ -145,10 +146,10 @@ def _store_of(situation: Situation) -> str:
 
 
 def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> list[Step]:
-    """Return the steps that undo all of the store before, then the step that begins the ledger for *store*.
+    """Return the steps that undo all marks of the previous store, then the step that begins the ledger for *store*.
 
-    The aggregator was reset, or restored from a backup: advisories of the same name are about other nodes, and tokens are
-    lower.
+    The aggregator was reset or restored from a backup, so an advisory of the same name is about another node, and its token
+    is lower.
     """
     if not situation.is_live:
         return []
@@ -158,7 +159,7 @@ def _change_store(situation: Situation, ledger: ExecutorLedger, store: str) -> l
 
 
 def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
-    """Return the nodes that we are about to take back into service."""
+    """Return the nodes that this executor is returning to service."""
     return {
         advice.node
         for advice in situation.advice.values()
@@ -167,7 +168,7 @@ def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
 
 
 def _stray_holds(scheduler: SchedulerState, ledger: ExecutorLedger) -> list[Step]:
-    """An advisory became graver, and its hold has another name now: the earlier one goes."""
+    """Return the steps that remove the previous hold of each advisory that changed to or from EVICT_NOW."""
     steps: list[Step] = []
     for entry in ledger:
         base = f"{HOLD_PREFIX}{entry.advisory}"
@@ -182,7 +183,7 @@ def _number(name: str) -> int:
 
 
 def _is_anothers(advice: Advice, entry: Entry) -> bool:
-    """Return whether another executor has it by now: then nothing that is set is ours to touch."""
+    """Return whether another executor now owns *advice*; this executor must then leave its marks alone."""
     if advice.state not in ("ACCEPTED", DONE):
         return False
     return advice.token > entry.token or (
@@ -194,7 +195,7 @@ def _is_anothers(advice: Advice, entry: Entry) -> bool:
 
 
 def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> list[Step]:
-    """Accept *advice* if it is for us."""
+    """Return the step that accepts *advice*, if this executor may carry it out."""
     if not situation.is_live or not _is_to_take(situation, advice):
         return []
     if refusal_reason(situation, ledger, advice, marks):
@@ -203,7 +204,7 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
 
 
 def _is_to_take(situation: Situation, advice: Advice) -> bool:
-    """Return whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
+    """Return whether *advice* has no owner, or this executor accepted it and was killed before it wrote the ledger."""
     is_lost = advice.state == "ACCEPTED" and _is_own(situation, advice)
     return advice.state == "PROPOSED" or is_lost
 
@@ -227,7 +228,7 @@ def _restore(
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
-    """Return why *advice* is left to people; "" if it is carried out."""
+    """Return why this executor does not carry out *advice*; "" if it does."""
     policy = situation.policy
     if advice.action not in policy.actions:
         return f"{advice.action} is not among the actions that this executor carries out"
@@ -252,13 +253,13 @@ def _is_out(node: Node) -> bool:
 
 
 def _may_move_beside(situation: Situation, advice: Advice, node: Node) -> bool:
-    """Return whether jobs may be moved off *node*, which takes no new work, without a change of the others' mark."""
+    """Return whether jobs may be moved off *node*, which takes no new work, without changing the foreign mark."""
     moves = advice.action in MOVING_ACTIONS and situation.capabilities.has_hold
     return moves and (mark_of(situation, advice) == HOLD or node.may_drain)
 
 
 def mark_of(situation: Situation, advice: Advice) -> str:
-    """Return the mark for *advice*."""
+    """Return the kind of mark for *advice*: HOLD, DRAIN or DOWN."""
     node = situation.scheduler.nodes[advice.node]
     if not situation.capabilities.has_drain:
         return HOLD
@@ -276,7 +277,7 @@ def mark_of(situation: Situation, advice: Advice) -> str:
 
 
 def plan(situation: Situation, advice: Advice) -> list[Step]:
-    """Return the steps that would carry *advice* out now: what `--shadow` prints."""
+    """Return the steps that would carry *advice* out now; `--shadow` prints them."""
     node = situation.scheduler.nodes[advice.node]
     entry = Entry(
         advice.name, advice.node, advice.action, "", advice.token, situation.now,
@@ -307,7 +308,7 @@ def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> St
 
 
 def drain_reason(advice: Advice, seconds: float) -> str:
-    """Return the reason by which a drain of ours is known again: one grammar with the checks of hosts."""
+    """Return the reason that identifies a drain as this executor's; its grammar is shared with the checks of hosts."""
     act = "evict" if advice.action == "EVICT_NOW" else "drain"
     cause = "".join(c for c in advice.cause.lower() if c.isalnum() or c in "_.-")[:64]
     return (
@@ -319,7 +320,7 @@ def drain_reason(advice: Advice, seconds: float) -> str:
 
 
 def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Return what is next for an advisory that is accepted by us."""
+    """Return the next steps for an advisory that this executor accepted."""
     steps: list[Step] = []
     if advice.lease_until - situation.now < situation.policy.lease_seconds / 2:
         steps.append(RenewLease(advice.name, "the lease ends soon", entry.reported))
@@ -341,7 +342,7 @@ def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
 
 
 def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Have the mark stand until the advisory expires; a person's word counts more."""
+    """Return the steps that keep the mark until the advisory expires, unless a person removed it."""
     node = situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return []
@@ -353,7 +354,7 @@ def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     if entry.phase == SET and moved and entry.mark == HOLD:
         seconds = advice.expires - situation.now
         return [ExtendHold(advice.name, "its cause still holds", entry.hold, seconds)]
-    # SETTING: the command was sent, or about to be, when we were killed.
+    # SETTING: the executor was killed just before or after it sent the command.
     if entry.phase == SETTING or moved:
         return [_place(situation, advice, entry, node)]
     return []
@@ -369,14 +370,14 @@ def _is_in_place(scheduler: SchedulerState, entry: Entry) -> bool:
 
 
 def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -> list[Step]:
-    """The mark does not stand: set it, unless a person took it away."""
+    """Return the step that sets the missing mark, or GiveBack if a person removed it."""
     if advice.expires - situation.now < HOLD_SECONDS_MIN:
         return []
     ended_itself = situation.now >= entry.ends - END_MARGIN_SECONDS
     if entry.phase == SET and not ended_itself:
         if situation.now - entry.set_at < SETTLE_SECONDS:
             return []
-        # A controller that was killed comes back with what it had saved.
+        # A killed controller restarts from its last saved state, which may lack the mark.
         if situation.scheduler.started > entry.set_at - CLOCK_SECONDS:
             return [_place(situation, advice, entry, node)]
         return [GiveBack(advice.name, f"somebody removed {_named(entry)}", entry.node)]
@@ -388,7 +389,7 @@ def _named(entry: Entry) -> str:
 
 
 def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
-    """Return the answer about a node with a foreign drain, for a scheduler that has one drain per node and no holds."""
+    """Return the answer for a node with a foreign drain, in a scheduler with one drain per node and no holds."""
     if advice.state != "ACCEPTED" or entry.answered:
         return []
     note = f"{node.name} is out already ({node.out}), which stays; Gangline's drain follows it"
@@ -399,7 +400,7 @@ def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
 
 
 def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Return the steps that move jobs off the node, or the answer DONE if no such job is left."""
+    """Return the steps that move jobs off the node; the answer DONE if none is left to move."""
     scheduler = situation.scheduler
     if advice.action == "AVOID":
         return _finish(advice, entry, scheduler)
@@ -417,7 +418,7 @@ def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]
 
 
 def _move_later(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Return the steps for jobs after the answer: a job may start on the node, or become known, later."""
+    """Return the steps for jobs that start on the node, or become known, after the answer."""
     if entry.phase != SET or advice.action == "AVOID":
         return evictions.restart_steps(situation, entry)
     return evictions.moving_steps(situation, advice, entry)
@@ -426,7 +427,10 @@ def _move_later(situation: Situation, advice: Advice, entry: Entry) -> list[Step
 def _report_remaining(
     advice: Advice, entry: Entry, remaining: Mapping[str, JobProgress | None]
 ) -> list[Step]:
-    """Tell the aggregator once which jobs are still on the node, and why: they are tried again, and it is not DONE."""
+    """Return the step that reports, once, which jobs are still on the node and why.
+
+    Moving these jobs is tried again, and the advisory is not answered DONE.
+    """
     notes = [one.note if one else f"job {name} is still there" for name, one in remaining.items()]
     note = "; ".join(notes)[:NOTE_CHARACTERS_MAX]
     if note == entry.reported:
@@ -435,7 +439,7 @@ def _report_remaining(
 
 
 def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Step]:
-    """Answer DONE, with what was set and what became of the jobs."""
+    """Return the answer DONE; its note names the mark and the outcome of each job."""
     if entry.answered:
         return []
     what = f"{entry.hold} is in force" if entry.mark == HOLD else f"{entry.node} is drained"
@@ -459,7 +463,7 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
 
 
 def _repair(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Reboot or reset, once."""
+    """Return the reboot or the reset, and the answer DONE once it was sent."""
     if entry.answered:
         return []
     if entry.phase == ACCEPTED:
@@ -477,7 +481,7 @@ def _repair(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
 def _return(
     situation: Situation, ledger: ExecutorLedger, advice: Advice, entry: Entry | None
 ) -> list[Step]:
-    """Take away what was set on the node for earlier advisories, and nothing else."""
+    """Return the steps that remove the marks of earlier advisories on the node; foreign marks stay."""
     earlier = [one for one in ledger.on_node(advice.node) if one.advisory != advice.name]
     if entry is None and _is_to_take(situation, advice):
         allowed = RETURN in situation.policy.actions and situation.is_live
@@ -500,7 +504,10 @@ def _return(
 
 
 def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
-    """Remove the mark if it is there, then forget the entry. A node that somebody else took out since stays out."""
+    """Return the step that removes the mark, or Forget once it is gone.
+
+    A node that a person has since taken out stays out.
+    """
     starts = evictions.restart_steps(situation, entry)
     if entry.is_marked and _is_in_place(situation.scheduler, entry):
         if entry.mark == HOLD:
@@ -510,7 +517,7 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
     if starts:
         return starts
     if evictions.is_any_in_motion(entry) and situation.now - entry.accepted < GIVE_UP_SECONDS:
-        return []  # the job still completes: its delay is lifted next
+        return []  # the job is still completing; the delay of its requeue is lifted afterwards
     return [Forget(entry.advisory, why)]
 
 
@@ -522,7 +529,7 @@ def _wants_drain(entry: Entry) -> bool:
 
 
 def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:
-    """Note in *ledger* that *step* is about to be sent."""
+    """Record in *ledger* that *step* is about to be sent."""
     entry = ledger.get(step.advisory)
     if entry is None:
         return
@@ -544,7 +551,7 @@ def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> N
 
 
 def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
-    """Bring *ledger* into line with what aggregator and scheduler say; return whether anything changed."""
+    """Update *ledger* from the aggregator's and the scheduler's state; return whether anything changed."""
     changed = False
     if not ledger.store and (store := _store_of(situation)):
         ledger.store, changed = store, True
@@ -561,7 +568,7 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
 
 
 def _change_mark(entry: Entry, situation: Situation) -> bool:
-    """Choose another mark if the scheduler's state took the effect of the first one; return whether it changed."""
+    """Choose another kind of mark if the scheduler's state made the first ineffective; return whether that changed *entry*."""
     scheduler, node = situation.scheduler, situation.scheduler.nodes.get(entry.node)
     if node is None or entry.phase in (GIVEN_BACK, REMOVED):
         return False
@@ -580,7 +587,7 @@ def _change_mark(entry: Entry, situation: Situation) -> bool:
 
 
 def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:
-    """Note that *advice* is ours now. What an earlier lease of ours set stays as it is."""
+    """Record that this executor accepted *advice*. A mark that it set under an earlier lease stays unchanged."""
     entry = ledger.get(advice.name)
     mark, hold = NONE, ""
     if advice.action in HOLDING_ACTIONS:
@@ -598,7 +605,7 @@ def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) 
 
 
 def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) -> None:
-    """Note in *ledger* what came of *step*; *error* "" for success."""
+    """Record the outcome of *step* in *ledger*; *error* is "" for success."""
     entry = ledger.get(step.advisory)
     if entry is None:
         return
@@ -630,14 +637,14 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
 
 
 def record_replicas(step: KillReplicas, note: str, ledger: ExecutorLedger) -> None:
-    """Note in *ledger* what became of replicas: it goes into the answer."""
+    """Record in *ledger* the outcome for the replicas; it becomes part of the answer's note."""
     entry = ledger.get(step.advisory)
     if entry is not None:
         entry.replicas = note[: evictions.JOB_NOTE_CHARACTERS_MAX]
 
 
 def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
-    """Return whether the scheduler does not show something that was set."""
+    """Return whether the scheduler no longer shows a mark that was set."""
     return any(
         entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
         for entry in ledger
@@ -647,7 +654,7 @@ def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
 def next_poll_seconds(
     ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
 ) -> float:
-    """Return after how many seconds the scheduler must be read again: soon while a job is being requeued, else *otherwise*."""
+    """Return the seconds until the next read of the scheduler: few during a requeue, else *otherwise*."""
     pauses = [otherwise]
     for entry in ledger:
         for progress in entry.jobs.values():
@@ -664,13 +671,13 @@ def next_poll_seconds(
 
 
 def nodes_of_interest(advice: Iterable[Advice], ledger: ExecutorLedger) -> set[str]:
-    """Return the nodes that decisions are about now."""
+    """Return the nodes of open or DONE advisories and of ledger entries."""
     named = {one.node for one in advice if one.state in (*OPEN_STATES, DONE)}
     return {node for node in named | {entry.node for entry in ledger} if node}
 
 
 def undo_steps(scheduler: SchedulerState) -> list[Step]:
-    """Return the steps that take away all that executors set, by the names of holds and the reasons of drains."""
+    """Return the steps that remove every mark of an executor, found by the names of holds and the reasons of drains."""
     steps: list[Step] = [
         RemoveHold(_advisory_of(hold.name), "undo", hold.name)
         for hold in scheduler.holds.values()

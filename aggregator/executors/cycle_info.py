@@ -1,8 +1,8 @@
-"""Reads cycle-info files of NVIDIA's resiliency extension: which hosts of a job's allocation are active, and which are standby.
+"""Reads cycle-info files of NVIDIA's resiliency extension: the active and the standby hosts of a job's allocation.
 
-The launcher's rendezvous host writes `cycle_info.<job>.<attempt>.<cycle>`, JSON, and the link `cycle_info.<job>.current` to
-the newest. The writers are users: a file counts only for hosts that the scheduler gave to that job, and only since that job
-started.
+The launcher's rendezvous host writes the JSON file `cycle_info.<job>.<attempt>.<cycle>`, and the link
+`cycle_info.<job>.current` to the newest file. Users can write these files, so a file counts only for hosts that the scheduler
+gave to the job, and only for cycles since the job's start.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from ..host_sets import HostSetError, expand_hosts
 from .model import ScheduledJob, SchedulerState
 
-#: A file that is larger is not read. 10,000 host names of 64 characters are 0.65 MB.
+#: A larger file is refused. 10,000 host names of 64 characters are 0.65 MB.
 FILE_BYTES_MAX = 1 << 20
 HOSTS_MAX = 10_000
-#: A cycle may have begun so much before the scheduler's word for the job's start: their clocks differ.
+#: A cycle may begin this long before the job's start in the scheduler: the clocks of launcher and scheduler differ.
 CLOCK_SECONDS = 5.0
-#: What a file may be called that the link points to, within its own folder.
+#: Name of the link's target, which must be in the link's own folder.
 TARGET = re.compile(r"cycle_info\.(.{1,128})\.([0-9]{1,9})\.([0-9]{1,9})", re.DOTALL)
 
 
 class CycleInfoError(Exception):
-    """The file is not what the launcher writes; the message says why, and quotes nothing of it."""
+    """The file is not a valid cycle-info file; the message gives the reason without quoting the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class CycleInfo:
-    """One cycle of a job, as its launcher describes it. Hosts are short names; `ended`: 0 while it runs."""
+    """A cycle of a job according to its launcher. Hosts are short names; `ended`: 0 while the cycle runs."""
 
     job: str
     attempt: int
@@ -94,9 +94,10 @@ def _hosts(listed: str, key: str) -> frozenset[str]:
 
 
 def read_cycle_info(folder: Path, job: str) -> CycleInfo | None:
-    """Return the newest cycle of *job* in *folder*, None where there is none. Raises CycleInfoError, OSError.
+    """Return the newest cycle of *job* in *folder*; None if the folder has no such file. Raises CycleInfoError, OSError.
 
-    The link may lead to a file of that job in the same folder only; neither that nor a FIFO is followed or waited for.
+    The link may lead only to a regular file of the job in the same folder. A second link is not followed, and opening a FIFO
+    does not block.
     """
     try:
         target = os.readlink(folder / f"cycle_info.{job}.current")
@@ -127,12 +128,12 @@ def read_cycle_info(folder: Path, job: str) -> CycleInfo | None:
 
 
 def launcher_job(job: ScheduledJob) -> str:
-    """Return the job that a launcher in *job* belongs to: tasks of an array are one."""
+    """Return the name of the job of a launcher in *job*: all tasks of an array belong to a single job."""
     return job.array or job.name
 
 
 def members(info: CycleInfo, allocated: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return (active, standby) of the nodes in *allocated*; the launcher knows short names."""
+    """Return (active, standby) among the nodes in *allocated*, by their short names."""
     nodes = [(node.partition(".")[0], node) for node in allocated]
     return (
         frozenset(node for short, node in nodes if short in info.active),
@@ -141,7 +142,7 @@ def members(info: CycleInfo, allocated: Iterable[str]) -> tuple[frozenset[str], 
 
 
 def allocations(state: SchedulerState) -> dict[str, list[ScheduledJob]]:
-    """Return running jobs by the job that their launchers belong to."""
+    """Return the running jobs, grouped by the job of their launchers."""
     found: dict[str, list[ScheduledJob]] = {}
     for job in state.jobs.values():
         if job.is_running and job.nodes:
@@ -150,13 +151,13 @@ def allocations(state: SchedulerState) -> dict[str, list[ScheduledJob]]:
 
 
 def is_current(info: CycleInfo, parts: Iterable[ScheduledJob]) -> bool:
-    """Return whether the cycle is of the run of *parts*, and not of one before a requeue."""
+    """Return whether the cycle belongs to the current run of *parts*, not to a run before a requeue."""
     started = max(part.started for part in parts)
     return info.started >= started - CLOCK_SECONDS
 
 
 def with_cycles(state: SchedulerState, cycles: Mapping[str, CycleInfo]) -> SchedulerState:
-    """Return *state* with each job of *cycles* as one gang of its active hosts, that began with its cycle."""
+    """Return *state* with each job of *cycles* as a gang of its active hosts that started with the cycle."""
     jobs = dict(state.jobs)
     for name, parts in allocations(state).items():
         info = cycles.get(name)

@@ -1,6 +1,6 @@
-"""Decides how jobs leave a node: which ones, when, how often it is tried, and when a requeued job may start again. No I/O.
+"""Decides which jobs leave a node and when, how often a move is tried, and when a requeued job may start again. No I/O.
 
-A job that becomes known later, that was refused or that returns to the node is moved too.
+A job is also moved if it becomes known later, if the scheduler refused to move it before, or if it returns to the node.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ from .model import (
     Step,
 )
 
-#: A job leaves this long after its checkpoint is due, for the write to finish.
+#: A job leaves this long after its checkpoint is due, so that the write can finish.
 CHECKPOINT_MARGIN_SECONDS = 60.0
 #: The delay of a requeued job is lifted again after this time, if the job still waits.
 START_AGAIN_SECONDS = 0.3
-#: A requeued job that is pending for longer waits for nodes; until then it is about to start.
+#: A requeued job counts as about to start for this long, then as waiting for nodes.
 STARTS_SECONDS_MAX = 3.0
-#: A job that completes for this long is killed again.
+#: The scheduler kills a job again that is still completing after this time.
 KILLED_AGAIN_SECONDS = 5.0
-#: A shorter delay is not lifted: the job starts anyway.
+#: A shorter delay is not lifted, because the job starts soon anyway.
 DELAY_SECONDS_MIN = 2.0
-#: A longer delay is not a requeue's: its owner has set a start time.
+#: A longer delay does not come from a requeue: the job's owner has set a start time.
 DELAY_SECONDS_MAX = 600.0
-#: A requeue that has no effect for this long is repeated.
+#: A requeue without effect is repeated after this time.
 STUCK_SECONDS = 60.0
-#: A job that was refused is tried again after this time; the delay doubles up to the maximum.
+#: Delay before the next attempt for a job that the scheduler refused to move, and its maximum; the delay doubles each
+#: time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
-#: A job that comes back to the node this often is left: nothing that the executor sets keeps it off.
+#: A job is left on the node after this many returns: the executor's marks do not keep it off.
 RETURNS_MAX = 4
-#: A run that started this much after the requeue is a new one: clocks of two machines differ.
+#: A run counts as new if it started at least this long after the requeue, because clocks of two machines differ.
 CLOCK_SECONDS = 2.0
-#: Length of the note about one job in an answer.
+#: A longer note about a job is cut.
 JOB_NOTE_CHARACTERS_MAX = 120
 
-#: States of jobs that are on their path off the node.
+#: States of jobs that were stopped and have not started again.
 IN_MOTION = (REQUEUE, START)
 
 
 def jobs_to_move(scheduler: SchedulerState, advice: Advice, entry: Entry) -> list[ScheduledJob]:
-    """Return the jobs on the node that must leave: all, unless single devices are held, and the job that uses them is known."""
+    """Return the jobs that must leave the node.
+
+    These are all jobs on the node, but only the advisory's job if single devices are held and this job runs on the node.
+    """
     running = scheduler.running_on(advice.node)
     hold = scheduler.holds.get(entry.hold)
     if hold is not None and hold.devices:
@@ -70,7 +74,7 @@ def jobs_to_move(scheduler: SchedulerState, advice: Advice, entry: Entry) -> lis
 
 
 def moving_steps(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
-    """Return the steps by which jobs leave the node now, and start again elsewhere."""
+    """Return the steps by which jobs leave the node now, and by which requeued jobs restart."""
     steps = restart_steps(situation, entry)
     evicts = advice.action == "EVICT_NOW"
     if evicts and situation.policy.kill_replicas and not entry.replicas:
@@ -89,7 +93,7 @@ def moving_steps(situation: Situation, advice: Advice, entry: Entry) -> list[Ste
 
 
 def leave_step(advice: Advice, job: ScheduledJob) -> Step:
-    """Return how *job* leaves the node."""
+    """Return the step by which *job* leaves the node: EndStep if the job restarts by itself, else Requeue."""
     if job.restarts_itself:
         why = f"job {job.name} continues with its spare nodes"
         return EndStep(advice.name, why, job.name, advice.node, job.restarts)
@@ -98,14 +102,14 @@ def leave_step(advice: Advice, job: ScheduledJob) -> Step:
 
 
 def _may_leave(progress: JobProgress | None, job: ScheduledJob, now: float) -> bool:
-    """Return whether *job*, which is on the node, may be moved now."""
+    """Return whether a move of *job*, which is on the node, may be tried now."""
     if progress is None:
         return True
     if progress.state == LEFT:
-        is_movable = job.may_requeue or job.restarts_itself  # its owner may have changed that
+        is_movable = job.may_requeue or job.restarts_itself  # the owner may have changed this
         return is_movable and progress.returns < RETURNS_MAX and now >= progress.retry
     if progress.state == REQUEUE and job.restarts <= progress.restarts:
-        return True  # the executor was killed before the command, or before its result was noted
+        return True  # the executor was killed before the command, or before it recorded the result
     return progress.state in IN_MOTION and now - progress.requeued > STUCK_SECONDS
 
 
@@ -117,7 +121,7 @@ def is_any_in_motion(entry: Entry) -> bool:
 def remaining_jobs(
     scheduler: SchedulerState, advice: Advice, entry: Entry
 ) -> dict[str, JobProgress | None]:
-    """Return the jobs that must leave and are still on the node. Jobs whose owner forbids a requeue may stay."""
+    """Return the jobs that must leave and are still on the node, without jobs whose owner forbids a requeue."""
     found = {
         job.name: entry.jobs.get(job.name)
         for job in jobs_to_move(scheduler, advice, entry)
@@ -131,7 +135,7 @@ def remaining_jobs(
 
 
 def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
-    """Return when the jobs leave: after the first checkpoint that is due since it was accepted; 0 where the cadence is not known."""
+    """Return when the jobs leave: after each job's first checkpoint since the acceptance; 0 if an interval is unknown."""
     times = []
     for job in jobs_to_move(situation.scheduler, advice, entry):
         interval = job.checkpoint_seconds
@@ -145,16 +149,19 @@ def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
 
 
 def restart_steps(situation: Situation, entry: Entry) -> list[Step]:
-    """Return the steps that lift the scheduler's delay of requeued jobs. A start time that is set while a job completes is lost."""
+    """Return the steps that lift the scheduler's delay of requeued jobs.
+
+    The scheduler overwrites a start time that is set while a job is completing, so the step is repeated.
+    """
     steps: list[Step] = []
     for name, progress in entry.jobs.items():
         job = situation.scheduler.jobs.get(name)
         if progress.state not in IN_MOTION or job is None:
             continue
-        # The start time of a job that was just completing may have been overwritten.
         is_due = situation.now - progress.started > START_AGAIN_SECONDS
         if job.waits_for_begin_time and is_due:
-            # Sent before that second begins: the scheduler's first pass in it starts the job, and needs no command.
+            # The start time is set before its second begins, so that the scheduler's first pass in this second starts
+            # the job.
             earliest = earliest_start(situation.capabilities, progress)
             begin = earliest if earliest > situation.now else 0.0
             why = f"job {name} was requeued by Gangline"
@@ -163,7 +170,7 @@ def restart_steps(situation: Situation, entry: Entry) -> list[Step]:
 
 
 def lost_job_steps(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
-    """Return the steps that lift the delay of jobs that the scheduler itself requeued because it lost one of their nodes."""
+    """Return the steps that lift the delay of jobs that the scheduler itself requeued after the loss of a node."""
     if "EVICT_NOW" not in situation.policy.actions:
         return []
     handled = {
@@ -185,7 +192,10 @@ def lost_job_steps(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
 
 
 def _adopt_requeued_jobs(entry: Entry, situation: Situation) -> None:
-    """Take up jobs that were requeued off the node and wait for their delay: by the scheduler, or before the ledger was lost."""
+    """Add to *entry* jobs that were requeued off the node and wait for their delay.
+
+    The scheduler itself requeued these jobs, or an executor did whose ledger was lost.
+    """
     advice = situation.advice.get(entry.advisory)
     if advice is None or advice.action != "EVICT_NOW":
         return
@@ -198,10 +208,10 @@ def _adopt_requeued_jobs(entry: Entry, situation: Situation) -> None:
 
 
 def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
-    """Return the second in which a requeued job may start again; 0: at once."""
+    """Return the earliest start of a requeued job, a whole second since the epoch; 0: at once."""
     if not capabilities.restart_next_second:
         return 0.0
-    # A job that takes long to complete is killed again, with a later time.
+    # The scheduler kills a job again that completes slowly; the later kill then counts.
     soon = progress.waiting - progress.requeued < KILLED_AGAIN_SECONDS
     killed = progress.requeued if soon and progress.requeued else progress.waiting
     return math.floor(killed) + 1.0
@@ -231,7 +241,7 @@ def _follow(
         return
     if job.waits_for_begin_time and not progress.waiting:
         progress.waiting = situation.now
-    # By the nodes, too: a scheduler that was killed may have lost the count.
+    # The nodes are compared too, because a killed scheduler may have lost the count of restarts.
     runs_again = job.is_running and (_is_new_run(job, progress) or entry.node not in job.nodes)
     is_pending = (
         job.state == "PENDING"
@@ -250,7 +260,7 @@ def _outcome(job: ScheduledJob) -> str:
 
 
 def _is_new_run(job: ScheduledJob, progress: JobProgress) -> bool:
-    """Return whether *job* started again since it was requeued."""
+    """Return whether *job* has started again since its requeue."""
     started_since = progress.requeued and job.started > progress.requeued + CLOCK_SECONDS
     return job.restarts > progress.restarts or bool(started_since)
 
@@ -258,7 +268,7 @@ def _is_new_run(job: ScheduledJob, progress: JobProgress) -> bool:
 def _note_return(
     entry: Entry, progress: JobProgress, job: ScheduledJob, situation: Situation
 ) -> None:
-    """The job started on the node again: it leaves once more. A hold that did not keep it off becomes a drain."""
+    """Record that the job started on the node again and must leave; replace an ineffective hold by a drain."""
     progress.returns += 1
     progress.state, progress.restarts = LEFT, job.restarts
     progress.note = f"job {job.name} was left: it started on {entry.node} again"
@@ -269,7 +279,7 @@ def _note_return(
 
 
 def drain_instead(entry: Entry, situation: Situation) -> bool:
-    """Replace a hold that has no effect by a drain, unless the node has a foreign drain; return whether it is replaced."""
+    """Replace an ineffective hold by a drain, unless the node has a foreign drain; return whether it was replaced."""
     node = situation.scheduler.nodes.get(entry.node)
     has_drain = situation.capabilities.has_drain
     if entry.mark != HOLD or not has_drain or node is None or not node.may_drain:
@@ -283,7 +293,7 @@ def _retry_seconds(attempts: int) -> float:
 
 
 def record_intent(entry: Entry, job: str, restarts: int) -> None:
-    """Note that *job* is about to be requeued, or that its steps are about to be ended."""
+    """Record that *job* is about to be requeued, or that its steps are about to be ended."""
     before = entry.jobs.get(job, JobProgress(REQUEUE))
     entry.jobs[job] = JobProgress(
         REQUEUE, restarts, attempts=before.attempts, returns=before.returns
@@ -291,7 +301,7 @@ def record_intent(entry: Entry, job: str, restarts: int) -> None:
 
 
 def record_left(entry: Entry, job: str, error: str, now: float) -> None:
-    """Note that the scheduler refused to move *job*: it is tried again later."""
+    """Record that the scheduler refused to move *job*, and set the time of the next attempt."""
     progress = entry.jobs[job]
     progress.retry = now + _retry_seconds(progress.attempts)
     progress.attempts += 1
@@ -300,7 +310,7 @@ def record_left(entry: Entry, job: str, error: str, now: float) -> None:
 
 
 def record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
-    """Note in *entry* what came of a requeue."""
+    """Record the outcome of a requeue in *entry*."""
     if error:
         record_left(entry, job, error, now)
         return
@@ -309,7 +319,7 @@ def record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
 
 
 def record_end_step(entry: Entry, job: str, error: str, now: float) -> None:
-    """Note in *entry* what came of ending the steps of a job that starts them again by itself."""
+    """Record in *entry* the outcome of ending the steps of a job that restarts them by itself."""
     if error:
         record_left(entry, job, error, now)
         return

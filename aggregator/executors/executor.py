@@ -51,19 +51,19 @@ from .torchft import ReplicaKiller
 
 log = logging.getLogger(__name__)
 
-#: Rounds of deciding and acting in one turn: each advisory takes a few.
+#: Limit of rounds of deciding and acting in a turn; an advisory needs a few rounds.
 ROUNDS_MAX = 8
-#: After a command or call failed for an advisory, it is skipped for this long.
+#: An advisory is skipped for this long after a command or call for it failed.
 PAUSE_SECONDS = 5.0
-#: Advisories that were written about once are remembered up to this many.
+#: Limit of remembered advisories that were already logged.
 ANNOUNCED_MAX = 10_000
-#: A failure that repeats is logged this often.
+#: A repeated failure is logged once in this time.
 LOG_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start, by kind of step and by failure."""
+    """Counters since the start: steps by kind, failed steps, and turns."""
 
     steps: dict[str, int] = field(default_factory=dict)
     failures: int = 0
@@ -71,7 +71,7 @@ class Counters:
 
 
 class Executor:
-    """`run` until `stop`. With *shadow* it says what it would do, and changes nothing anywhere."""
+    """The executor: `run` returns after `stop`. With *shadow* it only logs the steps that it would take."""
 
     def __init__(
         self,
@@ -90,8 +90,10 @@ class Executor:
         figures: ExecutorFigures | None = None,
         exporter: OtlpLogExporter | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does; *figures*: what /metrics shows;
-        *exporter*: takes a record of each step."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does.
+
+        *figures*: the figures of /metrics; *exporter*: receives a record of each step.
+        """
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._launchers = launchers
@@ -106,12 +108,12 @@ class Executor:
         self._replicas = ReplicaKiller(config.torchft_lighthouses)
         self._buckets: dict[str, int] = {}
         self._buckets_at = -1e9
-        #: What weights were last set for.
+        #: Inputs of the last change of weights: time of the buckets, preferred nodes, and time of the nodes.
         self._weighed: object = None
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
-        #: The ledger has changes that only a call to the aggregator made.
+        #: The ledger has unsaved changes from calls to the aggregator.
         self._is_unsaved = False
         self.counters = Counters()
         self.figures = figures or ExecutorFigures(wall=wall)
@@ -119,19 +121,22 @@ class Executor:
         self.figures.marks_max, self.figures.is_shadow = config.marks_max, shadow
 
     def stop(self) -> None:
-        """End `run` after the step that it is at."""
+        """End `run` after its current step."""
         self._stopped.set()
         self._wake.set()
 
     def run(self) -> None:
-        """Turn until `stop`."""
+        """Repeat turns until `stop` is called."""
         while not self._stopped.is_set():
             pause = self.turn()
             self._wake.wait(pause)
             self._wake.clear()
 
     def turn(self) -> float:
-        """Read, decide, act, report; return after how many seconds the next turn is due. Never raises for others' failures."""
+        """Read, decide, act and report; return the seconds until the next turn.
+
+        Failures of the scheduler, the aggregator and the ledger are logged, not raised.
+        """
         try:
             if self._capabilities is None:
                 self._capabilities = self._scheduler.capabilities()
@@ -171,7 +176,7 @@ class Executor:
         )  # fmt: skip
 
     def _read(self) -> None:
-        """Read jobs, holds, and the nodes that decisions are about; all nodes now and then."""
+        """Read jobs, holds and the nodes of interest; every `nodes_poll_seconds` read all nodes."""
         now = self._monotonic()
         nodes = dict(self._state.nodes)
         if now - self._all_nodes_at >= self._config.nodes_poll_seconds:
@@ -201,8 +206,11 @@ class Executor:
     # ---- act
 
     def _act(self) -> None:
-        """Decide and act until nothing is left to do. Changes by calls to the aggregator are stored with the next
-        intent, or at the end. An advisory whose acceptance was not stored is recognized by its owner (`core`)."""
+        """Decide and act until no step is due.
+
+        Changes by calls to the aggregator are stored with the next intent, or at the end. If a kill prevents this, `core`
+        recognizes an accepted advisory by its owner.
+        """
         try:
             self._act_in_rounds()
         finally:
@@ -231,7 +239,7 @@ class Executor:
                 self._read()
 
     def _set_weights(self) -> None:
-        """Have nodes bear the weights of their buckets, and of plans; without either setting, what they had before."""
+        """Set nodes' weights by buckets and recovery plans; without both settings restore the original weights."""
         live, now = self._client.is_live(), self._monotonic()
         if (
             self._config.weights
@@ -266,7 +274,7 @@ class Executor:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
     def _carry_out(self, situation: Situation, steps: list[Step]) -> None:
-        """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator follow."""
+        """Write the ledger once, send all commands to the scheduler together, then make the calls to the aggregator."""
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
             core.record_intent(command, self._ledger, situation)
@@ -287,7 +295,10 @@ class Executor:
         self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _apply(self, commands: Sequence[Step]) -> dict[Step, str]:
-        """Carry out *commands*; return the error of each that failed. Replicas are ended while the scheduler works."""
+        """Carry out *commands*; return the error of each failed command.
+
+        Replicas are ended in parallel with the scheduler.
+        """
         kills = [one for one in commands if isinstance(one, KillReplicas)]
         if not kills:
             return self._scheduler.apply(commands)
@@ -317,12 +328,13 @@ class Executor:
             self._recoveries.note(step, error, now)
         if error:
             self.counters.failures += 1
-            if not isinstance(step, Requeue | EndStep | KillReplicas):  # these are not tried again
+            # `evictions` delays the next Requeue or EndStep of the job itself; KillReplicas is not repeated.
+            if not isinstance(step, Requeue | EndStep | KillReplicas):
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
 
     def _count(self, step: Step, error: str) -> None:
-        """Count one step, and export it where that is asked for."""
+        """Count a step, and export a record of it if an exporter is set and the step is not routine."""
         kind = type(step).__name__
         self.figures.count_action(kind, error)
         if self._exporter is None or kind in UPKEEP:
@@ -338,11 +350,12 @@ class Executor:
         self.figures.dropped_log_records = self._exporter.dropped_count
 
     def _tell(self, situation: Situation, steps: list[Step]) -> None:
-        """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
+        """Carry out steps for the aggregator or the ledger: the calls in parallel, then their results in order."""
         if not steps:
             return
         if any(isinstance(step, Answer) for step in steps):
-            # A replica that was suspended and has lost the ledger knows only an earlier state: it answers nothing.
+            # A replica that was suspended and lost the Lease has an outdated state: this write fails, so it sends no
+            # answer.
             self._save()
         answers = together(
             [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]
@@ -379,7 +392,7 @@ class Executor:
         self._is_unsaved = True
 
     def _adopt_store(self, store: str) -> None:
-        """Begin the ledger for *store*, and report everything to it again."""
+        """Begin the ledger for *store*, and report everything again."""
         log.warning(
             "the aggregator has another store (%s, before %s): it was reset or restored. What was set for the store before was "
             "removed, and the ledger begins again", store, self._ledger.store,
@@ -390,7 +403,7 @@ class Executor:
         self._recoveries.forget()
 
     def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
-        """Make the call of one step, in a thread of its own."""
+        """Make the call of *step*; return its result or error. Runs in a separate thread."""
         lease = self._config.lease_seconds
         try:
             match step:
@@ -423,7 +436,7 @@ class Executor:
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
     def _announce(self, situation: Situation) -> None:
-        """Say, once for each state of an advisory, why it is skipped; in shadow, also what would be done."""
+        """Log, once per state of an advisory, why it is skipped; in shadow mode also the steps for other advisories."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():
             key = f"{advice.etag} {advice.state}"
@@ -471,7 +484,7 @@ class Executor:
             self._complain("a report was not accepted", str(error))
 
     def _remember_reported(self, fresh: Iterable[str]) -> None:
-        """Store which nodes are about to be reported as out: after a kill the next process reports those that are back."""
+        """Store the nodes before they are reported as out, so that after a kill the next process reports their return."""
         names = {self._names.node_of(host) for host in fresh} | self._reported.unavailable.keys()
         if names != self._ledger.reported:
             self._ledger.reported = frozenset(names)
@@ -494,7 +507,7 @@ class Executor:
         del reported.outcomes[: len(some)]
 
     def _complain(self, what: str, error: str) -> None:
-        """Log a failure, the same one once a minute."""
+        """Log a failure; a repeated failure only once in LOG_SECONDS."""
         now = self._monotonic()
         line = f"{what}: {error}"
         if now - self._logged.get(line, -1e9) < LOG_SECONDS:
@@ -506,7 +519,7 @@ class Executor:
 
 
 def describe(step: Step) -> str:
-    """Return *step* in a few words."""
+    """Return *step* as a short text: its type and its fields."""
     fields = [
         f"{name}={value:.0f}"
         if isinstance(value, float)
@@ -521,10 +534,10 @@ def describe(step: Step) -> str:
 def undo_all(
     scheduler: Scheduler, ledger: ExecutorLedger | None = None
 ) -> tuple[list[str], list[str]]:
-    """Take away everything that executors set, known by name and reason; return (what was done, what failed).
+    """Remove all marks of executors, found by name and reason; return (completed actions, failures).
 
-    Needs no aggregator, and *ledger* only for weights: what a node's weight was before is there. A drain is ended only where the
-    node's reason is still ours.
+    Needs no aggregator. The *ledger* is needed only for the original weights of nodes. A drain is ended only if the node's
+    reason is still the executor's.
     """
     state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
     steps = core.undo_steps(state)
@@ -543,7 +556,7 @@ def undo_all(
 def _restore_weights(
     scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
 ) -> list[str]:
-    """Give nodes the weights that they had. Raises LedgerError, SchedulerError."""
+    """Restore the original weights of nodes; return the steps as text. Raises LedgerError, SchedulerError."""
     steps = scores.restore_steps(state.nodes, ledger)
     for step in steps:
         scores.record_weight_intent(step, state.nodes, ledger)

@@ -16,46 +16,46 @@ from ..mirror_format import Mirror, MirrorNode
 
 #: kube-scheduler's MaxExtenderPriority.
 SCORE_MAX = 10
-#: By bucket, 0 best to 3.
+#: Score by bucket, from 0 (best) to 3.
 BUCKET_SCORES = (SCORE_MAX, 7, 3, 0)
-#: Score of each node while nothing is known. A node that is not in a table gets the median of the nodes in service: a fleet that
-#: has agents on some nodes only would otherwise leave the others empty.
+#: Score of each node if no node in the table is in service. Otherwise a node outside the table gets the median score of
+#: the nodes in service: in a fleet with agents on only some nodes, the other nodes would otherwise stay empty.
 UNKNOWN_SCORE = 5
-#: Nodes in one request: more than a cluster of Kubernetes has.
+#: Limit of nodes in a request; a Kubernetes cluster has fewer.
 NODES_MAX = 20_000
 NAME_CHARACTERS_MAX = 253
-#: If a larger share of all nodes is out, the fault is more likely in us than in the nodes: none is filtered.
+#: If a larger share of all nodes is out, no node is filtered: an error of Gangline is more likely than so many faults.
 OUT_SHARE_MAX = 0.5
 #: Volcano's code of a node that a task does not fit on.
 VOLCANO_UNSCHEDULABLE = 2
 
 
 class RequestBodyError(ValueError):
-    """The body is not what the API says; the message says what is expected."""
+    """The request body violates the API; the message names the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthTable:
-    """The mirror, ready to answer from. `reason`: why nothing is filtered; "" if nodes are."""
+    """The mirror's contents, prepared for answers. `reason`: why no node is filtered; "" if nodes may be filtered."""
 
     valid_until: float = 0.0
-    #: Name -> why no pod may be placed there.
+    #: Name of a filtered node -> reason.
     failed: Mapping[str, str] = field(default_factory=dict)
-    #: The same names, as bytes.
+    #: Names of `failed`, as bytes.
     failed_names: frozenset[bytes] = frozenset()
-    #: Name, as bytes -> its part of a list of priorities.
+    #: Name, as bytes -> the node's entry in a list of priorities.
     priorities: Mapping[bytes, bytes] = field(default_factory=dict)
     scores: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
     unknown_score: int = UNKNOWN_SCORE
 
 
-#: All pass, with one score.
+#: All nodes pass, with the same score.
 NO_TABLE = HealthTable(reason="the mirror has not been read yet")
 
 
 def table_of(mirror: Mirror, node_of_host: Callable[[str], str] = lambda host: host) -> HealthTable:
-    """Return the table of *mirror*; *node_of_host*: the scheduler's name of a host, "" for none."""
+    """Return the table of *mirror*. *node_of_host*: returns the scheduler's name of a host, "" for none."""
     nodes = {node_of_host(node.name): node for node in mirror.nodes}
     nodes.pop("", None)
     scores = {name: BUCKET_SCORES[node.bucket] for name, node in nodes.items()}
@@ -81,23 +81,24 @@ def _refusal(node: MirrorNode) -> str:
 
 
 def _priority(name: bytes, score: int) -> bytes:
-    """Return an entry of a list of priorities. *name*: of PLAIN characters alone."""
+    """Return an entry of a list of priorities. *name* must contain only PLAIN characters."""
     return b'{"Host":"%s","Score":%d}' % (name, score)
 
 
 # ---------------------------------------------------------------- kube-scheduler
 
-#: What a scheduler with nodeCacheCapable sends last. Quotes within strings of JSON are escaped, so these bytes are a key and its value.
+#: A scheduler with nodeCacheCapable ends its request with this key and list. Quotes inside JSON strings are escaped, so
+#: these bytes cannot be part of a string.
 _NAMES_KEY, _NAMES_END = b'"NodeNames":["', b'"]}'
 _SEPARATOR = b'","'
-#: Characters that JSON does not escape; all that names of nodes have.
+#: The characters of node names; JSON escapes none of them.
 PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 
 def plain_names(body: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Return the names at the end of *body*, as they are there and one by one; None for a body that is otherwise, which is parsed whole.
+    """Return the names at the end of *body*, as raw text and as a list; None for a body of another form.
 
-    The pod before them decides nothing, so it is not read.
+    The caller then parses the whole body. The pod before the names is irrelevant to the answer and is not parsed.
     """
     at = body.rfind(_NAMES_KEY)
     if at < 0 or not body.endswith(_NAMES_END):
@@ -106,7 +107,7 @@ def plain_names(body: bytes) -> tuple[bytes, list[bytes]] | None:
     names = text.split(_SEPARATOR)
     if text.translate(None, PLAIN) != _SEPARATOR * (len(names) - 1) or len(names) > NODES_MAX:
         return None
-    # Whether one is too long is seen in the whole parse; names that are short on average are not measured one by one.
+    # Only the average length is checked here; if it is too large, the full parse checks each name.
     return (text, names) if len(text) <= NAME_CHARACTERS_MAX * len(names) else None
 
 
@@ -160,7 +161,7 @@ def prioritize_answer(body: bytes, table: HealthTable) -> bytes:
 
 
 def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (name, node) of whole nodes, which a scheduler without `nodeCacheCapable` sends."""
+    """Return (name, node) of the complete nodes that a scheduler without `nodeCacheCapable` sends."""
     nodes = arguments.get("Nodes")
     try:
         items = (nodes or {}).get("items") or []
@@ -180,7 +181,7 @@ def predicate_answer(body: bytes, table: HealthTable) -> bytes:
     """Return the PredicateResponse of Volcano's PredicateRequest in *body*. Raises RequestBodyError."""
     (name,) = _volcano_names([_parse(body).get("node")])
     refusal = table.failed.get(name, "")
-    # `errorMessage` until Volcano 1.5; since then `status` and `code`.
+    # Volcano up to 1.5 reads `errorMessage`, later versions `status` and `code`.
     return _dump(
         {
             "status": refusal,
@@ -235,7 +236,7 @@ def _dump(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-#: Path -> what answers it.
+#: Path -> function that makes the answer.
 ANSWERS: Mapping[str, Callable[[bytes, HealthTable], bytes]] = {
     "/extender/v1/filter": filter_answer,
     "/extender/v1/prioritize": prioritize_answer,

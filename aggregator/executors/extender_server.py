@@ -1,6 +1,6 @@
-"""HTTP server of the scheduler extender: one process that reads only the mirror file.
+"""HTTP server of the scheduler extender: a single process that reads only the mirror file.
 
-The scheduler blocks on each response, so a response is one write, and a second thread reads the file.
+The scheduler blocks on each response, so a response is a single write, and a second thread reads the file.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .extender import ANSWERS, NO_TABLE, HealthTable, RequestBodyError, table_of
 
 log = logging.getLogger(__name__)
 
-#: A request of 5,000 names has 0.2 MB; one of 5,000 whole nodes, without nodeCacheCapable, 30 MB and more.
+#: A request with 5,000 names has 0.2 MB; a request with 5,000 whole nodes, without nodeCacheCapable, has over 30 MB.
 BODY_BYTES_MAX = 16 << 20
-#: Of one request, to its empty line.
+#: Maximum length of a request's head, to its empty line.
 HEAD_BYTES_MAX = 8192
-#: Heads that were parsed are remembered: those of one scheduler differ by their length alone.
+#: Number of cached parsed heads: the heads of a scheduler differ only in Content-Length.
 HEADS_MAX = 256
-#: A scheduler has one connection, or a few.
+#: Further connections are refused; a scheduler has one or a few.
 CONNECTIONS_MAX = 64
-#: From the first byte of a request to its last; between two requests.
+#: Timeout from the first byte of a request to its last, and timeout between two requests.
 REQUEST_SECONDS_MAX, IDLE_SECONDS_MAX = 10.0, 900.0
-#: The file is looked at this often; it is written every 3 s.
+#: Period of the checks for a new mirror file, which is written every 3 s.
 READ_SECONDS = 1.0
-#: Garbage is collected after this many readings, in the thread that reads: a collection within an answer would take longer than the answer.
+#: Garbage is collected after this many readings, in the reading thread: a collection takes longer than an answer.
 READINGS_PER_COLLECTION = 60
-#: A thread that reads the file lets the other one run after this time.
+#: Interpreter's switch interval: the reading thread yields to the answering thread after this time.
 SWITCH_SECONDS = 0.0005
-#: The same fault is logged this often.
+#: A repeated fault is logged once in this time.
 LOG_SECONDS = 60.0
 _REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 411: "Length Required",
@@ -52,7 +52,7 @@ _JSON, _PLAIN = "application/json", "text/plain; charset=utf-8"
 
 
 class Extender:
-    """The table that answers are made from, and what was counted. `refresh` reads the file."""
+    """The table for the answers, and counters of requests. `refresh` reads the mirror file."""
 
     def __init__(
         self,
@@ -71,12 +71,15 @@ class Extender:
         self.connections = 0
 
     def table(self) -> HealthTable:
-        """Return the table of now; NO_TABLE once the mirror is past its end."""
+        """Return the current table; NO_TABLE once the mirror has expired."""
         table = self._table
         return table if table.valid_until > self._wall() else NO_TABLE
 
     def refresh(self) -> None:
-        """Read the file if it is another one. Never raises: without it, all nodes pass."""
+        """Read the mirror file if it has changed.
+
+        A missing or invalid file is logged; all nodes pass once the mirror expires.
+        """
         try:
             status = self._path.stat()
             stamp = status.st_mtime_ns, status.st_ino
@@ -100,7 +103,7 @@ class Extender:
         self._stamp = None
 
     def complain(self, line: str) -> None:
-        """Log a fault, the same one once a minute."""
+        """Log a fault, a repeated fault only once in LOG_SECONDS."""
         now = self._monotonic()
         if now - self._logged.get(line, -1e9) >= LOG_SECONDS:
             if len(self._logged) > 100:
@@ -109,7 +112,7 @@ class Extender:
             log.warning("%s", line)
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Return (status, body) of an answer. A fault of ours lets all nodes pass."""
+        """Return (status, body) of an answer. After an internal error all nodes pass."""
         make = ANSWERS[path]
         try:
             answer = make(body, self.table())
@@ -130,7 +133,7 @@ class Extender:
         self.requests[key] = self.requests.get(key, 0) + 1
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Return the figures in the form that the `Accept` header asks for, and its media type."""
+        """Return (exposition of the figures, media type) in the format of the `Accept` header."""
         table, prefix = self._table, "gangline_extender_"
         left = table.valid_until - self._wall()
         return exposition([
@@ -142,27 +145,27 @@ class Extender:
         ], accept)  # fmt: skip
 
     def health(self) -> bytes:
-        """Return a line that says what is done now."""
+        """Return a line with the number of filtered nodes, or with the reason why all nodes pass."""
         table = self.table()
         words = f"all nodes pass: {table.reason}" if table.reason else f"{len(table.failed)} of {len(table.scores)} nodes are filtered"  # fmt: skip
         return f"{words}\n".encode()
 
 
 class ExtenderConnection(asyncio.Protocol):
-    """One connection of a scheduler: requests one after the other, each answered with one write."""
+    """A connection of a scheduler: requests in sequence, each answered with a single write."""
 
     def __init__(self, extender: Extender) -> None:
         self._extender = extender
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
-        #: Of the request that is being read, once its head is there: (method, path, accept, keep-alive, length of its body).
+        #: Head of the request whose body is being read: (method, path, accept, keep-alive, length of the body).
         self._head: tuple[str, str, str, bool, int] | None = None
         self._loop = asyncio.get_running_loop()
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless there are too many."""
+        """Start the idle timeout; refuse the connection if CONNECTIONS_MAX are open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         plain = transport.get_extra_info("socket")
@@ -175,14 +178,14 @@ class ExtenderConnection(asyncio.Protocol):
         self._wait(IDLE_SECONDS_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Release the connection's slot and timer."""
         self._extender.connections -= 1
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; answer each request that is whole."""
+        """Buffer *data*, and answer each complete request."""
         if not self._buffer and self._head is None:
             self._wait(REQUEST_SECONDS_MAX)
         self._buffer += data
@@ -196,7 +199,10 @@ class ExtenderConnection(asyncio.Protocol):
             self._wait(IDLE_SECONDS_MAX)
 
     def _wait(self, seconds: float) -> None:
-        """Let the connection end unless something happens within *seconds*. One timer is moved when it fires, not at each request."""
+        """Set the timeout of the connection to *seconds* from now.
+
+        A later deadline reuses the running timer, which is set again when it fires, not at each request.
+        """
         self._deadline = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._deadline:
             if self._timer is not None:
@@ -213,7 +219,7 @@ class ExtenderConnection(asyncio.Protocol):
             self._transport.close()
 
     def _take(self) -> bool:
-        """Answer one request; False if it is not whole yet. Raises RequestError."""
+        """Answer the next request if it is complete; return whether to try the next. Raises RequestError."""
         buffer = self._buffer
         if self._head is None:
             end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
@@ -284,7 +290,10 @@ def _parse_head(head: bytes) -> tuple[str, str, str, bool, int]:
 
 
 async def serve(extender: Extender, host: str, port: int, ended: asyncio.Event, ready: Callable[[int], None]) -> None:  # fmt: skip
-    """Answer on *host*:*port* until *ended*; *ready* is called with the port. Raises OSError where it cannot listen."""
+    """Answer on *host*:*port* until *ended* is set; call *ready* with the port.
+
+    Raises OSError if the port cannot be bound.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.disable()
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """Flux, through its commands: `flux resource status`, `drain`, `undrain` and `flux jobs`.
 
-A mark is a drain with Gangline's reason: Flux lets running jobs continue, and drains survive its restarts. Nothing in Flux ends
-a drain, so it lasts until the executor, or `undo`, ends it. Flux rejects draining a drained node, so no other reason is
+A mark is a drain with Gangline's reason: running jobs continue, and drains survive a restart of Flux. Flux never ends a
+drain, so a drain lasts until the executor or `undo` ends it. Flux rejects draining a drained node, so no foreign reason is
 overwritten.
 """
 
@@ -29,11 +29,11 @@ from .model import (
 )
 from .slurm import Run, host_names, host_names_or_problem, run_command
 
-#: Fields that flux-resource(1) and flux-jobs(1) document; the reason comes last, for it may hold anything.
+#: Fields documented in flux-resource(1) and flux-jobs(1); the reason comes last because it may contain the separator.
 NODE_FORMAT = "{statex}|{status}|{nodelist}|{reason}"
 JOB_FORMAT = "{id.hex}|{status}|{nodelist}|{t_submit}|{t_run}|{t_inactive}"
 JOBS_MAX = 100_000
-#: Jobs that ended so lately are listed, too.
+#: The list of jobs includes jobs that ended within this time.
 SINCE = "-10m"
 JOB_ID = re.compile(r"0x[0-9a-f]{1,16}", re.ASCII)
 JOB_STATES = {
@@ -43,7 +43,7 @@ DRAINED = ("drained", "draining")
 
 
 class Flux(Scheduler):
-    """By commands of Flux; *run* stands for them in tests."""
+    """Flux, through its commands; tests replace *run*."""
 
     name = "flux"
 
@@ -51,7 +51,7 @@ class Flux(Scheduler):
         self._run = run
 
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
         found = re.search(r"^commands:\s+(\S{1,40})", self._run(["flux", "version"]), re.MULTILINE)
         return Capabilities(found.group(1) if found else "", has_hold=False)
 
@@ -87,7 +87,7 @@ class Flux(Scheduler):
         return jobs
 
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return nothing: a drain is the only mark."""
+        """Return no holds: a drain is the only mark."""
         return {}
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
@@ -97,7 +97,7 @@ class Flux(Scheduler):
     def _apply_one(self, step: Step) -> None:
         match step:
             case Drain(node=node, reason=reason):
-                # By its reason, read just before: a person's drain is neither renamed nor ended.
+                # The reason is read just before the change, so that a person's drain is neither renamed nor ended.
                 before = self._node(node)
                 if before.is_managed and before.reason.partition(";ttl=")[0] == reason.partition(";ttl=")[0]:  # fmt: skip
                     return
@@ -131,12 +131,12 @@ def node_of(name: str, state: str, status: str, reason: str) -> Node:
 
 
 def _seconds(text: str) -> float:
-    """Return a time in seconds since the epoch; 0 for none."""
+    """Return a time in seconds since the epoch; 0 for an empty or invalid field."""
     return float(text) if re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", text.strip()) else 0.0
 
 
 def doctor_findings(flux: Flux) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Flux does not respond."""
+    """Yield the state of Flux and unexpected behavior. Raises SchedulerError if Flux does not respond."""
     version, nodes = flux.capabilities().version, flux.read_nodes()
     yield DoctorFinding(DoctorLevel.OK, f"Flux {version} answers: {len(nodes)} nodes")
     flux.read_jobs()

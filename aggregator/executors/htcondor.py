@@ -1,7 +1,7 @@
 """HTCondor, through its commands: `condor_status`, `condor_q`, `condor_drain`.
 
-A mark is a graceful drain of the machine with Gangline's reason: running jobs continue for up to MAXJOBRETIREMENTTIME. Nothing
-in HTCondor ends a drain, so it lasts until the executor, or `undo`, cancels it, by the id that the machine gave that drain.
+A mark is a graceful drain of the machine with Gangline's reason: running jobs continue for up to MAXJOBRETIREMENTTIME.
+HTCondor never ends a drain, so a drain lasts until the executor or `undo` cancels it, by the drain's request id.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ PARALLEL_UNIVERSE = 11
 JOB_STATES = {
     1: "PENDING", 2: "RUNNING", 3: "CANCELLED", 4: "COMPLETED", 5: "HELD", 6: "RUNNING", 7: "SUSPENDED",
 }  # fmt: skip
-#: The machine itself reports a drain to the collector: we wait for this long.
+#: Limit and period of the wait until the machine has reported a drain to the collector.
 VISIBLE_SECONDS_MAX, VISIBLE_POLL_SECONDS = 3.0, 0.1
-#: A busy machine is drained only where jobs may continue for this long.
+#: A busy machine is drained only if its jobs may continue for at least this long.
 RETIREMENT_SECONDS_MIN = 86_400.0
-#: What a machine evaluates for each slot before it begins to drain; it refuses with CHECK_FAILED.
+#: The machine evaluates this expression for each slot before it begins to drain, and refuses with CHECK_FAILED.
 SAFE_TO_DRAIN = f'State =!= "Claimed" || MaxJobRetirementTime >= {RETIREMENT_SECONDS_MIN:.0f}'
-#: A slot that is Drained would not pass through the state that resets.
+#: Check of `_restore_retirement`: a slot in state Drained would skip the state that resets MaxJobRetirementTime.
 IDLE = 'State =?= "Unclaimed" || State =?= "Owner"'
 CHECK_FAILED = "Draining check expression is false"
 HOW_TO_RETIRE = (
@@ -59,7 +59,7 @@ JOB_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
 
 
 class HTCondor(Scheduler):
-    """By commands of HTCondor; *run* stands for them in tests of parsing."""
+    """HTCondor, through its commands; tests of parsing replace *run*."""
 
     name = "htcondor"
 
@@ -70,11 +70,11 @@ class HTCondor(Scheduler):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run, self._monotonic, self._sleep = run, monotonic, sleep
-        #: Machines that were seen with a drain of ours: a startd that starts again forgets its drain.
+        #: Machines that this process saw with an executor's drain: a startd forgets its drain when it restarts.
         self._drained: set[str] = set()
 
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
         found = re.search(r"CondorVersion: ([0-9.]+)", self._run(["condor_version"]))
         return Capabilities(found.group(1) if found else "", has_hold=False)
 
@@ -86,21 +86,21 @@ class HTCondor(Scheduler):
         return nodes
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
-        """Return jobs that run or wait. One that has ended leaves the queue."""
+        """Return jobs that run or wait; an ended job leaves HTCondor's queue."""
         return parse_jobs(self._list(["condor_q", "-allusers", "-json", "-attributes", JOB_ATTRIBUTES]))  # fmt: skip
 
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return nothing: a drain is the only mark."""
+        """Return no holds: a drain is the only mark."""
         return {}
 
     def started(self) -> float:
-        """Return when the newest startd that has lost a drain of ours started."""
+        """Return the latest start of a startd that lost an executor's drain; 0: none did."""
         slots = self.slots(self._drained) if self._drained else {}
         lost = [several for name, several in slots.items() if not node_of(name, several).is_managed]
         return max((_number(slot, "DaemonStartTime") for several in lost for slot in several), default=0.0)  # fmt: skip
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps*, several at one time."""
+        """Carry out *steps*, up to TOGETHER_MAX in parallel."""
         todo = list(steps)
         errors = together([partial(attempt, partial(self._apply_one, step)) for step in todo])
         return {step: error for step, error in zip(todo, errors, strict=True) if error}
@@ -123,9 +123,9 @@ class HTCondor(Scheduler):
         before = node_of(node, slots)
         if before.is_managed and before.reason.startswith(reason.partition(";ttl=")[0]):
             return
-        if before.is_managed:  # it became graver
+        if before.is_managed:  # for another action, for example after the fault became more severe
             self._cancel(node)
-        # By the machine itself, too: between our reading and the drain a job may start there.
+        # The machine checks too, because a job may start there between the reading above and the drain.
         try:
             self._run(
                 ["condor_drain", "-graceful", "-reason", reason, "-check", SAFE_TO_DRAIN, node]
@@ -140,7 +140,7 @@ class HTCondor(Scheduler):
         self._wait_for(node, lambda shown: shown.is_managed)
 
     def _cancel(self, node: str) -> None:
-        """Cancel our drain by its own number: if a person's took its place meanwhile, the machine refuses."""
+        """Cancel the executor's drain by its request id: the machine refuses if a person's drain has replaced it."""
         slots = self.slots([node]).get(node, [])
         self._cancel_requests(node, slots)
         shown = node_of(node, slots)
@@ -154,11 +154,11 @@ class HTCondor(Scheduler):
             self._wait_for(node, lambda shown: not shown.is_managed and shown.state != "Drained")
 
     def _restore_retirement(self, node: str, reason: str) -> None:
-        """Drain a machine once more while it is idle, and cancel that.
+        """Restore MaxJobRetirementTime: drain the idle machine again, and cancel this drain.
 
-        When the last job leaves a draining machine, its startd sets MaxJobRetirementTime to 0, and a cancel leaves it so (seen with
-        23.9.6): the next drain would evict jobs at once. A drain that finds the machine idle resets it. If a job has started there
-        meanwhile, the machine refuses this drain.
+        When the last job leaves a draining machine, its startd sets MaxJobRetirementTime to 0, and a cancel does not restore it
+        (seen with 23.9.6): the next drain would evict jobs at once. A drain of an idle machine restores the value. If a job has
+        started there in the meantime, the machine refuses this drain.
         """
         try:
             self._run(["condor_drain", "-graceful", "-reason", reason, "-check", IDLE, node])
@@ -170,7 +170,7 @@ class HTCondor(Scheduler):
         self._cancel_requests(node, self.slots([node]).get(node, []))
 
     def _wait_for(self, node: str, condition: Callable[[Node], bool]) -> None:
-        """Wait until the collector shows what the machine has done, a moment at most."""
+        """Wait until the collector's view of *node* meets *condition*, at most VISIBLE_SECONDS_MAX."""
         end = self._monotonic() + VISIBLE_SECONDS_MAX
         while self._monotonic() < end:
             if condition(node_of(node, self.slots([node]).get(node, []))):
@@ -178,7 +178,7 @@ class HTCondor(Scheduler):
             self._sleep(VISIBLE_POLL_SECONDS)
 
     def slots(self, names: Collection[str] | None = None) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the slots of machines. *names* are checked, for they are part of an expression."""
+        """Return the slots by machine. Invalid *names* are skipped, because names become part of an expression."""
         command = ["condor_status", "-json", "-attributes", SLOT_ATTRIBUTES]
         if names is not None:
             known = sorted(name for name in names if NODE_NAME.fullmatch(name))
@@ -193,7 +193,7 @@ class HTCondor(Scheduler):
         return found
 
     def _list(self, command: list[str]) -> list[Mapping[str, Any]]:
-        """Return the ads that *command* prints; nothing is printed where there is none."""
+        """Return the ads that *command* prints; HTCondor prints nothing at all if there are no ads."""
         text = self._run(command)
         try:
             ads = json.loads(text) if text.strip() else []
@@ -203,7 +203,7 @@ class HTCondor(Scheduler):
 
 
 def doctor_findings(condor: HTCondor) -> Iterable[DoctorFinding]:
-    """Yield what is missing, and what would surprise. Raises SchedulerError if HTCondor does not respond."""
+    """Yield missing settings and unexpected behavior. Raises SchedulerError if HTCondor does not respond."""
     version = condor.capabilities().version
     slots = condor.slots()
     yield DoctorFinding(DoctorLevel.OK, f"HTCondor {version} answers: {len(slots)} machines")
@@ -229,7 +229,7 @@ def _is_managed(slot: Mapping[str, Any]) -> bool:
 
 
 def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
-    """Return a machine from its slots."""
+    """Return the node of a machine with *slots*."""
     several = list(slots)
     drained = next((slot for slot in several if slot.get("Draining") is True), None)
     states = {str(slot.get("State", "")) for slot in several}
@@ -242,7 +242,7 @@ def node_of(name: str, slots: Iterable[Mapping[str, Any]]) -> Node:
 
 
 def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
-    """Return jobs by name, `cluster.proc`; one of the parallel universe holds several machines."""
+    """Return jobs by name, `cluster.proc`; a job of the parallel universe may hold several machines."""
     jobs: dict[str, ScheduledJob] = {}
     for ad in ads:
         name = f"{_number(ad, 'ClusterId'):.0f}.{_number(ad, 'ProcId'):.0f}"
@@ -266,7 +266,10 @@ def parse_jobs(ads: Iterable[Mapping[str, Any]]) -> dict[str, ScheduledJob]:
 
 
 def _number(ad: Mapping[str, Any], name: str) -> float:
-    """Return a number of an ad; 0 where it is none. An expression comes as text, `/Expr(30 * 86400)/`, and only a product is read."""
+    """Return the number *name* of an ad; 0 if the value is not a number.
+
+    Expressions are text such as `/Expr(30 * 86400)/`; only a number or a product of two numbers is read.
+    """
     value = ad.get(name)
     if isinstance(value, str):
         match = re.fullmatch(r"/Expr\(([0-9]{1,12})(?: \* ([0-9]{1,12}))?\)/", value)

@@ -1,7 +1,7 @@
 """Kubernetes, through the API server: holds are taints with an end time, gangs are evicted by the eviction API.
 
-Nodes and pods are watched, so reading them costs no call. Each change of a node tests the resource version that it was computed
-from, and is recomputed on a conflict. A cordon belongs to a person: it is neither set nor removed here.
+Nodes and pods are read from watches, without a call. Each change of a node tests the resource version that it was computed
+from, and is recomputed on a conflict. A cordon belongs to a person, so executors never set or remove a cordon.
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ from .slurm import run_command, site_command
 
 log = logging.getLogger(__name__)
 
-#: The first list of all nodes and pods is waited for this long.
+#: Timeout of the first list of all nodes and pods.
 LIST_SECONDS_MAX = 60.0
-#: A node that others change all the time is given up after this many attempts.
+#: Limit of attempts to change a node that other clients change at the same time.
 ATTEMPTS_MAX = 8
-#: Rules of devices past their end are looked for this often.
+#: Period of the search for expired device rules.
 RULES_SECONDS = 30.0
-#: Pods that we evicted are taken to be leaving for this long, then only by the API server's word.
+#: An evicted pod counts as leaving for this long, even if the API server does not show its deletion.
 LEAVING_SECONDS = 300.0
-#: Others' clocks differ: an executor takes away what is not in its ledger this long after its end.
+#: Holds are removed this long after their end, because the clocks of executors differ.
 EXPIRED_MARGIN_SECONDS = 5.0
-#: Events of nodes, which are in no namespace, are here; `kubectl describe node` looks for the node's name as its uid, as kubelets write it.
+#: Namespace of the Events of nodes, which themselves have no namespace. `kubectl describe node` searches for the node's
+#: name as uid, because kubelets write it there.
 EVENT_NAMESPACE, EVENT_CHARACTERS_MAX = "default", 1000
 
 
 class Kubernetes(Scheduler):
-    """Over *api*. `close` ends the watches."""
+    """Kubernetes, through *api*. `close` ends the watches."""
 
     name = "kubernetes"
 
@@ -86,7 +87,7 @@ class Kubernetes(Scheduler):
     ) -> None:
         """*no_execute*: EVICT_NOW also sets a taint that evicts every pod of the node that does not tolerate it.
 
-        *device_taints*: what is about one GPU taints that GPU, where the API server can.
+        *device_taints*: an advisory of single GPUs taints these GPUs instead of the node, if the API server supports it.
         """
         self._devices = DeviceRules(api) if device_taints else None
         self._rules_due = 0.0
@@ -115,7 +116,7 @@ class Kubernetes(Scheduler):
     # ---- read
 
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
         if self._capabilities is None:
             version = self._api.call("GET", "/version")
             resources = self._api.call("GET", "/api/v1").get("resources") or []
@@ -129,7 +130,7 @@ class Kubernetes(Scheduler):
         return self._capabilities
 
     def current_nodes(self) -> dict[str, KubernetesNode]:
-        """Return all nodes as the API server has them."""
+        """Return all nodes from the watch."""
         self._nodes.start(LIST_SECONDS_MAX)
         return self._nodes.current()
 
@@ -148,7 +149,7 @@ class Kubernetes(Scheduler):
         return self._history.jobs(self._pods.current().values(), self._leaving, now)
 
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return the holds of executors, also those past their end whose taint is still there."""
+        """Return the holds of executors, including expired holds whose taint is still set."""
         holds = holds_of(self.current_nodes().values())
         if self._devices is not None:
             holds = device_holds(self._devices.read()) | holds
@@ -157,7 +158,7 @@ class Kubernetes(Scheduler):
     # ---- change
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* one by one."""
+        """Carry out *steps* in sequence."""
         errors: dict[Step, str] = {}
         for step in steps:
             try:
@@ -190,7 +191,7 @@ class Kubernetes(Scheduler):
             case EndStep(job=job):
                 self._evict_from(job, step.advisory)
             case StartNow():
-                pass  # nothing delays a pod that was made again
+                pass  # nothing delays a recreated pod
             case ResetGpus(node=node):
                 if self._release_command:
                     run_command(site_command(self._release_command, node))
@@ -199,7 +200,7 @@ class Kubernetes(Scheduler):
                 raise SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
 
     def _place(self, step: PlaceHold) -> None:
-        """Hold the devices that *step* is about, where that is possible; else the node."""
+        """Hold only the devices of *step* if the API server supports it; else the node."""
         ends = self._wall() + step.seconds
         if self._devices is not None and step.devices:
             devices = self._devices.devices(step.node, step.devices)
@@ -210,7 +211,7 @@ class Kubernetes(Scheduler):
         self._edit(step.node, lambda holds: _with(holds, step.hold, ends))
 
     def _read_pods_on(self, node: str) -> None:
-        """Take the pods of *node* from the API server itself: the watch may not show yet what started just before the taint."""
+        """Read the pods of *node* from the API server: the watch may lack pods that started just before the taint."""
         self._pods.start(LIST_SECONDS_MAX)
         selector = f"&fieldSelector=spec.nodeName%3D{urllib.parse.quote(node)}"
         pods, version = self._api.list_all("/api/v1/pods", selector)
@@ -224,7 +225,10 @@ class Kubernetes(Scheduler):
     def _edit(
         self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> None:
-        """Change the holds of a node; again from the newest version while somebody else is faster. A node that is gone has none."""
+        """Change the holds of a node; after a conflict repeat from the newest version, up to ATTEMPTS_MAX times.
+
+        Raises SchedulerError, also if the node does not exist.
+        """
         node = self.current_nodes().get(name)
         path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
         for attempt in range(ATTEMPTS_MAX):
@@ -245,9 +249,10 @@ class Kubernetes(Scheduler):
                 raise SchedulerError(f"{name}: not a valid Node object: {error!r}") from error
 
     def _post_event(self, node: str, hold: str, why: str) -> None:
-        """Say in `kubectl describe node` why: one Event for each hold, with how often it was set or extended. A refusal changes nothing.
+        """Write the reason of a hold as an Event, which `kubectl describe node` shows. A refusal is only logged.
 
-        Kubernetes deletes an Event an hour after its last change.
+        Each hold has a single Event, which counts how often the hold was set or extended. Kubernetes deletes an Event an hour
+        after its last change.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
         name = f"{node}.{hold.replace('_', '-')}"
@@ -276,7 +281,7 @@ class Kubernetes(Scheduler):
             log.info("an Event was not counted: %s", error)
 
     def remove_expired(self) -> None:
-        """Take away holds past their end, for nothing in Kubernetes does: also those of executors that are gone."""
+        """Remove expired holds, including holds of other executors: Kubernetes itself expires no taint."""
         if self._capabilities is None:
             return
         now = self._wall() - EXPIRED_MARGIN_SECONDS
@@ -292,7 +297,7 @@ class Kubernetes(Scheduler):
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
 
     def current_pods(self) -> list[GangPod]:
-        """Return all pods with GPUs as the API server has them."""
+        """Return all pods with GPUs from the watch."""
         self._pods.start(LIST_SECONDS_MAX)
         return list(self._pods.current().values())
 
@@ -302,11 +307,11 @@ class Kubernetes(Scheduler):
         return refusals(nodes, self._usual_taints, usual_keys(nodes))
 
     def clear_health(self) -> tuple[list[str], list[str]]:
-        """Take away condition and label of all nodes."""
+        """Remove the health condition and the bucket label from all nodes."""
         return clear_health(self._api, self.current_nodes().values())
 
     def try_taint(self, name: str) -> None:
-        """Have the API server check a taint of ours on a node without setting it. Raises SchedulerError."""
+        """Ask the API server in a dry run to set an executor's taint on a node. Raises SchedulerError if it refuses."""
         node = self.current_nodes()[name]
         patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
         self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
@@ -314,7 +319,7 @@ class Kubernetes(Scheduler):
     # ---- eviction
 
     def _evict_gang(self, job: str) -> None:
-        """Evict all pods of a gang, or none: half of one computes nothing, and holds its GPUs."""
+        """Evict all pods of a gang, or none: a part of a gang computes nothing, and keeps its GPUs."""
         pods = self._live_pods(job)
         if fixed := next((pod for pod in pods if not pod.may_requeue), None):
             raise SchedulerError(
@@ -324,7 +329,7 @@ class Kubernetes(Scheduler):
         self._evict(pods)
 
     def _evict_from(self, job: str, advisory: str) -> None:
-        """Evict the pods of an elastic gang from the node of *advisory*: the others continue."""
+        """Evict the pods of an elastic gang from the node of *advisory*; the gang's other pods continue."""
         nodes = {
             node
             for hold in self.read_holds().values()
@@ -349,13 +354,17 @@ class Kubernetes(Scheduler):
             try:
                 self._evict_pod(pod)
             except ApiError as error:
-                if error.status in (404, 409):  # it is gone, or another has its name by now
+                # The pod no longer exists, or a new pod has its name.
+                if error.status in (404, 409):
                     continue
                 raise SchedulerError(f"{count} of {len(pods)} pods were evicted, then: {error}") from error  # fmt: skip
             self._leaving[pod.uid] = self._wall() + LEAVING_SECONDS
 
     def _refusal(self, pods: list[GangPod]) -> str:
-        """Return why the pods may not be evicted together, by the disruption budgets of their namespaces and by a trial of each."""
+        """Return why the pods may not be evicted together; "" if they may.
+
+        Checks the disruption budgets of the pods' namespaces, then the eviction of each pod in a dry run.
+        """
         for namespace in sorted({pod.namespace for pod in pods}):
             path = (
                 f"/apis/policy/{self._budget_version}/namespaces/{namespace}/poddisruptionbudgets"

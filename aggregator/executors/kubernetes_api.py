@@ -1,6 +1,6 @@
-"""Client of the Kubernetes API server over HTTPS, standard library only: identity, calls, paged lists, watches.
+"""Client of the Kubernetes API server over HTTPS, with the standard library only: login, calls, paged lists and watches.
 
-Three ways to authenticate: a pod's service account, a kubeconfig in JSON, or a local address where `kubectl proxy` listens.
+A login is a pod's service account, a kubeconfig in JSON, or a local address where `kubectl proxy` listens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 from .model import SchedulerError
 
 CALL_SECONDS = 10.0
-#: A larger answer, or one event of a watch, is refused.
+#: A larger answer of a call, or a larger event of a watch, is refused.
 ANSWER_BYTES_MAX, EVENT_BYTES_MAX = 256 << 20, 8 << 20
-#: Objects in one page of a list: an object has a few KB.
+#: Number of objects per page of a list; an object has a few KB.
 PAGE_OBJECTS = 500
-#: A watch is restarted after this time; a connection that is silent for longer is dead.
+#: The server ends a watch after the first time; a connection that is silent for the second time is closed.
 WATCH_SECONDS, WATCH_SILENCE_SECONDS = 240, 300.0
 KUBECONFIG_BYTES_MAX = 4 << 20
 TOKEN_BYTES_MAX = 64 << 10
@@ -45,7 +45,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 class ApiError(SchedulerError):
-    """The API server refused, or did not answer (`status` 0); the message is its own."""
+    """The API server refused a call (HTTP `status`, with the server's message), or did not answer (`status` 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -53,20 +53,20 @@ class ApiError(SchedulerError):
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the object is another version by now: 409, and 422 for a JSON patch whose `test` fails."""
+        """Whether the object has another version now: 409, or 422 for a JSON patch whose `test` fails."""
         return self.status in (409, 422)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Where the API server is, and as whom we call it."""
+    """Address of the API server, and the login."""
 
     host: str
     port: int
-    #: None: without TLS, on this machine only.
+    #: None: without TLS, only for a proxy on this machine.
     tls: ssl.SSLContext | None = None
     token: str = ""
-    #: Read again for each connection: service account tokens change every hour.
+    #: File of the token, read again for each call, because service account tokens change every hour.
     token_file: str = ""
     path: str = ""
 
@@ -76,7 +76,7 @@ class ApiAccess:
         return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.path}"
 
     def authorization(self) -> dict[str, str]:
-        """Return the header that says who we are. Raises ApiError."""
+        """Return the Authorization header; {} for a login without a token. Raises ApiError."""
         token = self.token
         if self.token_file:
             try:
@@ -88,7 +88,10 @@ class ApiAccess:
 
 
 def find_access(server: str = "", kubeconfig: str = "") -> ApiAccess:
-    """Return the way in: *server* (`kubectl proxy`), else *kubeconfig*, else the pod's service account. Raises SchedulerError."""
+    """Return the access by *server* (`kubectl proxy`), else *kubeconfig*, else the pod's service account.
+
+    Raises SchedulerError.
+    """
     if server:
         return _proxy_access(server)
     if kubeconfig:
@@ -111,7 +114,7 @@ def _proxy_access(server: str) -> ApiAccess:
 
 
 def service_account_access(environment: Mapping[str, str], folder: Path) -> ApiAccess:
-    """Return the way in of a pod. Raises SchedulerError outside one."""
+    """Return the access by a pod's service account. Raises SchedulerError outside a pod."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal() or not (folder / "token").exists():
@@ -128,7 +131,7 @@ def service_account_access(environment: Mapping[str, str], folder: Path) -> ApiA
 
 
 def kubeconfig_access(path: Path) -> ApiAccess:
-    """Return the way in of the current context of a kubeconfig in JSON. Raises SchedulerError."""
+    """Return the access by the current context of a kubeconfig in JSON. Raises SchedulerError."""
     try:
         if path.stat().st_size > KUBECONFIG_BYTES_MAX:
             raise SchedulerError(f"{path}: larger than {KUBECONFIG_BYTES_MAX} bytes")
@@ -183,7 +186,7 @@ def _access_of(path: Path, cluster: Any, user: Any) -> ApiAccess:
 
 
 def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
-    """Load the client certificate of *user*; one embedded in the file goes through a private temporary folder."""
+    """Load the client certificate of *user*; an embedded certificate is written to a private temporary folder first."""
     if "client-certificate" in user and "client-certificate-data" not in user:
         tls.load_cert_chain(user["client-certificate"], user.get("client-key"))
     elif "client-certificate-data" in user:
@@ -198,10 +201,13 @@ def _load_certificate(tls: ssl.SSLContext, user: Any) -> None:
 
 
 class ApiServer:
-    """Calls over one connection, watches over one each. Threads may share it. All raise ApiError."""
+    """The API server: all calls share a connection, each watch has its own. Safe for several threads.
+
+    All methods raise ApiError.
+    """
 
     def __init__(self, access: ApiAccess, seconds_max: float = CALL_SECONDS) -> None:
-        """*seconds_max*: for one call."""
+        """*seconds_max*: timeout of a call."""
         self.access, self._seconds_max = access, seconds_max
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
@@ -212,7 +218,7 @@ class ApiServer:
             self._drop()
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
-        """Return the answer's JSON. A connection that the server closed meanwhile is opened again, once."""
+        """Return the answer's JSON. If the server has closed the idle connection, reconnect once."""
         data = json.dumps(body).encode() if body is not None else None
         with self._lock:
             is_fresh = self._connection is None
@@ -236,7 +242,7 @@ class ApiServer:
         return _document(status, answer, f"{method} {path.partition('?')[0]}")
 
     def list_all(self, path: str, query: str = "") -> tuple[list[Any], str]:
-        """Return all objects of a list, page by page, and the version of the list."""
+        """Return (all objects of a list, version of the list), read page by page."""
         objects: list[Any] = []
         more = ""
         while True:
@@ -252,7 +258,7 @@ class ApiServer:
                 return objects, version
 
     def watch(self, path: str, version: str) -> ApiWatch:
-        """Begin a watch of a list from *version* on."""
+        """Return a watch of a list, which begins after *version*."""
         connection = self.connect(WATCH_SILENCE_SECONDS)
         query = f"watch=1&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
         return ApiWatch(self.access, connection, f"{path}?{query}")
@@ -289,7 +295,7 @@ class ApiServer:
             raise self._silent(error) from error
         plain: socket.socket = connection.sock
         plain.settimeout(seconds_max)
-        # A host that is gone closes nothing: the kernel asks after a minute.
+        # A dead host does not close the connection, so the kernel probes it after 20 s of silence.
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, option):
@@ -313,7 +319,10 @@ def _silence(access: ApiAccess, error: Exception) -> ApiError:
 
 
 class ApiWatch:
-    """Iterate for (kind, object) of each change, bookmarks among them, until the server ends the watch. Raises ApiError."""
+    """A watch: iterate for (kind, object) of each change and bookmark, until the server ends the watch.
+
+    Raises ApiError.
+    """
 
     def __init__(
         self, access: ApiAccess, connection: http.client.HTTPConnection, path: str
@@ -322,7 +331,7 @@ class ApiWatch:
         self._shown = f"watch {path.partition('?')[0]}"
 
     def close(self) -> None:
-        """End it; another thread that waits for an event wakes up."""
+        """End the watch, and wake a thread that waits for an event."""
         plain = self._connection.sock
         if plain is not None:
             with suppress(OSError):
@@ -369,7 +378,7 @@ def _parse(answer: bytes, what: str) -> Any:
 
 
 def _document(status: int, answer: bytes, what: str) -> Any:
-    """Return the document of an answer. Raises ApiError for a refusal, with the server's own message."""
+    """Return the JSON of an answer. Raises ApiError with the server's message for a refusal."""
     if status < 300:
         return _parse(answer, what) if answer else {}
     try:
@@ -380,7 +389,7 @@ def _document(status: int, answer: bytes, what: str) -> Any:
 
 
 def _message(status: Any) -> str:
-    """Return the words of a Status object, with its causes (a disruption budget says why there)."""
+    """Return the message of a Status object, with its causes, where a disruption budget gives its reason."""
     if not isinstance(status, dict):
         return ""
     words = [str(status.get("message", ""))]

@@ -1,7 +1,7 @@
-"""Takes out one GPU instead of its node, with a `DeviceTaintRule` (dynamic resource allocation), where the API server has it.
+"""Takes out single GPUs instead of their node, by `DeviceTaintRule` (dynamic resource allocation) if the API server has it.
 
-Each rule is a separate object, so no object of others is changed. An annotation holds its end, because Kubernetes expires no
-rule.
+Each rule is a separate object, so no foreign object is changed. An annotation holds the rule's end, because Kubernetes
+expires no rule.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 GROUP = "resource.k8s.io"
 RULES, SLICES = "devicetaintrules", "resourceslices"
 NODE_ANNOTATION, DEVICE_ANNOTATION = "gangline.io/node", "gangline.io/device"
-#: By it rules of executors are listed.
+#: Label of executors' rules; rules are listed by this label.
 LABEL = "gangline.io/executor"
-#: Attributes by which drivers name a GPU as NVML does.
+#: Attributes with the GPU's UUID of NVML; drivers use different names.
 UUID_ATTRIBUTES = ("uuid", "gpu.nvidia.com/uuid", "resource.kubernetes.io/uuid")
-#: Rules and slices beyond are not taken.
+#: Further rules are ignored.
 RULES_MAX = 10_000
-#: What an advisory of more GPUs of one node is about is the node.
+#: An advisory of more GPUs of a node takes out the whole node.
 DEVICES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedDevice:
-    """A device as its driver publishes it."""
+    """A device that a driver publishes in a resource slice."""
 
     driver: str
     pool: str
@@ -42,7 +42,7 @@ class SlicedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRule:
-    """A rule that an executor made."""
+    """A rule of an executor. `holds`: hold -> end in seconds since the epoch."""
 
     name: str
     node: str
@@ -51,7 +51,7 @@ class DeviceRule:
 
 
 def parse_rule(document: Any) -> DeviceRule | None:
-    """Return a rule of executors; None for another's. Raises KeyError, TypeError, AttributeError."""
+    """Return the rule in *document*; None if no executor made it. Raises KeyError, TypeError, AttributeError."""
     metadata = document["metadata"]
     if LABEL not in (metadata.get("labels") or {}):
         return None
@@ -64,7 +64,10 @@ def parse_rule(document: Any) -> DeviceRule | None:
 
 
 def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list[SlicedDevice]:
-    """Return the devices of *node* with *uuids*; [] unless each is found once. *slices*: as the API server has them, of any version."""
+    """Return the devices of *node* with *uuids*; [] unless each UUID belongs to exactly one device.
+
+    *slices*: ResourceSlice objects as JSON, of any API version.
+    """
     wanted, found = {uuid.lower() for uuid in uuids}, dict[str, set[SlicedDevice]]()
     for one in slices:
         try:
@@ -72,7 +75,7 @@ def find_devices(slices: Iterable[Any], node: str, uuids: Sequence[str]) -> list
             if node not in (spec.get("nodeName"), spec["pool"]["name"]):
                 continue
             for device in spec.get("devices") or []:
-                # Until v1beta1 what is known of a device is in `basic`.
+                # Up to v1beta1 the attributes of a device are in `basic`.
                 attributes = (device.get("basic") or device).get("attributes") or {}
                 for key in UUID_ATTRIBUTES:
                     uuid = str((attributes.get(key) or {}).get("string", "")).lower()
@@ -104,11 +107,11 @@ def rule_of(
 
 
 class DeviceRules:
-    """Rules at *api*. All raise ApiError."""
+    """Executors' device taint rules at *api*. All methods raise ApiError."""
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
-        #: Path of rules and of slices; "" where the API server has none. None: not asked yet.
+        #: Paths of rules and of slices; "" for a resource that the API server lacks. None: not read yet.
         self._paths: tuple[str, str] | None = None
 
     def is_offered(self) -> bool:
@@ -123,7 +126,7 @@ class DeviceRules:
         return self._paths
 
     def _find(self, resource: str) -> str:
-        """Return the path of *resource* in the version that the API server prefers among those that have it."""
+        """Return the path of *resource* in the most preferred API version with this resource; "" for none."""
         try:
             group = self._api.call("GET", f"/apis/{GROUP}")
         except ApiError as error:
@@ -148,14 +151,14 @@ class DeviceRules:
         return [rule for rule in rules if rule is not None]
 
     def devices(self, node: str, uuids: Sequence[str]) -> list[SlicedDevice]:
-        """Return the devices of *node* that may be tainted one by one; [] where the node is what to take out."""
+        """Return the devices of *node* with *uuids* to taint one by one; [] if the whole node must be taken out."""
         if not 0 < len(uuids) <= DEVICES_MAX or not self.is_offered():
             return []
         slices, _ = self._api.list_all(self._offered()[1])
         return find_devices(slices, node, uuids)
 
     def place(self, hold: str, node: str, devices: Iterable[SlicedDevice], ends: float, evicts: bool) -> None:  # fmt: skip
-        """Taint *devices*; a rule that is there already is given its end."""
+        """Taint *devices* until *ends*; for an existing rule change only the end."""
         path, _ = self._offered()
         for device in devices:
             rule = rule_of(hold, node, device, ends, evicts)
@@ -168,7 +171,7 @@ class DeviceRules:
                 self._write_end(rule["metadata"]["name"], hold, ends)
 
     def extend(self, hold: str, ends: float) -> bool:
-        """Move the end of the rules of *hold*; return whether there are any."""
+        """Move the end of the rules of *hold*; return whether any rule exists."""
         rules = [rule for rule in self.read() if hold in rule.holds]
         for rule in rules:
             self._write_end(rule.name, hold, ends)
@@ -179,13 +182,13 @@ class DeviceRules:
         self._api.call("PATCH", f"{self._offered()[0]}/{urllib.parse.quote(name)}", patch, MERGE_PATCH)  # fmt: skip
 
     def remove(self, hold: str) -> None:
-        """Take away the rules of *hold*."""
+        """Remove the rules of *hold*."""
         for rule in self.read():
             if hold in rule.holds:
                 self._delete(rule)
 
     def remove_expired(self, now: float) -> None:
-        """Take away rules past their end, and those without one."""
+        """Remove expired rules and rules without an end."""
         for rule in self.read():
             if all(ends <= now for ends in rule.holds.values()):
                 log.info("removed rule %s, because it has expired or has no end", rule.name)

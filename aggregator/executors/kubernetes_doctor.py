@@ -16,7 +16,7 @@ from .kubernetes_marks import KubernetesNode
 from .model import DoctorFinding, DoctorLevel, Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
 
-#: (verb, group, resource, subresource, what it is needed for), of the whole cluster.
+#: Cluster-wide rights: (verb, group, resource, subresource, purpose).
 RIGHTS = (
     ("list", "", "nodes", "", "read nodes"),
     ("watch", "", "nodes", "", "read nodes"),
@@ -27,7 +27,7 @@ RIGHTS = (
     ("create", "", "pods", "eviction", "carry out EVICT_NOW"),
     ("list", "policy", "poddisruptionbudgets", "", "evict a gang as a whole or not at all"),
 )  # fmt: skip
-#: The same within the namespace of the Lease and the ledger.
+#: Rights in the namespace of the Lease and the ledger.
 STATE_RIGHTS = (
     ("create", "", "configmaps", "", "keep the ledger"),
     ("get", "", "configmaps", "", "keep the ledger"),
@@ -37,7 +37,7 @@ STATE_RIGHTS = (
     ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
 )  # fmt: skip
 HEALTH_RIGHT = ("patch", "", "nodes", "status", "write the condition GanglineHealthy")
-#: With kueue = true, and with device_taints = true.
+#: Rights for the setting kueue = true (KUEUE_RIGHTS) and for device_taints = true (DEVICE_RIGHTS).
 KUEUE_RIGHTS = (
     *((verb, KUEUE, kind, "", "serve admission checks of Kueue") for kind in ("workloads", "admissionchecks", "resourceflavors") for verb in ("list", "watch")),
     ("create", KUEUE, "admissionchecks", "", "create the AdmissionCheck gangline"),
@@ -53,7 +53,7 @@ EVENT_RIGHTS = tuple(
     for verb in ("create", "get", "patch")
 )
 SHOWN_MAX = 5
-#: As executor-rights.yaml names it.
+#: Name of the service account in executor-rights.yaml.
 SERVICE_ACCOUNT = "gangline-executor"
 #: Names of extended resources that may be GPUs or other accelerators.
 LIKE_A_GPU = re.compile(
@@ -64,7 +64,7 @@ LIKE_A_GPU = re.compile(
 def findings(
     api: ApiServer, scheduler: Kubernetes, config: KubernetesConfig, attempt: bool
 ) -> Iterator[DoctorFinding]:
-    """Yield what is found in the cluster; with *attempt*, also whether the API server would take a taint of ours, which it does not set."""
+    """Yield findings about the cluster; with *attempt*, also set an executor's taint in a dry run."""
     try:
         yield DoctorFinding(DoctorLevel.OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
         yield from _rights(api, config)
@@ -80,7 +80,10 @@ def findings(
 
 
 def _service_account(config: KubernetesConfig) -> dict[str, Any]:
-    """Return the subject of the executor's service account behind `kubectl proxy`, whose own login is a person's; {} for the caller."""
+    """Return the subject whose rights are checked: behind `kubectl proxy`, whose login is a person's, the service account.
+
+    {}: the login itself.
+    """
     if not config.kubernetes_server or config.ledger:
         return {}
     namespace = config.namespace
@@ -105,7 +108,7 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
             "resource": resource,
             "subresource": subresource,
         }
-        # The manifests name the one ConfigMap and the one Lease.
+        # The manifests grant rights only for the ConfigMap and the Lease with the name `state_name`.
         is_named = namespace and verb != "create" and resource != "events"
         name = config.state_name if is_named else ""
         kind = "SubjectAccessReview" if account else "SelfSubjectAccessReview"
@@ -134,7 +137,7 @@ def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]
 def resource_findings(
     nodes: Iterable[KubernetesNode], gpu_resources: tuple[str, ...]
 ) -> Iterator[DoctorFinding]:
-    """Yield the resources that look like GPUs and that no pattern matches. Pure."""
+    """Yield a finding about resources that look like GPUs and match no pattern of *gpu_resources*. Pure."""
     offered = {name for node in nodes for name, count in node.gpus.items() if count}
     unknown = sorted(
         name for name in offered if LIKE_A_GPU.search(name) and not is_gpu_resource(name, gpu_resources)
@@ -149,7 +152,7 @@ def resource_findings(
 def cluster_findings(
     nodes: Mapping[str, Node], jobs: Mapping[str, ScheduledJob]
 ) -> Iterable[DoctorFinding]:
-    """Yield what nodes and gangs say. Pure."""
+    """Yield findings about nodes and gangs. Pure."""
     yield DoctorFinding(DoctorLevel.OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
     if not nodes:
         yield DoctorFinding(DoctorLevel.MISSING, "the cluster has no nodes")

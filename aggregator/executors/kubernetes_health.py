@@ -1,7 +1,7 @@
 """Publishes the health of each node in Kubernetes: the condition `GanglineHealthy`, and a label with one of four buckets.
 
-Both are information: neither keeps a pod off a node. Each write patches only Gangline's keys, so other labels and conditions
-stay.
+Condition and label are only information and keep no pod off a node. Each write patches only Gangline's keys, so other labels
+and conditions stay.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from .scores import NodeHealth, ReadHealth
 
 log = logging.getLogger(__name__)
 
-#: Scores are read this often.
+#: Period of reading scores.
 HEALTH_SECONDS = 5.0
-#: A better bucket is published once it has stood for this long; a worse one at once.
+#: A better bucket is published after this time without a worse bucket; a worse bucket is published at once.
 BETTER_SECONDS = 60.0
-#: The health of a node ends this long after its last write, and is written again when half of that is left. On a node with
-#: holds it ends with the last hold: a node that takes pods again is not called unhealthy.
+#: Published health expires this long after its last write, and is written again when half of this time is left. On a
+#: node with holds the health expires with the last hold, so that a node that takes pods again does not look unhealthy.
 VALID_SECONDS = 7200.0
-#: An end that moved by less is not written again.
+#: A smaller change of the end is not written.
 END_SECONDS = 60.0
-#: Nodes that are written in one turn: a change of a whole fleet takes many turns, and the API server stays free.
+#: Limit of nodes written in a turn: a change of the whole fleet takes many turns and does not overload the API server.
 WRITES_PER_TURN = 100
 MESSAGE_CHARACTERS_MAX = 200
-#: For a condition about which nothing is known any more.
+#: Values of a condition's status; UNKNOWN: the node's agent does not report.
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
 class BucketHysteresis:
-    """The bucket to publish for each node: a worse one at once, a better one after BETTER_SECONDS without a worse."""
+    """Chooses the published bucket of each node: a worse bucket at once, a better bucket only after BETTER_SECONDS."""
 
     def __init__(self) -> None:
-        #: Node -> (the worst bucket since, since when no worse one was seen).
+        #: Node -> (worst bucket since the improvement, time since which no worse bucket was seen).
         self._better: dict[str, tuple[int, float]] = {}
 
     def bucket(self, name: str, published: int | None, found: int, now: float) -> int:
-        """Return the bucket to publish for *name*, whose current one is *published*; None for nothing."""
+        """Return the bucket to publish for *name*.
+
+        *published*: its published bucket, None for none; *found*: its new bucket.
+        """
         if published is None or found >= published:
             self._better.pop(name, None)
             return found
@@ -64,7 +67,7 @@ class BucketHysteresis:
         return worst
 
     def forget_all_but(self, names: Iterable[str]) -> None:
-        """Forget nodes that are gone."""
+        """Forget all nodes except *names*."""
         present = set(names)
         self._better = {name: one for name, one in self._better.items() if name in present}
 
@@ -80,7 +83,7 @@ def condition_of(health: NodeHealth) -> tuple[str, str, str]:
 
 
 def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[str, Any] | None:
-    """Return the merge patch that sets *bucket* on *node*; None: no patch is needed. Without *bucket* it is removed."""
+    """Return the merge patch that sets the label to *bucket*, or removes it for None; None if nothing changes."""
     if bucket is None:
         if node.bucket_label is None and node.bucket_until is None:
             return None
@@ -101,7 +104,7 @@ def label_patch(node: KubernetesNode, bucket: int | None, now: float) -> dict[st
 
 
 def health_ends(node: KubernetesNode, now: float) -> float:
-    """Return when health that is written now ends: with the last hold of *node*, if it has holds."""
+    """Return when health that is written now ends: after VALID_SECONDS, or earlier with the last hold of *node*."""
     ends = max(node.holds.values(), default=0.0)
     return min(now + VALID_SECONDS, ends) if ends > now else now + VALID_SECONDS
 
@@ -109,7 +112,10 @@ def health_ends(node: KubernetesNode, now: float) -> float:
 def condition_patch(
     node: KubernetesNode, wanted: tuple[str, str, str] | None, now: float
 ) -> dict[str, Any] | None:
-    """Return the strategic merge patch of the status after which the condition says *wanted*; None: no patch is needed."""
+    """Return the strategic merge patch that sets the condition to *wanted*, or removes it; None if nothing changes.
+
+    *wanted*: (status, reason, message); None to remove the condition.
+    """
     before = node.health
     if wanted is None:
         if before is None:
@@ -133,7 +139,7 @@ def _status(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NodeHealthPublisher:
-    """Writes what *read_health* says of each node; `run` in a thread of its own, over a connection of its own."""
+    """Publishes the health that *read_health* returns. Call `run` in a separate thread, with a separate *api*."""
 
     def __init__(
         self,
@@ -143,22 +149,25 @@ class NodeHealthPublisher:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*nodes*: as they are now; raises SchedulerError."""
+        """*nodes*: returns the current nodes; raises SchedulerError."""
         self._api, self._nodes, self._read_health, self._wall = api, nodes, read_health, wall
         self._hysteresis = BucketHysteresis()
         self._problem = ""
-        #: Whether the login lacks the right to change the status of nodes.
+        #: Whether the login may change the status of nodes; False after the first refusal.
         self._may_write_status = True
 
     def run(self, stopped: threading.Event) -> None:
-        """Publish until *stopped*."""
+        """Publish until *stopped* is set."""
         while not stopped.is_set():
             self.turn()
             stopped.wait(HEALTH_SECONDS)
         self._api.close()
 
     def turn(self) -> int:
-        """Publish what changed, nodes that became worse first; return how many nodes were written. Never raises for others' failures."""
+        """Publish changed health, the worst buckets first; return the number of written nodes.
+
+        Failures of the aggregator and of the API server are not raised.
+        """
         try:
             health = self._read_health()
             self._problem = ""
@@ -168,7 +177,7 @@ class NodeHealthPublisher:
             self._problem = str(error)
             health = None
         try:
-            # Expired health is removed also if no new health is known.
+            # Expired health is removed even if no new health is known.
             return self._publish(health or {}, self._nodes())
         except SchedulerError as error:
             self._problem = str(error)
@@ -214,7 +223,7 @@ class NodeHealthPublisher:
             if label is not None:
                 self._api.call("PATCH", path, label, MERGE_PATCH)
         except ApiError as error:
-            if error.status != 404:  # the node is gone
+            if error.status != 404:  # 404: the node no longer exists
                 raise
 
     def _write_status(self, path: str, condition: Any) -> None:
@@ -228,7 +237,7 @@ class NodeHealthPublisher:
 
 
 def clear_health(api: ApiServer, nodes: Iterable[KubernetesNode]) -> tuple[list[str], list[str]]:
-    """Take away label and condition from all *nodes*; return (what was done, what failed)."""
+    """Remove label and condition from all *nodes*; return (completed actions, failures)."""
     done, failed = list[str](), list[str]()
     for node in nodes:
         path = f"/api/v1/nodes/{urllib.parse.quote(node.name)}"

@@ -1,4 +1,4 @@
-"""Gangs in Kubernetes: which pods form one job, where it runs, its restarts, and its disruption budgets. Pure."""
+"""Gangs in Kubernetes: groups pods into jobs, with their nodes, restarts and disruption budgets. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from .model import ScheduledJob
 
-#: Labels and annotations that name a pod's gang, the widest first, with the kind that is shown.
+#: Labels and annotations that name a pod's gang, with the kind for the gang's name; the label of the largest group
+#: comes first.
 GANG_LABELS = (
     ("kueue.x-k8s.io/pod-group-name", "podgroup"),
     ("jobset.sigs.k8s.io/jobset-name", "jobset"),
@@ -26,7 +27,7 @@ GANG_LABELS = (
 )  # fmt: skip
 GANG_ANNOTATIONS = (("scheduling.k8s.io/group-name", "podgroup"),)
 
-#: What the owner of a job says in annotations of its pods.
+#: Annotations of pods, by which the owner of a job sets options.
 CHECKPOINT_ANNOTATION = "gangline.io/checkpoint-seconds"
 REQUEUE_ANNOTATION = "gangline.io/requeue"
 ELASTIC_ANNOTATION = "gangline.io/elastic"
@@ -40,15 +41,15 @@ GANG_CHARACTERS_MAX = 256
 ENDED_PHASES = ("Succeeded", "Failed")
 #: A pod that failed for these reasons lost its node.
 NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
-#: A gang whose pods we evicted waits for this long for its new ones, then it has ended.
+#: An evicted gang counts as ended if it has no new pods after this time.
 RECREATED_SECONDS_MAX = 60.0
-#: A time of Kubernetes; fractions of a second are left out.
+#: A time in Kubernetes; fractions of a second are ignored.
 TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class GangPod:
-    """A pod that has GPUs, or waits for them."""
+    """A pod that has GPUs, or waits for GPUs."""
 
     namespace: str
     name: str
@@ -60,7 +61,7 @@ class GangPod:
     is_ready: bool = False
     reason: str = ""
     gpus: int = 0
-    #: A controller makes it again, and its owner does not forbid that.
+    #: A controller recreates the pod, and the pod's owner does not forbid eviction.
     may_requeue: bool = False
     is_elastic: bool = False
     checkpoint_seconds: float = 0.0
@@ -68,21 +69,21 @@ class GangPod:
     scheduled: float = 0.0
     ended: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: Its own, and its node's.
+    #: IP addresses of the pod and of its node.
     addresses: frozenset[str] = frozenset()
 
     @property
     def is_live(self) -> bool:
-        """Whether it runs or waits, and nobody deleted it."""
+        """Whether the pod runs or waits, and is not being deleted."""
         return not self.is_deleted and self.phase not in ENDED_PHASES
 
 
 def parse_pod(
     document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
 ) -> GangPod | None:
-    """Return a pod of the API server's JSON; None for one without GPUs, and for daemons. Raises KeyError, TypeError, ValueError.
+    """Return the pod of *document*, the API server's JSON; None without GPUs, for a DaemonSet's or a static pod.
 
-    *gang_labels*: labels of the site that name a gang, looked at first.
+    *gang_labels*: the site's labels that name a gang; they precede GANG_LABELS. Raises KeyError, TypeError, ValueError.
     """
     metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
     gpus = gpus_of_pod(spec, gpu_resources)
@@ -129,7 +130,7 @@ def _gang(
     owner: Mapping[str, Any],
     gang_labels: Sequence[str],
 ) -> str:
-    """Return the name of a pod's gang: NAMESPACE/KIND/NAME, by label, then by owner; a pod without either is one by itself."""
+    """Return the gang of a pod as NAMESPACE/KIND/NAME, by label, else by annotation, else by owner, else the pod."""
     site = tuple((key, key.rpartition("/")[2]) for key in gang_labels)
     for source, keys in ((labels, (*site, *GANG_LABELS)), (annotations, GANG_ANNOTATIONS)):
         for key, kind in keys:
@@ -141,21 +142,24 @@ def _gang(
 
 
 def gpus_of_pod(spec: Any, gpu_resources: Collection[str]) -> int:
-    """Return how many GPUs a pod needs: its containers together, or the largest of its init containers."""
+    """Return the number of GPUs that a pod needs: the sum of its containers, or the maximum of its init containers."""
     gpus = sum(gpus_of(container, gpu_resources) for container in spec.get("containers") or [])
     first = (gpus_of(container, gpu_resources) for container in spec.get("initContainers") or [])
     return max(gpus, *first, 0)
 
 
 def gpus_of(container: Any, gpu_resources: Collection[str]) -> int:
-    """Return how many GPUs a container asks for."""
+    """Return the number of GPUs that a container requests."""
     resources = container.get("resources") or {}
     wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return count_gpus(wanted, gpu_resources)
 
 
 def count_gpus(quantities: Mapping[str, Any], gpu_resources: Collection[str]) -> int:
-    """Return the GPUs among extended resources. A share that is measured in memory or cores counts as one GPU."""
+    """Return the number of GPUs among extended resources.
+
+    Shares in memory or cores, without a whole GPU, count as one GPU.
+    """
     counts = [
         (name, int(count))
         for name, count in ((name, str(one)) for name, one in quantities.items())
@@ -182,7 +186,7 @@ def _finished(status: Any) -> float:
 
 
 def parse_time(text: Any) -> float:
-    """Return a time of Kubernetes as seconds since the epoch; 0 for none."""
+    """Return a time in Kubernetes as seconds since the epoch; 0 for a missing or invalid time."""
     match = TIME.fullmatch(str(text or ""))
     if match is None:
         return 0.0
@@ -197,21 +201,26 @@ def parse_time(text: Any) -> float:
 
 @dataclass(slots=True)
 class GangRun:
-    """What was seen of a gang: its pods on nodes, how many it had, how often it lost one and came back."""
+    """The observed state of a gang.
+
+    `members`: uids of its pods with a node; `size`: their number when the gang was whole.
+    `restarts`: how often the gang lost pods.
+    """
 
     members: set[str] = field(default_factory=set)
     size: int = 0
     restarts: int = 0
-    #: It lost a pod and is not whole again: what it loses meanwhile is the same restart.
+    #: The gang lost a pod and is not whole again; further losses until then belong to the same restart.
     is_healing: bool = False
-    #: We evicted its pods, and it has no new ones yet; since when it has none at all (0: it has some).
+    #: An executor evicted the gang's pods, and the gang has no new pods yet. `gone`: when its last pod vanished; 0: it
+    #: has pods.
     is_evicted: bool = False
     gone: float = 0.0
     job: ScheduledJob | None = None
 
 
 class GangHistory:
-    """Kubernetes counts no restarts of a gang: this does, since the start of the process."""
+    """Counts the restarts of gangs since the start of the process, because Kubernetes does not count them."""
 
     def __init__(self) -> None:
         self._runs: dict[str, GangRun] = {}
@@ -219,7 +228,10 @@ class GangHistory:
     def jobs(
         self, pods: Iterable[GangPod], leaving: Collection[str], now: float
     ) -> dict[str, ScheduledJob]:
-        """Return the gangs of *pods* by name. *leaving*: uids of pods that we evicted, and whose event may be on its way."""
+        """Return the gangs of *pods* by name.
+
+        *leaving*: uids of pods that this executor evicted; the watch may not show their deletion yet.
+        """
         groups: dict[str, list[GangPod]] = {}
         for pod in pods:
             groups.setdefault(pod.gang, []).append(pod)
@@ -259,7 +271,7 @@ def _count_losses(run: GangRun, group: Iterable[GangPod], live: Iterable[GangPod
 
 
 def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) -> ScheduledJob:
-    """Return a gang as executors see any scheduler's job: it runs while one of its pods has a node."""
+    """Return a gang as a ScheduledJob, which runs while any of its pods has a node."""
     bound = [pod for pod in live if pod.node]
     known = live or group
     ended = 0.0
@@ -285,9 +297,9 @@ def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) ->
 
 
 def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
-    """Return which disruption budget forbids that all *pods* are evicted together; "" if none does. Raises KeyError, TypeError.
+    """Return the disruption budget that forbids evicting all *pods*, as a message; "" if all may be evicted.
 
-    The API server looks at one pod at a time: it would let half of a gang go.
+    The API server checks each pod separately, and would permit evicting a part of a gang. Raises KeyError, TypeError.
     """
     for budget in budgets:
         metadata, selector = budget["metadata"], (budget.get("spec") or {}).get("selector")
@@ -306,7 +318,7 @@ def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
 
 
 def selects(selector: Any, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector matches *labels*; an empty one matches all. Raises KeyError, TypeError."""
+    """Return whether a label selector matches *labels*; an empty selector matches all. Raises KeyError, TypeError."""
     for key, value in (selector.get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False

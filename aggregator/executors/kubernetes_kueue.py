@@ -1,7 +1,7 @@
-"""An admission check for Kueue: a workload waits while it fits only on nodes that are out or unhealthy.
+"""An admission check for Kueue: a workload waits while it fits only if nodes count that are out or unhealthy.
 
 Kueue owns the workload: its quota, its eviction, and the replacement of nodes. This module writes only the state of its own
-check, and only from Pending.
+check, and only while this state is Pending.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 CONTROLLER_NAME, CHECK_NAME = "gangline.io/health", "gangline"
 GROUP = "kueue.x-k8s.io"
-#: Versions of its API that have all that is written here, the newest first.
+#: Supported versions of Kueue's API, the newest first: each has all fields that this module writes.
 VERSIONS = ("v1beta2", "v1beta1")
-#: The first list is waited for this long; where Kueue is not there, it is looked for again after this time.
+#: Timeout of the first list, and period of the search for Kueue in a cluster without Kueue.
 LIST_SECONDS_MAX, ABSENT_SECONDS = 60.0, 60.0
-#: Without a change workloads are read again after this time.
+#: Workloads are checked again after this time, even without a change.
 TURN_SECONDS = 5.0
-#: A bucket beyond is unhealthy.
+#: A node with a greater bucket is unhealthy.
 BUCKET_MAX = 2
-#: Kueue retries after the first time; the delay doubles each time, up to the second.
+#: First delay before Kueue retries a workload, and its maximum; the delay doubles each time.
 REQUEUE_SECONDS, REQUEUE_SECONDS_MAX = 60, 900
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
 NODES_SHOWN_MAX, MESSAGE_CHARACTERS_MAX = 5, 1000
@@ -41,7 +41,10 @@ POD_SETS_MAX, PODS_MAX = 8, 100_000
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """Pods of a workload that are alike. `selector`: labels that their nodes must have, those of the assigned flavors among them."""
+    """Identical pods of a workload.
+
+    `selector`: labels that the pods' nodes must have, including labels of the flavors.
+    """
 
     name: str
     count: int
@@ -51,20 +54,20 @@ class PodSet:
 
 @dataclass(frozen=True, slots=True)
 class KueueWorkload:
-    """A workload that has quota. `checks`: as Kueue has them, in order: (name, state, retries)."""
+    """A workload of Kueue. `checks`: its admission checks in Kueue's order: (name, state, retries)."""
 
     namespace: str
     name: str
     pod_sets: tuple[PodSet, ...]
     checks: tuple[tuple[str, str, int], ...]
     has_quota: bool
-    #: Resource flavors by pod set.
+    #: Pod set -> its assigned resource flavors.
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckAnswer:
-    """What our check says of a workload, and why. `node_selector`: of the pod sets named."""
+    """The check's new state for a workload, with a message. `node_selector` applies to the pod sets in `pod_sets`."""
 
     state: str
     message: str
@@ -74,7 +77,10 @@ class CheckAnswer:
 
 
 def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorkload:
-    """Return a Workload of the API server's JSON. Raises KeyError, TypeError, ValueError, AttributeError."""
+    """Return the Workload of *document*, the API server's JSON.
+
+    Raises KeyError, TypeError, ValueError, AttributeError.
+    """
     metadata, status = document["metadata"], document.get("status") or {}
     pod_sets = []
     for one in (document["spec"].get("podSets") or [])[:POD_SETS_MAX]:
@@ -99,7 +105,7 @@ def parse_workload(document: Any, gpu_resources: Collection[str]) -> KueueWorklo
 def refusals(
     nodes: Iterable[KubernetesNode], usual_taints: Iterable[str], common: frozenset[str]
 ) -> dict[str, str]:
-    """Return why each node that is out or unhealthy does not count, by name."""
+    """Return node -> why the node is out or unhealthy, and therefore does not count."""
     patterns, found = tuple(usual_taints), dict[str, str]()
     for node in nodes:
         shown = node_of(node, patterns, common)
@@ -121,9 +127,10 @@ def check_workload(
     retries: int = 0,
     select_bucket: bool = False,
 ) -> CheckAnswer:
-    """Return what the check says. It waits only where nodes that are out or unhealthy are what is missing.
+    """Return the check's answer: RETRY only if the workload fits with the nodes in *out*, and not without them.
 
-    *out*: of `refusals`. With *select_bucket*, a workload that fits on nodes of bucket 0 alone is sent there.
+    *out*: the result of `refusals`. With *select_bucket*, a workload that fits on the nodes of bucket 0 gets a node selector
+    for these nodes.
     """
     wanted = sorted((one for one in workload.pod_sets if one.gpus and one.count), key=lambda one: -one.gpus)  # fmt: skip
     if not wanted:
@@ -167,7 +174,7 @@ def _matches(node: KubernetesNode, pod_set: PodSet) -> bool:
 def _missing(
     wanted: Sequence[PodSet], nodes: Mapping[str, KubernetesNode], free: Mapping[str, int]
 ) -> tuple[PodSet, int] | None:
-    """Return the first pod set that does not fit, with how many of its pods do not; those with the most GPUs a pod first."""
+    """Return the first of *wanted* that does not fit, and the number of its pods that do not fit; None if all fit."""
     left = dict(free)
     for pod_set in wanted:
         count = pod_set.count
@@ -185,7 +192,7 @@ def _missing(
 def check_patch(
     workload: KueueWorkload, index: int, answer: CheckAnswer, now: float
 ) -> list[dict[str, Any]]:
-    """Return the JSON patch that answers the check at *index*: it applies only while that one is ours and Pending."""
+    """Return the JSON patch that answers the check at *index*; it applies only while this check is Pending."""
     name = workload.checks[index][0]
     path = f"/status/admissionChecks/{index}"
     value: dict[str, Any] = {
@@ -193,7 +200,7 @@ def check_patch(
     }  # fmt: skip
     if answer.state == RETRY:
         value["requeueAfterSeconds"] = answer.requeue_seconds
-        # Kueue counts it where its version does.
+        # Kueue itself increases retryCount, in versions that have this field.
     if workload.checks[index][2]:
         value["retryCount"] = workload.checks[index][2]
     if answer.node_selector:
@@ -208,7 +215,7 @@ def check_patch(
 
 
 def active_patch(is_active: bool, message: str, generation: int, now: float) -> dict[str, Any]:
-    """Return the merge patch of the status of an AdmissionCheck."""
+    """Return the merge patch that sets the condition Active of an AdmissionCheck."""
     condition = {
         "type": "Active", "status": "True" if is_active else "False", "reason": "Active" if is_active else "Stopped",
         "message": message, "lastTransitionTime": _stamp(now), "observedGeneration": generation,
@@ -230,7 +237,7 @@ class OwnCheck:
 
 
 def parse_check(document: Any) -> OwnCheck | None:
-    """Return an AdmissionCheck of ours; None for another's. Raises KeyError, TypeError."""
+    """Return the AdmissionCheck in *document*; None if it names another controller. Raises KeyError, TypeError."""
     if document["spec"].get("controllerName") != CONTROLLER_NAME:
         return None
     conditions = (document.get("status") or {}).get("conditions") or []
@@ -239,7 +246,10 @@ def parse_check(document: Any) -> OwnCheck | None:
 
 
 class KueueController:
-    """`run` in a thread of its own, over a connection of its own."""
+    """Answers the admission checks that name this controller.
+
+    Call `run` in a separate thread, with a separate *api*.
+    """
 
     def __init__(
         self,
@@ -252,7 +262,7 @@ class KueueController:
         select_bucket: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*nodes*, *out*, *pods*: as they are now; each raises SchedulerError."""
+        """*nodes*, *out*, *pods*: return the current nodes, `refusals` and pods; each raises SchedulerError."""
         self._api, self._nodes, self._out, self._pods = api, nodes, out, pods
         self._gpu_resources, self._select_bucket, self._wall = gpu_resources, select_bucket, wall
         self._base = ""
@@ -262,16 +272,16 @@ class KueueController:
         self._wake = threading.Event()
         self._problem = ""
         self._has_created = False
-        #: How often each workload was asked to wait.
+        #: (namespace, workload) -> number of answers RETRY.
         self._retries: dict[tuple[str, str], int] = {}
 
     def run(self, stopped: threading.Event) -> None:
-        """Answer checks until *stopped*."""
+        """Answer checks until *stopped* is set."""
         while not stopped.is_set():
             self._wake.clear()
             pause = self.turn()
             end = time.monotonic() + pause
-            # *stopped* is seen within a second also where nothing changes.
+            # Check *stopped* every second, even if nothing changes.
             while not stopped.is_set() and time.monotonic() < end and not self._wake.wait(1.0):
                 pass
         self.close()
@@ -288,7 +298,7 @@ class KueueController:
         self._workloads = self._checks = self._flavors = None
 
     def turn(self) -> float:
-        """Answer what waits; return after how many seconds to look again. Never raises for others' failures."""
+        """Answer pending checks; return the seconds until the next turn. Failures of the API server are only logged."""
         try:
             if not self._begin():
                 return ABSENT_SECONDS
@@ -304,7 +314,10 @@ class KueueController:
         return TURN_SECONDS
 
     def _begin(self) -> bool:
-        """Watch, where Kueue is there. After a problem its version is asked for again: an upgrade of Kueue ends older ones."""
+        """Start the watches; return whether the cluster has a supported Kueue.
+
+        After a problem Kueue's versions are read again, because an upgrade of Kueue removes older versions.
+        """
         if self._base and not self._problem:
             return True
         base = self._offered_base()
@@ -330,7 +343,7 @@ class KueueController:
         return True
 
     def _offered_base(self) -> str:
-        """Return the path of the newest version that this module knows and the API server offers; "" and a line in the log if there is none."""
+        """Return the path of the newest version of VERSIONS on the API server; for none log the reason, return ""."""
         try:
             group = self._api.call("GET", f"/apis/{GROUP}")
         except ApiError as error:
@@ -346,7 +359,10 @@ class KueueController:
         return f"/apis/{GROUP}/{version}"
 
     def _create_check(self) -> None:
-        """Create the AdmissionCheck, once per process, if none names this controller. No manifest can name a version that all Kueues serve."""
+        """Create the AdmissionCheck, once per process, if none names this controller.
+
+        A manifest cannot do this, because no API version is served by all versions of Kueue.
+        """
         if self._has_created or self._current(self._checks):
             return
         self._has_created = True
@@ -381,7 +397,7 @@ class KueueController:
         return watched.current()
 
     def _activate(self, is_active: bool, message: str) -> list[str]:
-        """Tell Kueue whether each of our checks is served; return those that changed."""
+        """Set the condition Active of each of this controller's checks; return the names of the changed checks."""
         changed = []
         for check in self._current(self._checks).values():
             if check.is_active != is_active:
@@ -426,12 +442,15 @@ class KueueController:
                 "%s/%s: %s: %s", workload.namespace, workload.name, answer.state, answer.message
             )
         except ApiError as error:
-            # Gone, or somebody was faster: the watch has what is now.
+            # The workload no longer exists, or another client changed it first: the watch will show the new state.
             if error.status != 404 and not error.is_conflict:
                 raise
 
     def undo(self) -> list[str]:
-        """Let workloads that wait for us continue, and tell Kueue that our checks are not served; return what was done. Raises SchedulerError."""
+        """Answer all pending checks READY, and mark the checks as not served; return the completed actions.
+
+        Raises SchedulerError.
+        """
         if not self._begin():
             return []
         own = self._current(self._checks).keys()

@@ -1,7 +1,7 @@
 """Marks of an executor on a node: a taint, and an annotation with the end of each hold; computes JSON patches. Pure.
 
-Taints are one atomic list, and Kubernetes expires no taint. So each patch tests the version of the node that it was computed
-from, and the annotation records when a taint expires, for anyone who removes it.
+A node's taints are a single atomic list, so each patch tests the version of the node that it was computed from. Kubernetes
+expires no taint, so the annotation records the end of the taint, and an executor or a person can remove it then.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from .model import EVICT_SUFFIX, HOLD_PREFIX, NODE_NAME, Node, NodeHold
 
 AVOID_TAINT, EVICT_TAINT = "gangline.io/avoid", "gangline.io/evict"
 HOLDS_ANNOTATION = "gangline.io/holds"
-#: The health of a node: a condition, and a label with an end beside it (`kubernetes_health.py`).
+#: Published health of a node: a condition, and a label whose end is in an annotation (`kubernetes_health.py`).
 HEALTH_CONDITION = "GanglineHealthy"
 BUCKET_LABEL, BUCKET_UNTIL_ANNOTATION = "gangline.io/bucket", "gangline.io/bucket-until"
-#: What a person may write beside a cordon, which has no reason of its own.
+#: Annotation in which a person may give the reason of a cordon: a cordon itself has none.
 REASON_ANNOTATION = "gangline.io/reason"
-#: Holds on one node; more are not set.
+#: Limit of holds on a node; further holds are not set.
 NODE_HOLDS_MAX = 32
 REASON_CHARACTERS_MAX = 200
 #: A hold in the annotation: its name, and its end in seconds since the epoch.
 HOLD_WORD = re.compile(rf"({OUR_HOLD.pattern})=([0-9]{{1,12}})", re.ASCII)
 
-#: Taints by Kubernetes itself for what the Ready condition and a cordon say, too.
+#: Taints that Kubernetes sets; they repeat the Ready condition or a cordon.
 CONDITION_TAINTS = "node.kubernetes.io/*"
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
-#: A key on a larger share of all nodes marks a kind of node, not a node that is out.
+#: A taint key on a larger share of all nodes marks a kind of node, not a node out of service.
 USUAL_SHARE_MAX = 0.5
 HOLDING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """A condition of a node. `heartbeat`: when it was last written, in seconds since the epoch; 0 for never."""
+    """A condition of a node. `heartbeat`: when the condition was last written, in seconds since the epoch; 0: never."""
 
     status: str
     reason: str = ""
@@ -49,7 +49,10 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """A node as far as executors look at it. `taints`: as the API server has them, for they are written back as a whole."""
+    """The fields of a node that executors use.
+
+    `taints` are the API server's JSON, because a patch writes all of them back.
+    """
 
     name: str
     version: str
@@ -58,36 +61,36 @@ class KubernetesNode:
     holds_annotation: str | None = None
     reason: str = ""
     is_cordoned: bool = False
-    #: Of the Ready condition: True, False or Unknown, and why.
+    #: Status of the Ready condition ("True", "False" or "Unknown"), and its reason.
     ready: str = "Unknown"
     ready_reason: str = ""
     bucket_label: str | None = None
     bucket_until: str | None = None
-    #: The condition that executors write; None where there is none.
+    #: The condition HEALTH_CONDITION, which executors write; None if the node lacks it.
     health: NodeCondition | None = None
-    #: GPUs that pods can have there, by the extended resource.
+    #: Allocatable count of each extended resource, for example `nvidia.com/gpu`.
     gpus: Mapping[str, int] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bucket(self) -> int | None:
-        """The bucket that is published; None for none, or for what is no bucket."""
+        """The published bucket; None if the label is missing or invalid."""
         return int(self.bucket_label) if self.bucket_label in ("0", "1", "2", "3") else None
 
     @property
     def bucket_ends(self) -> float:
-        """When the label ends; 0 where nothing says so."""
+        """End of the label, in seconds since the epoch; 0 if the annotation is missing or invalid."""
         text = self.bucket_until or ""
         return float(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0.0
 
     @property
     def is_tainted(self) -> bool:
-        """Whether our taint is set."""
+        """Whether an executor's taint is set."""
         return any(_is_managed(taint) for taint in self.taints)
 
     @property
     def holds(self) -> dict[str, float]:
-        """Return the holds that stand, with their ends. A taint of ours without an annotation has no end: 0."""
+        """The holds on the node, with their ends; the end is 0 for an executor's taint without an annotation."""
         avoid = [taint for taint in self.taints if taint.get("key") == AVOID_TAINT]
         if not avoid:
             return {}
@@ -98,7 +101,7 @@ class KubernetesNode:
         return {name if OUR_HOLD.fullmatch(name) else f"{HOLD_PREFIX}a0": 0.0}
 
     def foreign_taints(self) -> list[Mapping[str, Any]]:
-        """Return the taints of others that keep work off."""
+        """Return the taints that keep work off the node and that no executor set."""
         return [
             taint for taint in self.taints
             if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
@@ -110,7 +113,7 @@ def _is_managed(taint: Mapping[str, Any]) -> bool:
 
 
 def parse_node(document: Any) -> KubernetesNode:
-    """Return a node of the API server's JSON. Raises KeyError, TypeError, ValueError."""
+    """Return the node of *document*, the API server's JSON. Raises KeyError, TypeError, ValueError."""
     metadata, spec = document["metadata"], document.get("spec") or {}
     name = str(metadata["name"])
     if not NODE_NAME.fullmatch(name):
@@ -140,7 +143,7 @@ def _condition(found: Any) -> NodeCondition | None:
 
 
 def _counts(quantities: Mapping[str, Any]) -> dict[str, int]:
-    """Return the extended resources, which are whole numbers and named like `nvidia.com/gpu`."""
+    """Return the extended resources: whole numbers with a name such as `nvidia.com/gpu`."""
     return {
         name: int(count)
         for name, count in quantities.items()
@@ -149,22 +152,22 @@ def _counts(quantities: Mapping[str, Any]) -> dict[str, int]:
 
 
 def parse_holds(text: str) -> dict[str, float]:
-    """Return the holds of the annotation; words that are none are left out."""
+    """Return the holds in the annotation *text*, with their ends; malformed words are skipped."""
     found = (HOLD_WORD.fullmatch(word) for word in text.split()[: 2 * NODE_HOLDS_MAX])
     return {match.group(1): float(match.group(2)) for match in found if match}
 
 
 def format_holds(holds: Mapping[str, float]) -> str:
-    """Return the annotation of *holds*, by name."""
+    """Return the annotation of *holds*, sorted by name."""
     return " ".join(f"{name}={int(ends)}" for name, ends in sorted(holds.items()))
 
 
 def holds_patch(
     node: KubernetesNode, holds: Mapping[str, float], no_execute: bool
 ) -> list[dict[str, Any]]:
-    """Return the JSON patch after which *holds* stand on *node*, and no other of ours; [] if that is so already.
+    """Return the JSON patch that makes *holds* the only holds of executors on *node*; [] if nothing changes.
 
-    It applies only to the version of the node that it was made from. Taints of others stay, in their order.
+    The patch applies only to the version of *node* that it was computed from. Foreign taints keep their order.
     """
     others = [taint for taint in node.taints if not _is_managed(taint)]
     taints = [*others, *_taints_of(holds, no_execute)]
@@ -205,16 +208,19 @@ def _advisory_of(hold: str) -> str:
 
 
 def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
-    """Return the holds of *node* that have not ended; one without an end has."""
+    """Return the holds of *node* that have not ended; a hold without an end counts as ended."""
     return {name: ends for name, ends in node.holds.items() if ends > now}
 
 
 def has_expired(node: KubernetesNode, now: float) -> bool:
-    """Return whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
+    """Return whether a taint or an annotation of executors on *node* is past its end or has no end.
+
+    If a person removed the taint, only the annotation is left.
+    """
     if standing_holds(node, now) != node.holds:
         return True
     if node.is_tainted and not node.holds:
-        return True  # the taint that evicts, alone
+        return True  # only EVICT_TAINT is left
     left = parse_holds(node.holds_annotation or "")
     return node.holds_annotation is not None and all(ends <= now for ends in left.values())
 
@@ -223,7 +229,7 @@ def has_expired(node: KubernetesNode, now: float) -> bool:
 
 
 def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
-    """Return keys of others' taints that stand on more than USUAL_SHARE_MAX of all nodes."""
+    """Return the keys of foreign taints on more than USUAL_SHARE_MAX of all nodes."""
     counts: dict[str, int] = {}
     total = 0
     for node in nodes:
@@ -234,14 +240,14 @@ def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
 
 
 def is_usual(key: str, patterns: Iterable[str], common: frozenset[str]) -> bool:
-    """Return whether a taint tells what kind of node this is, or only repeats a condition."""
+    """Return whether a taint with this key marks a kind of node or repeats a condition, and so is no outage."""
     if key == OUT_OF_SERVICE_TAINT:
         return False
     return key in common or any(fnmatchcase(key, one) for one in (CONDITION_TAINTS, *patterns))
 
 
 def node_of(node: KubernetesNode, patterns: Iterable[str], common: frozenset[str]) -> Node:
-    """Return *node* as executors see any scheduler's. *patterns*, *common*: keys of taints that are no outage."""
+    """Return *node* as a scheduler-independent Node. *patterns*, *common*: keys of taints that are no outage."""
     reasons = []
     if node.is_cordoned:
         reasons.append("cordoned")
@@ -260,7 +266,7 @@ def node_of(node: KubernetesNode, patterns: Iterable[str], common: frozenset[str
 
 
 def holds_of(nodes: Iterable[KubernetesNode]) -> dict[str, NodeHold]:
-    """Return our holds on all nodes by name; one that several nodes have is one, with the latest end."""
+    """Return the executors' holds on all nodes by name; a hold on several nodes gets the latest of their ends."""
     found: dict[str, NodeHold] = {}
     for node in nodes:
         for name, ends in node.holds.items():

@@ -1,7 +1,7 @@
 """State of executors in Kubernetes: the ledger in a ConfigMap, and a Lease that elects one active replica.
 
-Each write names the version that it replaces. A replica that lost the Lease unknowingly can no longer write the ledger, and
-nothing is done without the ledger.
+Each write names the version that it replaces. A replica that has lost the Lease without noticing can no longer write the
+ledger, and takes no step without it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from .model import SchedulerError
 log = logging.getLogger(__name__)
 
 LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
-#: An object of Kubernetes has at most 1 MiB.
+#: Limit of the ledger's length: a Kubernetes object has at most 1 MiB.
 LEDGER_BYTES_MAX = 900_000
-#: Length of a holder's name: the API server accepts more, tools show this much.
+#: Maximum length of a holder's name. The API server accepts more, but tools show only this many characters.
 IDENTITY_CHARACTERS_MAX = 63
-#: A Lease that was not renewed for this long is free; it is renewed after a third of it, and given up a fifth before.
+#: A Lease is free if it was not renewed for this long. Its holder renews it after a third of this time, and gives it up
+#: when a fifth of this time is left.
 LEASE_SECONDS = 15
 RENEW_SECONDS, GIVE_UP_SECONDS, RETRY_SECONDS = LEASE_SECONDS / 3, LEASE_SECONDS * 0.8, 2.0
 
 
 def lease_identity() -> str:
-    """Return a name of this process that no other has: two with the host's network have one host name."""
+    """Return a unique name of this process: pods with the host's network share a host name."""
     unique = uuid.uuid4().hex
     return f"{socket.gethostname()[: IDENTITY_CHARACTERS_MAX - len(unique) - 1]}_{unique}"
 
@@ -43,20 +44,20 @@ class ConfigMapLedger(ExecutorLedger):
     """The ledger in a ConfigMap of *namespace*."""
 
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
-        """Read it; it may be missing. Raises LedgerError."""
+        """Read the ConfigMap, which may be missing. Raises LedgerError."""
         self._api, self._namespace, self._name = api, namespace, name
         self._collection = f"/api/v1/namespaces/{namespace}/configmaps"
         self._version = ""
-        #: Tells this process: its first write is a new version also where the ledger is the same.
+        #: Identifies this process, so that its first write makes a new version even if the ledger is unchanged.
         self._writer = uuid.uuid4().hex
-        #: A write of ours without an answer.
+        #: Text of this process's last write if the write was not answered.
         self._unanswered: str | None = None
         self.place = f"configmap {namespace}/{name}"
         self.path = Path(self.place)
         self.load()
 
     def read_text(self) -> str | None:
-        """Return what is stored; None for nothing. Raises LedgerError."""
+        """Return the stored text; None if nothing is stored. Raises LedgerError."""
         try:
             document = self._api.call("GET", f"{self._collection}/{self._name}")
             self._version = str(document["metadata"]["resourceVersion"])
@@ -71,7 +72,10 @@ class ConfigMapLedger(ExecutorLedger):
         return None if text is None else str(text)
 
     def write_text(self, text: str) -> None:
-        """Replace what this process read or wrote last. Raises LedgerError, also where another executor wrote since."""
+        """Replace the version that this process read or wrote last.
+
+        Raises LedgerError, also if another executor has written since.
+        """
         if len(text) > LEDGER_BYTES_MAX:
             raise LedgerError(f"{self.place}: more than {LEDGER_BYTES_MAX} bytes; lower marks_max")
         try:
@@ -80,7 +84,7 @@ class ConfigMapLedger(ExecutorLedger):
             if error.status == 409 and self._is_own_write():
                 self.write_text(text)
                 return
-            if not error.status:  # it may have been written all the same
+            if not error.status:  # no answer: the API server may have stored the write
                 self._unanswered = text
             if error.status == 409:
                 raise LedgerError(f"{self.place}: another executor wrote it") from error
@@ -90,7 +94,7 @@ class ConfigMapLedger(ExecutorLedger):
         self._unanswered = None
 
     def _is_own_write(self) -> bool:
-        """Return whether what is stored is our own write that was not answered; its version is known then."""
+        """Return whether the stored text is this process's unanswered write. Reads the stored version."""
         unanswered, self._unanswered = self._unanswered, None
         return unanswered is not None and self.read_text() == unanswered
 
@@ -109,7 +113,7 @@ class ConfigMapLedger(ExecutorLedger):
 
 
 class ExecutorLease:
-    """A Lease of *namespace*: `acquire`, then `keep` in a thread of its own until it is lost or `release`d."""
+    """A Lease in *namespace*: call `acquire`, then `keep`, which renews it in a thread until it is lost or released."""
 
     def __init__(
         self,
@@ -120,19 +124,23 @@ class ExecutorLease:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*api*: of this lease alone, so that no other call delays a renewal."""
+        """*api*: a connection for this Lease alone, so that no other call delays a renewal."""
         self._api, self._holder, self._monotonic = api, holder[:IDENTITY_CHARACTERS_MAX], monotonic
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path, self._name = f"{self._collection}/{name}", name
         self.place = f"lease {namespace}/{name}"
-        #: What another holder wrote last, and when we saw that: clocks of two machines are not compared.
+        #: Version of another holder's last write, and when this process first saw it on its monotonic clock. The times
+        #: in the Lease are not used, because the clocks of two machines differ.
         self._seen: tuple[str, float] = ("", 0.0)
         self._renewed = 0.0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def acquire(self, stopped: threading.Event) -> bool:
-        """Wait until it is ours; False once *stopped* is set. The API server's absence is waited for, too."""
+        """Wait until this process holds the Lease; return False once *stopped* is set.
+
+        While the API server does not respond, the wait continues.
+        """
         waited_for = ""
         while not stopped.is_set():
             try:
@@ -148,7 +156,7 @@ class ExecutorLease:
         return False
 
     def attempt(self) -> str:
-        """Acquire or renew it; return "" if it is ours now, else who holds it. Raises SchedulerError."""
+        """Acquire or renew the Lease; return "" on success, else its holder. Raises SchedulerError."""
         now = self._monotonic()
         try:
             document = self._api.call("GET", self._path)
@@ -190,7 +198,7 @@ class ExecutorLease:
         }  # fmt: skip
 
     def keep(self, lost: Callable[[], None]) -> None:
-        """Renew it from now on; *lost* is called, once, before another one can have it."""
+        """Start a thread that renews the Lease; it calls *lost* once, before another process can acquire the Lease."""
         self._thread = threading.Thread(target=self._keep, args=(lost,), daemon=True)
         self._thread.start()
 
@@ -207,7 +215,7 @@ class ExecutorLease:
                 return
 
     def release(self) -> None:
-        """Let another one have it at once. Never raises."""
+        """Stop renewing, and free the Lease for another replica at once. Logs failures of the API server."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(RENEW_SECONDS)

@@ -1,4 +1,4 @@
-"""A local cache of Kubernetes objects of one kind: one list, then a watch, in its own thread."""
+"""A local cache of the Kubernetes objects of a kind: a thread reads a list, then a watch."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from .model import SchedulerError
 
 log = logging.getLogger(__name__)
 
-#: A lost connection is retried after this time; the delay doubles each time.
+#: Delay before a lost connection is retried, and its maximum; the delay doubles each time.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
-#: Answers to a login without the right.
+#: HTTP statuses of a login without permission.
 REFUSED = (401, 403)
-#: `close` waits for the thread this long: it may be in a call.
+#: `close` waits this long for the thread, which may be in a call.
 CLOSE_SECONDS = 15.0
-#: More objects of a kind are not taken: the list is an error.
+#: A list of more objects is an error; a further object of the watch is ignored.
 OBJECTS_MAX = 500_000
 
 T = TypeVar("T")
 
 
 class WatchedObjects(Generic[T]):
-    """`start`, then `current` whenever one likes. *parse* makes what is stored of an object; None for what is of no interest."""
+    """The objects of a kind: call `start`, then `current` at any time."""
 
     def __init__(
         self, api: ApiServer, path: str, parse: Callable[[Any], T | None], name_of: Callable[[Any], str]
     ) -> None:  # fmt: skip
-        """*path*: of the list; *name_of*: the key of an object. Both callables may raise KeyError, TypeError, ValueError."""
+        """*path*: the path of the list; *parse*: returns the stored form of an object, None to ignore the object.
+
+        *name_of*: returns the key of an object. Both callables may raise KeyError, TypeError, ValueError.
+        """
         self._api, self._path, self._parse, self._name_of = api, path, parse, name_of
         self._objects: dict[str, tuple[int, T | None]] = {}
-        #: The newest version that the list or an event had.
+        #: The newest version of the list and the events.
         self._version = 0
         self._lock = threading.RLock()
         self._problem = "nothing was read yet"
         self._listed, self._stopped = threading.Event(), threading.Event()
-        #: Set with the first list, or once the login is refused: waiting longer does not help.
+        #: Set with the first list, or once the login is refused, because then waiting is useless.
         self._is_decided = threading.Event()
         self._thread: threading.Thread | None = None
         self._watch: ApiWatch | None = None
@@ -46,7 +49,10 @@ class WatchedObjects(Generic[T]):
         self.wake: Callable[[], None] = lambda: None
 
     def start(self, seconds_max: float) -> None:
-        """Begin, and wait for the first list. Raises SchedulerError where there is none in time. Several threads may call it."""
+        """Start the watch, and wait for the first list. Several threads may call this method.
+
+        Raises SchedulerError if no list arrives in *seconds_max*.
+        """
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -68,18 +74,24 @@ class WatchedObjects(Generic[T]):
             self._thread.join(CLOSE_SECONDS)
 
     def current(self) -> dict[str, T]:
-        """Return all objects. Raises SchedulerError while the connection is lost: what we knew may be another by now."""
+        """Return all objects.
+
+        Raises SchedulerError while the connection is lost, because the objects may have changed.
+        """
         with self._lock:
             if self._problem:
                 raise SchedulerError(f"{self._path}: {self._problem}")
             return {name: one for name, (_, one) in self._objects.items() if one is not None}
 
     def store(self, thing: Any) -> None:
-        """Take an object as an answer had it, unless a later one is known."""
+        """Store an object from an answer of the API server, unless a later version is known."""
         self._take("MODIFIED", thing)
 
     def store_list(self, things: Iterable[Any], version: str) -> None:
-        """Take a part of the list as it was at *version*, unless the watch is past that: it knows what was deleted since."""
+        """Store a part of the list as of *version*, unless the watch is at or past *version*.
+
+        A later watch also knows the objects that have been deleted since.
+        """
         with self._lock:
             if _number(version) > self._version:
                 for thing in things:
@@ -114,7 +126,7 @@ class WatchedObjects(Generic[T]):
             rest = min(2 * rest, RETRY_SECONDS_MAX)
 
     def _lose(self, problem: str, is_expired: bool) -> None:
-        """The connection is lost; a watch that lasted too long (410) is listed again, without a word."""
+        """Record that the connection is lost. An expired watch (HTTP 410) is not logged: it is only listed again."""
         with self._lock:
             if problem != self._problem and not is_expired and not self._stopped.is_set():
                 log.warning("lost the watch of %s", problem)
@@ -139,7 +151,10 @@ class WatchedObjects(Generic[T]):
         return version
 
     def _take(self, kind: str, thing: Any) -> str:
-        """Take one event; return its version. Versions grow: an answer to a call of ours may come before the event of an earlier change."""
+        """Store the object of an event; return the object's version.
+
+        An older version is ignored: the answer to a call may arrive before the event of an earlier change.
+        """
         name, number, one = self._read(thing)
         version = str(number) if number else ""
         if kind == "BOOKMARK" or not name:
@@ -156,7 +171,7 @@ class WatchedObjects(Generic[T]):
         return version
 
     def _read(self, thing: Any) -> tuple[str, int, T | None]:
-        """Return (name, version, what is stored); an object that is none of the kind has no name."""
+        """Return (name, version, stored form); the name is "" for an invalid object."""
         try:
             number = int(thing["metadata"]["resourceVersion"])
             return self._name_of(thing), number, self._parse(thing)

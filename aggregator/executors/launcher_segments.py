@@ -1,8 +1,8 @@
 """Segment health files (`--ft-segment-health-check-dir`), which keep a segment out of its launcher's next rendezvous.
 
-`segment_health_check.<job>.<task>`: the launcher of that task's first process leaves if the file is not empty, and continues
-if the file is missing or empty. Therefore a file gets its name after its content is complete. Only files with Gangline's
-first line, or the beginning of it, are removed.
+`segment_health_check.<job>.<task>`: the launcher of the task's first process leaves if the file is not empty, and continues
+if the file is missing or empty. Therefore a file gets its name only after its content is complete. An executor removes only
+files that begin with Gangline's first line or a part of it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .ledger import ExecutorLedger
 from .model import REASON_PREFIX, SchedulerState
 
 NAME = re.compile(r"segment_health_check\.[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
-#: Of a folder more entries than this are not looked through for files of ours.
+#: Further entries of a folder are not searched for files of executors.
 ENTRIES_MAX = 100_000
 FILE_BYTES_MAX = 4096
-#: The first bytes of every file from an executor.
+#: First bytes of every file that an executor writes.
 _BEGINS = f"{REASON_PREFIX}act=out;".encode()
-#: An older empty file has no active writer: the writer was killed, or the disk was full.
+#: An older empty file has no active writer: its writer was killed, or the disk was full.
 ABANDONED_SECONDS = 10.0
-#: Only faults that are certain ask for these: nothing that is merely suspected keeps a segment out.
+#: Actions that keep a segment out. Only certain faults lead to these actions, not suspicions.
 SEGMENT_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
 
 
 def wanted_files(state: SchedulerState, ledger: ExecutorLedger) -> dict[str, str]:
-    """Return file name -> content for what is marked now.
+    """Return file name -> content for the jobs on nodes with a mark for one of SEGMENT_ACTIONS.
 
-    A segment is a task of an array, with all its nodes. A job that is not an array has one file, which its first
-    process reads. It is written only if the job has one node.
+    A segment is a task of a job array, with all its nodes. The file of a job without an array is read by the job's first
+    process only, and is therefore written only if the job has a single node.
     """
     found: dict[str, str] = {}
     for entry in ledger:
@@ -52,9 +52,9 @@ def wanted_files(state: SchedulerState, ledger: ExecutorLedger) -> dict[str, str
 
 
 def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
-    """Write what is wanted, take away what is ours and not wanted any more; return what went wrong. Raises OSError if *folder* cannot be used.
+    """Write the *wanted* files; return the problems. Raises OSError if *folder* cannot be used.
 
-    *tidy*: look through the whole folder for files of ours, of an executor before this one.
+    *tidy*: also search the folder, and remove files of executors (this or an earlier process) that are not in *wanted*.
     """
     problems: list[str] = []
     for name, content in wanted.items():
@@ -73,7 +73,7 @@ def sync(folder: Path, wanted: Mapping[str, str], *, tidy: bool) -> list[str]:
 
 
 def _write_whole(path: Path, content: bytes, *, replaces: bool) -> None:
-    """Create a complete file under its name in one step. Raises OSError, and FileExistsError unless *replaces*."""
+    """Create *path* atomically with its complete content. Raises OSError; FileExistsError unless *replaces*."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
@@ -90,21 +90,21 @@ def _write_whole(path: Path, content: bytes, *, replaces: bool) -> None:
 
 
 def managed_files(folder: Path) -> list[str]:
-    """Return the names of our files. Raises OSError."""
+    """Return the names of executors' files in *folder*. Raises OSError."""
     with os.scandir(folder) as entries:
         names = [entry.name for _, entry in zip(range(ENTRIES_MAX), entries, strict=False)]
     return [name for name in names if NAME.fullmatch(name) and _is_managed(folder / name)]
 
 
 def remove(folder: Path, names: list[str]) -> None:
-    """Take away those of *names* that are ours. Raises OSError."""
+    """Remove the files of *names* that an executor wrote. Raises OSError."""
     for name in names:
         if _is_managed(folder / name):
             (folder / name).unlink(missing_ok=True)
 
 
 def _is_managed(path: Path) -> bool:
-    """Return whether an executor wrote *path*. An empty one is nobody's decision, and not ours."""
+    """Return whether an executor wrote *path*; an empty file does not count."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

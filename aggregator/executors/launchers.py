@@ -1,7 +1,7 @@
 """Support for job launchers (NVIDIA's resiliency extension): segment files, cycle-info, attribution.
 
-The files are on a shared file system that may hang, so a separate thread reads and writes them; its readings count for a
-minute. The executor's loop never waits for it.
+The files are on a shared file system that may hang, so a separate thread reads and writes them. A reading is valid for
+FRESH_SECONDS. The executor's loop never waits for this thread.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from .settings import ExecutorConfig
 
 log = logging.getLogger(__name__)
 
-#: Files are read this often, and written at once.
+#: Period of reading files. Changed segment files are written at once.
 READ_SECONDS = 2.0
-#: What was read is believed for this long.
+#: How long a reading is valid.
 FRESH_SECONDS = 60.0
-#: Files of an executor before this one are looked for this often.
+#: Period of the search for files of an earlier executor.
 TIDY_SECONDS = 60.0
-#: Jobs whose files are read; of more, those with the lowest names.
+#: Limit of jobs whose files are read; beyond it, the files of the last jobs by name are not read.
 JOBS_MAX = 5000
 CLOSE_SECONDS = 5.0
 LOGGED_MAX = 1000
 
 
 class Launchers:
-    """`start`, `update` after each turn of the executor, `close`. Without a setting that needs it, nothing of it runs."""
+    """Support for launchers: call `start`, `update` after each turn of the executor, and `close`.
+
+    Without a setting that needs it, neither the thread nor the server runs.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,10 @@ class Launchers:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError if the address of attribution cannot be bound. With *shadow*, no file is written."""
+        """Bind the address of the attribution server. With *shadow*, no file is written.
+
+        Raises OSError if the address cannot be bound.
+        """
         self._wall, self._monotonic = wall, monotonic
         self._folders = [Path(folder) for folder in config.cycle_info_dirs]
         writes = bool(config.segment_health_dir) and not shadow
@@ -67,14 +73,14 @@ class Launchers:
         self._thread = threading.Thread(target=self._run, name="launcher-files", daemon=True)
 
     def start(self) -> None:
-        """Begin to read, write and answer."""
+        """Start the thread and the attribution server."""
         if self._folders or self._segments:
             self._thread.start()
         if self.server is not None:
             self.server.start()
 
     def close(self) -> None:
-        """End. Files that were written stand until the next start, as marks do."""
+        """Stop the thread and the server. Written files stay until the next start, as marks do."""
         self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -83,17 +89,17 @@ class Launchers:
             self.server.close()
 
     def cycles(self) -> Mapping[str, CycleInfo]:
-        """Return the newest cycle of each job; nothing where it was read too long ago."""
+        """Return the newest cycle of each job; empty if the last reading is older than FRESH_SECONDS."""
         with self._lock:
             is_fresh = self._monotonic() - self._read_at < FRESH_SECONDS
             return dict(self._cycles) if is_fresh else {}
 
     def refine(self, state: SchedulerState) -> SchedulerState:
-        """Return *state* with jobs as their launchers run them: for reports, not for what is done."""
+        """Return *state* with jobs as their launchers run them: for reports, not for decisions."""
         return with_cycles(state, self.cycles()) if self._folders else state
 
     def update(self, situation: Situation, ledger: ExecutorLedger) -> None:
-        """Take what the executor knows now."""
+        """Update the view of the attribution server, the wanted files and the jobs to read."""
         state = situation.scheduler
         if self.server is not None:
             self.board.view = attribution.health_view(
@@ -118,7 +124,7 @@ class Launchers:
             self._wake.clear()
 
     def turn(self) -> None:
-        """Write and read once."""
+        """Write the wanted files and read the cycles once."""
         with self._lock:
             jobs, wanted = self._jobs, self._wanted
         if self._segments is not None and wanted is not None:
@@ -158,7 +164,7 @@ class Launchers:
         return found
 
     def _complain(self, line: str) -> None:
-        """Log a failure, each once."""
+        """Log *line*, unless it was logged before."""
         if line in self._logged:
             return
         if len(self._logged) >= LOGGED_MAX:

@@ -1,6 +1,7 @@
-"""The ledger: what this executor set in the scheduler, for which advisory, and the previous value. Stored before each command.
+"""The ledger: the marks that this executor set in the scheduler, their advisories, and the previous values.
 
-A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger. (In Kubernetes: `kubernetes_state.py`.)
+The ledger is stored before each command: as a JSON file that is replaced atomically and synced. A lock file in the same
+folder keeps a second executor off the ledger. In Kubernetes the ledger is a ConfigMap (`kubernetes_state.py`).
 """
 
 from __future__ import annotations
@@ -17,51 +18,52 @@ from typing import Any
 from ..durable_file import replace_file
 
 FORMAT = 1
-#: A larger file is no ledger; entries beyond are refused.
+#: A larger file is refused as invalid; a further entry is refused.
 FILE_BYTES_MAX, ENTRIES_MAX = 16 << 20, 20_000
-#: Nodes that are remembered as reported; of more, those that come back while no executor runs stay out until the report ends.
+#: Limit of nodes stored as reported. A node beyond the limit that returns while no executor runs stays out until its
+#: report expires.
 REPORTED_MAX = 2000
 
-#: `mark` of an entry: what was set. NONE: nothing, the advisory needs no mark.
+#: `mark` of an entry: the kind of mark that was set. NONE: the advisory needs no mark.
 HOLD, DRAIN, DOWN, NONE = "hold", "drain", "down", ""
 
 #: `phase` of an entry.
 ACCEPTED = "accepted"  # nothing is set yet
 SETTING = "setting"  # the command that sets the mark was about to be sent
 SET = "set"  # the scheduler confirmed the mark
-GIVEN_BACK = "given back"  # a person took the mark away: never set again
-REMOVED = "removed"  # we took the mark away
+GIVEN_BACK = "given back"  # a person removed the mark; it is never set again
+REMOVED = "removed"  # this executor removed the mark
 PHASES = (ACCEPTED, SETTING, SET, GIVEN_BACK, REMOVED)
 
-#: Progress of a job that is evicted.
+#: `state` of an evicted job.
 REQUEUE, START, MOVED, LEFT = "requeue", "start", "moved", "left"
 
 
 class LedgerError(Exception):
-    """The ledger cannot be read, written or locked; the message says what to do."""
+    """The ledger cannot be read, written or locked; the message names the remedy."""
 
 
 @dataclass(slots=True)
 class JobProgress:
-    """A job that leaves a node. `restarts`: how often it had been requeued before."""
+    """The progress of a job that leaves a node. `restarts`: number of its earlier requeues."""
 
     state: str
     restarts: int = 0
     note: str = ""
-    #: When it was requeued, when it was first seen to wait, and when its delay was last lifted; 0: not yet.
+    #: When the job was requeued, when it was first seen waiting, and when its delay was last lifted; 0: not yet.
     requeued: float = 0.0
     waiting: float = 0.0
     started: float = 0.0
-    #: How often the scheduler refused to move it, and how often it started on the node again.
+    #: How often the scheduler refused to move the job, and how often the job started on the node again.
     attempts: int = 0
     returns: int = 0
-    #: When it is tried again.
+    #: Time of the next attempt.
     retry: float = 0.0
 
 
 @dataclass(slots=True)
 class Entry:
-    """What is, or was about to be, set for one advisory."""
+    """The mark of an advisory, set or about to be set, and the progress of the node's jobs."""
 
     advisory: str
     node: str
@@ -75,29 +77,32 @@ class Entry:
     phase: str = ACCEPTED
     #: When the mark was last confirmed; 0: never.
     set_at: float = 0.0
-    #: The end that the scheduler was last given.
+    #: End of the mark as last sent to the scheduler.
     ends: float = 0.0
     before_state: str = ""
     before_reason: str = ""
     #: Last answer to the aggregator: "", DONE, FAILED, REJECTED.
     answered: str = ""
-    #: When jobs leave the node at a checkpoint; 0: not known.
+    #: When jobs leave the node at a checkpoint; 0: unknown.
     evict_at: float = 0.0
-    #: What became of the replicas of torchft on the node; "": they were not to be ended, or not yet.
+    #: Outcome for the torchft replicas on the node; "": they are not ended, or not yet.
     replicas: str = ""
-    #: The last report to the aggregator about jobs that are still on the node.
+    #: Note of the last report to the aggregator about jobs that are still on the node.
     reported: str = ""
     jobs: dict[str, JobProgress] = field(default_factory=dict)
 
     @property
     def is_marked(self) -> bool:
-        """Whether the scheduler may hold something of it."""
+        """Whether the scheduler may have this entry's mark."""
         return self.phase in (SETTING, SET) and self.mark != NONE
 
 
 @dataclass(slots=True)
 class WeightChange:
-    """A node's weight: what it was before ours, what it was given last, and what it had until then."""
+    """A changed weight of a node.
+
+    `before`: the original weight; `given`: the weight last sent to the scheduler; `earlier`: the weight until then.
+    """
 
     before: int
     given: int
@@ -105,7 +110,7 @@ class WeightChange:
 
 
 class ExecutorLedger:
-    """Entries by advisory. `save` after each change, before the command that it is about."""
+    """Entries by advisory. Call `save` after each change, before the command that the change announces."""
 
     def __init__(self, path: Path) -> None:
         """Read *path*, which may be missing. Raises LedgerError."""
@@ -114,15 +119,15 @@ class ExecutorLedger:
         self.load()
 
     def load(self) -> None:
-        """Read it again. Raises LedgerError."""
+        """Read the stored ledger. Raises LedgerError."""
         self.entries: dict[str, Entry] = {}
-        #: The highest fencing token seen of any advisory: an older one is never acted on.
+        #: Highest fencing token seen, by advisory; advice with an older token is never acted on.
         self.tokens: dict[str, int] = {}
         #: Identity of the aggregator's store that issued the entries and tokens; "": unknown.
         self.store = ""
-        #: Nodes that were reported to the aggregator as out: the next process reports which of them are back.
+        #: Nodes that were reported to the aggregator as out; the next process reports the returned nodes.
         self.reported: frozenset[str] = frozenset()
-        #: Nodes whose weight is not what it was.
+        #: Changed weights by node.
         self.weights: dict[str, WeightChange] = {}
         text = self.read_text()
         if text is not None:
@@ -132,18 +137,18 @@ class ExecutorLedger:
         return iter(list(self.entries.values()))
 
     def get(self, advisory: str) -> Entry | None:
-        """Return the entry of an advisory."""
+        """Return the entry of *advisory*."""
         return self.entries.get(advisory)
 
     def add(self, entry: Entry) -> None:
-        """Keep a new entry. Raises LedgerError beyond ENTRIES_MAX."""
+        """Add or replace an entry. Raises LedgerError beyond ENTRIES_MAX."""
         if len(self.entries) >= ENTRIES_MAX and entry.advisory not in self.entries:
             raise LedgerError(f"{self.place}: {ENTRIES_MAX} entries; nothing more is accepted")
         self.entries[entry.advisory] = entry
         self.tokens[entry.advisory] = max(self.tokens.get(entry.advisory, 0), entry.token)
 
     def remove(self, advisory: str) -> None:
-        """Forget an entry, and tokens of advisories that have none once they are many."""
+        """Remove an entry; beyond ENTRIES_MAX tokens also forget the tokens that are lowest and have no entry."""
         self.entries.pop(advisory, None)
         if len(self.tokens) > ENTRIES_MAX:
             newest = sorted(self.tokens.items(), key=lambda one: -one[1])[: ENTRIES_MAX // 2]
@@ -157,7 +162,7 @@ class ExecutorLedger:
         return [entry for entry in self.entries.values() if entry.node == node]
 
     def save(self) -> None:
-        """Write all, synced. Raises LedgerError."""
+        """Store the ledger, synced. Raises LedgerError."""
         document = {
             "format": FORMAT,
             "entries": [asdict(entry) for entry in self.entries.values()],
@@ -171,14 +176,14 @@ class ExecutorLedger:
         self.write_text(json.dumps(document))
 
     def write_text(self, text: str) -> None:
-        """Put *text* in place of what is stored, synced. Raises LedgerError."""
+        """Replace the stored text with *text*, synced. Raises LedgerError."""
         try:
             replace_file(self.path, text.encode())
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
 
     def read_text(self) -> str | None:
-        """Return what is stored; None for nothing. Raises LedgerError."""
+        """Return the stored text; None if nothing is stored. Raises LedgerError."""
         try:
             if self.path.stat().st_size > FILE_BYTES_MAX:
                 raise LedgerError(f"{self.path}: larger than {FILE_BYTES_MAX} bytes; {_MOVE}")
@@ -213,7 +218,7 @@ class ExecutorLedger:
 
 
 class UnsavedLedger(ExecutorLedger):
-    """A ledger that begins empty and is stored nowhere: of an executor that changes nothing."""
+    """A ledger that begins empty and is never stored, for an executor that changes nothing."""
 
     def read_text(self) -> str | None:
         """Return None."""
@@ -228,7 +233,7 @@ _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (i
 
 
 def _entry(document: Any) -> Entry:
-    """Return an entry as JSON has it. Raises KeyError, TypeError, ValueError."""
+    """Return the entry of a JSON object. Raises KeyError, TypeError, ValueError."""
     values = dict(document)
     jobs = {str(name): JobProgress(**one) for name, one in values.pop("jobs", {}).items()}
     entry = Entry(**values, jobs=jobs)
@@ -243,7 +248,7 @@ def _entry(document: Any) -> Entry:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others off the ledger in *folder*, which is made. Raises LedgerError."""
+    """Lock the ledger in *folder* against other executors; create *folder* if it is missing. Raises LedgerError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

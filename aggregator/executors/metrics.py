@@ -14,18 +14,19 @@ from .ledger import ExecutorLedger
 from .model import DONE, Advice, SchedulerState
 
 PREFIX = "gangline_executor_"
-#: From the first sight of an advisory to the answer DONE: an eviction takes under a second, a drain as long as its jobs.
+#: Buckets of the time from the first sight of an advisory to the answer DONE: under 1 s for an eviction, and as long as
+#: the node's jobs run for a drain.
 DONE_BOUNDS_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)
-#: Advisories whose first sight is remembered.
+#: Further open advisories are missing in `done_seconds`.
 SEEN_MAX = 20_000
 OK, FAILED = "ok", "failed"
-#: Steps that continue by themselves while nothing is done.
+#: Routine steps; they do not update `last_action`.
 UPKEEP = ("RenewLease", "Forget")
 
 
 @dataclass(frozen=True, slots=True)
 class MarkFigures:
-    """What is set, at one moment. Times in seconds since the epoch, 0 for none."""
+    """The marks in force at some moment. Times are seconds since the epoch; 0: no mark."""
 
     count: int = 0
     oldest_set: float = 0.0
@@ -35,11 +36,11 @@ class MarkFigures:
 
 @dataclass(slots=True)
 class ExecutorFigures:
-    """Written by the loop of the executor, read by any thread."""
+    """Figures of the executor, written by its loop and read by any thread."""
 
     marks_max: int = 0
     wall: Callable[[], float] = time.time
-    #: (kind of step, outcome) -> how often.
+    #: (kind of step, outcome) -> number of steps.
     actions: dict[tuple[str, str], int] = field(default_factory=dict)
     #: Answers to the aggregator, by state.
     answers: dict[str, int] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class ExecutorFigures:
     is_shadow: bool = False
     is_connected: bool = False
     open_advice: int = 0
-    #: Nodes that others took out, and marks of ours that somebody took away.
+    #: Number of nodes that a person or another program took out.
     foreign_nodes: int = 0
     marks: MarkFigures = field(default_factory=MarkFigures)
     last_action: float = 0.0
@@ -59,14 +60,14 @@ class ExecutorFigures:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def count_action(self, kind: str, error: str) -> None:
-        """Count one step, and when it was."""
+        """Count a step, and record its time unless its kind is in UPKEEP."""
         key = kind, FAILED if error else OK
         self.actions[key] = self.actions.get(key, 0) + 1
         if kind not in UPKEEP:
             self.last_action = self.wall()
 
     def count_answer(self, advisory: str, state: str) -> None:
-        """Count an answer; DONE ends the time that the advisory took."""
+        """Count an answer; for DONE also observe the time since the first sight of the advisory."""
         self.answers[state] = self.answers.get(state, 0) + 1
         seen = self._seen.pop(advisory, None)
         if state == DONE and seen is not None:
@@ -75,7 +76,10 @@ class ExecutorFigures:
     def note_advice(
         self, advice: Mapping[str, Advice], ledger: ExecutorLedger, actions: frozenset[str]
     ) -> list[Advice]:
-        """Remember when each open advisory was first seen, and return them. *actions*: what this executor carries out."""
+        """Record the first sight of each open advisory, and return the open advisories.
+
+        *actions*: the actions that this executor carries out.
+        """
         now = self.wall()
         is_open = [
             one
@@ -93,7 +97,7 @@ class ExecutorFigures:
     def observe(
         self, advice: Mapping[str, Advice], state: SchedulerState, ledger: ExecutorLedger, actions: frozenset[str],
     ) -> None:  # fmt: skip
-        """Take what is known after a turn."""
+        """Update the figures after a turn."""
         self.open_advice = len(self.note_advice(advice, ledger, actions))
         self.foreign_nodes = sum(bool(node.out) and not node.is_managed for node in state.nodes.values())  # fmt: skip
         set_marks = [entry for entry in ledger if entry.is_marked]
@@ -110,7 +114,7 @@ class ExecutorFigures:
         return exposition(self.families(), accept)
 
     def families(self) -> list[Metric]:
-        """Return all figures of now."""
+        """Return all current figures as metric families."""
         now, marks = self.wall(), self.marks
         answers = [([state], count) for state, count in sorted(self.answers.items())]
         overdue = max(0.0, now - marks.first_end) if marks.count else 0.0

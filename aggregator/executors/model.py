@@ -1,6 +1,6 @@
 """Types of an executor: nodes, jobs and holds of a scheduler, advice of the aggregator, and steps.
 
-Nothing here belongs to one scheduler. Times are seconds since the epoch by this machine's clock.
+These types are independent of the scheduler. Times are seconds since the epoch by this machine's clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Actions that keep new work off a node, the mildest first. The driver's wishes begin with a drain.
+#: Actions that keep new work off a node, the mildest first. Actions that the driver recommends begin with a drain.
 HOLDING_ACTIONS = (
     "AVOID",
     "DRAIN_AFTER_JOB",
@@ -27,17 +27,17 @@ HOLDING_ACTIONS = (
 )
 RETURN = "RETURN_TO_SERVICE"
 REBOOT, RESET_GPU = "REBOOT", "RESET_GPU"
-#: Actions that move running work. They are also carried out on nodes that take no new work.
+#: Actions that move running jobs, also off nodes that already take no new work.
 MOVING_ACTIONS = ("DRAIN_AT_CHECKPOINT", "EVICT_NOW")
-#: What an executor may be allowed to carry out.
+#: All actions that an operator may allow an executor to carry out.
 ACTIONS = (*HOLDING_ACTIONS, REBOOT, RESET_GPU, RETURN)
 
 #: States of an advisory in which it has not ended.
 OPEN_STATES = ("PROPOSED", "ACCEPTED", "DEFERRED")
-#: The state in which what was set stays in force until the advisory's expiry.
+#: State of an advisory whose mark stays in force until the advisory expires.
 DONE = "DONE"
 
-#: What is set in a scheduler bears one of these, so that it is known again.
+#: Prefixes and suffix of the names and reasons by which an executor recognizes its own marks.
 HOLD_PREFIX = "gangline_"
 EVICT_SUFFIX = "_evict"
 REASON_PREFIX = "gangline:v1;"
@@ -47,7 +47,7 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
 
 class SchedulerError(Exception):
-    """The scheduler does not respond, or refused a command; the message is its own."""
+    """The scheduler does not respond, or it refused a command; the message is the scheduler's."""
 
 
 # ---------------------------------------------------------------- what the scheduler says
@@ -55,7 +55,10 @@ class SchedulerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. `out`: why a person keeps work off it; `down`: why the scheduler does; "" where nobody does."""
+    """A node.
+
+    `out`: why a person keeps work off the node; `down`: why the scheduler keeps work off it; "" otherwise.
+    """
 
     name: str
     state: str
@@ -67,17 +70,17 @@ class Node:
     is_managed: bool = False
     #: False: the node has a foreign drain, whose reason a drain would overwrite.
     may_drain: bool = True
-    #: In service, and no job can start there now.
+    #: The node is in service, and no further job can start there now.
     is_busy: bool = False
-    #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
+    #: The scheduler prefers nodes of a lower weight; None: the scheduler has no weights.
     weight: int | None = None
-    #: Address or host name by which the scheduler reaches it; "": only its name is known.
+    #: Address or host name by which the scheduler reaches the node; "": only the node's name is known.
     address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledJob:
-    """A job that runs, waits or has just ended. The parts of a heterogeneous job are one."""
+    """A job that runs, waits or has just ended. A heterogeneous job is a single ScheduledJob with several parts."""
 
     name: str
     state: str
@@ -89,62 +92,65 @@ class ScheduledJob:
     started: float = 0.0
     ended: float = 0.0
     checkpoint_seconds: float = 0.0
-    #: It starts its step again on healthy nodes of its own (`gangline gang`): ending the step is enough.
+    #: The job restarts its step on its healthy nodes (`gangline gang`), so ending the step is enough.
     restarts_itself: bool = False
-    #: It waits only because it was requeued: it may start now.
+    #: Only the delay of its requeue keeps the job waiting; the delay may be lifted.
     waits_for_begin_time: bool = False
-    #: When the scheduler lets it start, while it waits for that time; 0: unknown.
+    #: Earliest start that the scheduler allows while the job waits for this time; 0: unknown.
     begins: float = 0.0
-    #: Nodes of its run before, as this process saw them, while it waits.
+    #: Nodes of the job's previous run, as this process saw them, while the job waits.
     previous_nodes: frozenset[str] = frozenset()
-    #: The scheduler's numbers of its parts.
+    #: The scheduler's numbers of the job's parts.
     parts: tuple[str, ...] = ()
-    #: The array that it is a task of, and which; "" for none.
+    #: Job array, and the index of this job in it; "" if the job is not an array task.
     array: str = ""
     array_task: str = ""
-    #: Addresses of its pods and of their nodes; Slurm's nodes have theirs in `Node`.
+    #: Addresses of the job's pods and of their nodes; addresses of Slurm's nodes are in `Node`.
     addresses: frozenset[str] = frozenset()
-    #: Why its nodes are unknown; "" if its nodes are known.
+    #: Why the job's nodes are unknown; "" if they are known.
     problem: str = ""
-    #: Which start of its processes this is, from 1, where its launcher tells (`cycle_info.py`); 0: not known.
+    #: Number of this start of the job's processes, from 1, if its launcher reports it (`cycle_info.py`); 0: unknown.
     cycle: int = 0
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds nodes."""
+        """Whether the job holds nodes."""
         return self.state in ("RUNNING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHold:
-    """Something that keeps new work off nodes until `ends` (0: unlimited). `name` begins with HOLD_PREFIX if an executor set it."""
+    """A hold: keeps new work off nodes until `ends` (0: unlimited).
+
+    `name` begins with HOLD_PREFIX if an executor set the hold.
+    """
 
     name: str
     nodes: frozenset[str]
     ends: float = 0.0
-    #: Devices of the nodes that it is about; () for the nodes themselves.
+    #: The held devices of the nodes; () if the hold covers whole nodes.
     devices: tuple[str, ...] = ()
-    #: Its jobs start on its nodes although another hold is in force there.
+    #: Jobs of this hold (for example a reservation) start on its nodes although another hold is in force there.
     overrides_holds: bool = False
 
     @property
     def is_managed(self) -> bool:
-        """Whether an executor set it."""
+        """Whether an executor set the hold."""
         return self.name.startswith(HOLD_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """What was read last."""
+    """The scheduler's state as of the last read."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     jobs: Mapping[str, ScheduledJob] = field(default_factory=dict)
     holds: Mapping[str, NodeHold] = field(default_factory=dict)
-    #: When the scheduler's controller started; 0: not read.
+    #: When the scheduler's controller started; 0: unknown.
     started: float = 0.0
 
     def is_held_in_vain(self, node: str) -> bool:
-        """Return whether a foreign hold lets jobs start on *node* although an executor holds the node."""
+        """Return whether jobs of a foreign hold may start on *node* although an executor holds the node."""
         return any(hold.overrides_holds and node in hold.nodes for hold in self.holds.values())
 
     def running_on(self, node: str) -> list[ScheduledJob]:
@@ -157,14 +163,14 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this version of the scheduler can do."""
+    """Capabilities of this version of the scheduler."""
 
     version: str = ""
-    #: A drain that ends by itself.
+    #: A drain ends by itself after a given time.
     drain_ends: bool = False
-    #: A requeued job that starts again on a node within the same second of the controller's clock fails there.
+    #: A requeued job fails if it restarts on a node within the same second of the controller's clock.
     restart_next_second: bool = False
-    #: Kinds of marks. A hold may be in force beside a foreign drain.
+    #: Supported kinds of marks. A hold may be in force together with a foreign drain.
     has_drain: bool = True
     has_hold: bool = True
 
@@ -191,16 +197,16 @@ class Advice:
     workload: str = ""
     checkpoint_seconds: float = 0.0
     proposed: float = 0.0
-    #: GPUs that it is about, by UUID.
+    #: UUIDs of the GPUs concerned.
     devices: tuple[str, ...] = ()
-    #: How sure it is: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
+    #: Kind of evidence: DETERMINISTIC, DEAD_JOB, STATISTICAL, ...
     basis: str = ""
     #: Identity of the aggregator's store. Names and tokens are unique within it; "": unknown.
     store: str = ""
 
     @property
     def hold_name(self) -> str:
-        """The name of what is set in the scheduler for it."""
+        """Name of the hold for this advisory."""
         suffix = EVICT_SUFFIX if self.action == "EVICT_NOW" else ""
         return f"{HOLD_PREFIX}{self.name}{suffix}"
 
@@ -211,10 +217,10 @@ class ExecutorPolicy:
 
     actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
     mark: str = "auto"
-    #: At most this many marks at one time, whatever the aggregator grants.
+    #: Limit of simultaneous marks, even if the aggregator grants more.
     marks_max: int = 100
     lease_seconds: float = 600.0
-    #: How our answers name us; the aggregator may put a login before it.
+    #: Name of this executor in its answers; the aggregator may prefix a login.
     actor: str = ""
     #: EVICT_NOW also ends the replicas of torchft on the node.
     kill_replicas: bool = False
@@ -222,7 +228,7 @@ class ExecutorPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Inputs of a decision. `is_live`: *advice* is complete and current; otherwise nothing new begins."""
+    """Inputs of a decision. `is_live`: `advice` is complete and current; otherwise no new advisory is accepted."""
 
     advice: Mapping[str, Advice]
     scheduler: SchedulerState
@@ -237,7 +243,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do. `advisory`: for which; `why`: as text."""
+    """A step of the executor. `advisory`: name of its advisory; `why`: the reason, as text."""
 
     advisory: str
     why: str
@@ -245,12 +251,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Accept(Step):
-    """Ask the aggregator for the advisory."""
+    """Accept the advisory at the aggregator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore(Step):
-    """Keep the advisory in the ledger again: its mark ended during an outage, and its fault is active."""
+    """Add the advisory to the ledger again: its mark ended during an outage, and its fault is active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,46 +268,46 @@ class AdoptStore(Step):
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Step):
-    """Keep the lease. `note`: which jobs are still on the node, and why."""
+    """Renew the lease. `note`: the jobs that are still on the node, and why."""
 
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Step):
-    """Tell the aggregator what came of it: DONE, FAILED or REJECTED, with `why` as the note."""
+    """Report the advisory's outcome to the aggregator: DONE, FAILED or REJECTED, with `why` as the note."""
 
     state: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forget(Step):
-    """Nothing of it is left; take it out of the ledger."""
+    """Remove the advisory from the ledger: none of its marks is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack(Step):
-    """A person took away what was set on *node*: tell the aggregator, and do not set it again."""
+    """Report to the aggregator that a person removed the mark on `node`, and do not set it again."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceHold(Step):
-    """Keep new work off *node* for this long; what runs there continues."""
+    """Keep new work off `node` for `seconds`; running jobs continue."""
 
     hold: str
     node: str
     seconds: float
     #: Another hold is in force on the node.
     overlaps: bool = False
-    #: GPUs that it is about, by UUID, where that is not the whole node: a scheduler that takes out single GPUs may hold these alone.
+    #: UUIDs of the GPUs to hold, () for the whole node. A scheduler that supports it may hold only these GPUs.
     devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendHold(Step):
-    """Let the hold end this many seconds from now."""
+    """Move the end of the hold to `seconds` from now."""
 
     hold: str
     seconds: float
@@ -309,14 +315,17 @@ class ExtendHold(Step):
 
 @dataclass(frozen=True, slots=True)
 class RemoveHold(Step):
-    """Take the hold away."""
+    """Remove the hold."""
 
     hold: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain(Step):
-    """Drain *node* under `reason`, for at most this many seconds if the scheduler supports it. `down`: it does not respond."""
+    """Drain `node` with `reason`, for at most `seconds` if the scheduler supports a limit.
+
+    `down`: the node does not respond.
+    """
 
     node: str
     reason: str
@@ -326,14 +335,17 @@ class Drain(Step):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Step):
-    """End our drain of *node*. Never sent to a node whose reason is not ours."""
+    """End the executor's drain of `node`. Never sent for a node whose reason a person or another program set."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Step):
-    """Stop *job* and put it back into the queue. `restarts`: how often it had been before; `node`: the node that it must leave."""
+    """Stop `job` and requeue it.
+
+    `restarts`: number of its earlier requeues; `node`: the node that the job must leave.
+    """
 
     job: str
     restarts: int
@@ -342,28 +354,31 @@ class Requeue(Step):
 
 @dataclass(frozen=True, slots=True)
 class StartNow(Step):
-    """Lift the delay that a requeue puts on *job*."""
+    """Lift the delay that a requeue puts on `job`."""
 
     job: str
-    #: Not before this second of the scheduler's clock; 0: now.
+    #: Earliest start, in seconds of the scheduler's clock; 0: now.
     begin: float = 0.0
-    #: Of the job, by the scheduler's numbers; empty: not known.
+    #: The scheduler's numbers of the job's parts; empty: unknown.
     parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EndStep(Step):
-    """End the steps of *job* that run on *node*; the job starts them again on its other nodes. Without any there is nothing to do."""
+    """End the steps of `job` that run on `node`; the job restarts them on its other nodes.
+
+    Does nothing without such steps.
+    """
 
     job: str
     node: str
-    #: How often the job had been requeued before.
+    #: Number of earlier requeues of the job.
     restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reboot(Step):
-    """Reboot *node* once it is free, and take it back into service."""
+    """Reboot `node` once it is free, then return it to service."""
 
     node: str
     reason: str
@@ -371,14 +386,14 @@ class Reboot(Step):
 
 @dataclass(frozen=True, slots=True)
 class ResetGpus(Step):
-    """Run the site's own command that resets the GPUs of *node*."""
+    """Run the site's command that resets the GPUs of `node`."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetWeight(Step):
-    """Give *nodes* this weight."""
+    """Set the scheduling weight of `nodes`."""
 
     nodes: tuple[str, ...]
     weight: int
@@ -386,12 +401,15 @@ class SetWeight(Step):
 
 @dataclass(frozen=True, slots=True)
 class KillReplicas(Step):
-    """End the replicas of torchft on *node*: the others of their job continue at once. Not a step of the scheduler's (`torchft.py`)."""
+    """End the torchft replicas on `node`, so that the job's other replicas continue at once.
+
+    `torchft.py` carries this step out, not the scheduler.
+    """
 
     node: str
 
 
-#: Steps that change the scheduler: the ledger is written before each.
+#: Steps that change the scheduler. The ledger is written before these steps, except before StartNow alone.
 SCHEDULER_STEPS = (
     PlaceHold,
     ExtendHold,
@@ -408,12 +426,12 @@ SCHEDULER_STEPS = (
 )
 
 
-#: Commands and calls that run at one time.
+#: Limit of commands and calls that run in parallel.
 TOGETHER_MAX = 8
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what each of *calls* returns, in order; several run at one time, each in a thread."""
+    """Return the results of *calls*, in order; up to TOGETHER_MAX run in parallel, each in a thread."""
     if len(calls) <= 1:
         return [call() for call in calls]
     with ThreadPoolExecutor(min(len(calls), TOGETHER_MAX)) as pool:
@@ -421,7 +439,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def attempt(call: Callable[[], object]) -> str:
-    """Return the error of *call*; "" where it succeeds."""
+    """Return the error of *call*; "" if it succeeds."""
     try:
         call()
     except SchedulerError as error:
@@ -430,7 +448,7 @@ def attempt(call: Callable[[], object]) -> str:
 
 
 def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict[Step, str]:
-    """Apply *steps* one after the other; return the error of each that failed."""
+    """Apply *steps* in sequence; return the error of each failed step."""
     errors: dict[Step, str] = {}
     for step in steps:
         try:
@@ -441,7 +459,7 @@ def apply_each(steps: Iterable[Step], apply_one: Callable[[Step], None]) -> dict
 
 
 class DoctorLevel(StrEnum):
-    """How grave a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -451,21 +469,21 @@ class DoctorLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One line: how grave, what is so, and what to do."""
+    """A finding: its severity, and a line that says the fact and the remedy."""
 
     level: DoctorLevel
     text: str
 
 
 class Scheduler(ABC):
-    """What an executor needs of a scheduler. Each method raises SchedulerError, and waits for a bounded time."""
+    """Interface of a scheduler. Each method raises SchedulerError, and waits for a bounded time."""
 
-    #: How answers and outcomes name it.
+    #: Name of the scheduler in answers and outcomes.
     name = "scheduler"
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
 
     @abstractmethod
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
@@ -477,20 +495,26 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return the holds that stand now, by name."""
+        """Return the holds in force, by name."""
 
     def started(self) -> float:
-        """Return when its controller started, 0 where that is not known: what it lost then nobody took away."""
+        """Return when the scheduler's controller started; 0: unknown.
+
+        A mark that the controller lost in this restart was not removed by a person.
+        """
         return 0.0
 
     def remove_expired(self) -> None:
-        """Take away what executors set and what is past its end, where the scheduler does not do so by itself."""
+        """Remove expired marks of executors, if the scheduler does not remove them by itself."""
         return
 
     def clear_health(self) -> tuple[list[str], list[str]]:
-        """Take away what executors publish about nodes' health; return (what was done, what failed)."""
+        """Remove the health that executors published on nodes; return (completed actions, failures)."""
         return [], []
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps* of SCHEDULER_STEPS; return the error of each that failed. A step that is so already is no error."""
+        """Carry out *steps* of SCHEDULER_STEPS; return the error of each failed step.
+
+        A step whose effect already exists succeeds.
+        """

@@ -1,6 +1,7 @@
 """Ray: placement groups are gangs; the only action is a drain, which ends the node permanently.
 
-All that needs Ray runs in Ray's own Python, by `packaging/ray/gangline_ray.py`: versions of client and cluster must agree.
+Code that imports Ray runs in Ray's own Python (`packaging/ray/gangline_ray.py`), because the versions of client and cluster
+must agree.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from .model import (
 )
 from .slurm import Run, run_command
 
-#: Of `ray.util.placement_group`; a group that is removed has ended.
+#: State in `ray.util.placement_group` -> state of a ScheduledJob; a removed group has ended.
 GROUP_STATES = {"CREATED": "RUNNING", "PENDING": "PENDING", "RESCHEDULING": "PENDING", "REMOVED": "COMPLETED"}  # fmt: skip
-#: Ray's Python takes seconds to load it.
+#: Timeout of the helper program: Ray's Python takes seconds to import Ray.
 HELPER_SECONDS = 30.0
 IRREVERSIBLE = "a drain of Ray cannot be taken back: start Ray on the machine again"
 
 
 class Ray(Scheduler):
-    """By the helper program; *run* stands for it in tests of parsing."""
+    """Ray, through the helper program; tests of parsing replace *run*."""
 
     name = "ray"
 
@@ -48,19 +49,19 @@ class Ray(Scheduler):
         drain_seconds: float,
         run: Run | None = None,
     ) -> None:
-        """*helper*: Ray's Python and the path of gangline_ray.py; *address*: of the head node, HOST:PORT."""
+        """*helper*: Ray's Python and the path of gangline_ray.py; *address*: HOST:PORT of the head node."""
         self._helper, self._address = helper, address
         self._drain_seconds = drain_seconds
         self._run = run or partial(run_command, seconds_max=HELPER_SECONDS)
-        #: Message of each node that we drained: Ray shows none before the node has ended.
+        #: Node id -> message of this executor's drain: Ray shows the message only after the node has ended.
         self._drained: dict[str, str] = {}
 
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
         return Capabilities(str(self._state().get("version", ""))[:40], has_hold=False)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
-        """Return nodes by name, those that have ended under our drain, too."""
+        """Return nodes by name, including nodes that ended under an executor's drain."""
         nodes = {
             name: self._node(name, record) for name, record in _nodes_by_name(self._state()).items()
         }
@@ -71,7 +72,7 @@ class Ray(Scheduler):
             found, _, reason = str(record.get("death_message", "")).partition(REASON_PREFIX)
             if not _:
                 return Node(name, "DEAD", str(found)[:500], is_responding=False, down="DEAD")
-            # Without `adv=`: nothing of it is left to undo.
+            # Without `adv=`, because nothing is left to undo.
             reason = f"{REASON_PREFIX}{reason}".partition(";adv=")[0][:500]
             return Node(name, "DEAD", reason, False, f"drained: {reason}", "", is_managed=True)
         if record.get("draining") is not True:
@@ -85,7 +86,7 @@ class Ray(Scheduler):
         return parse_groups(self._state())
 
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return nothing: a drain is the only mark."""
+        """Return no holds: a drain is the only mark."""
         return {}
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
@@ -127,13 +128,13 @@ def _records(state: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _name_of(record: Mapping[str, Any]) -> str:
-    """Return the name that the node was started with, `ray start --node-name`; without one Ray puts the address there: then the host's."""
+    """Return the name in `ray start --node-name`; else the host name, because Ray then uses the address as name."""
     name = str(record.get("name") or "")
     return name if name and name != record.get("address") else str(record.get("hostname") or "")
 
 
 def _nodes_by_name(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return nodes by name: of several of one name the one that is alive, else the one listed last."""
+    """Return nodes by name; among nodes of the same name an alive node is preferred, else the last in the list."""
     found: dict[str, Mapping[str, Any]] = {}
     for record in _records(state, "nodes"):
         name = _name_of(record)
@@ -162,7 +163,7 @@ def parse_groups(state: Mapping[str, Any]) -> dict[str, ScheduledJob]:
 
 
 def doctor_findings(ray: Ray, drains: bool) -> Iterable[DoctorFinding]:
-    """Yield what is so, and what would surprise. Raises SchedulerError if Ray does not respond."""
+    """Yield the state of Ray and unexpected behavior. Raises SchedulerError if Ray does not respond."""
     version, nodes = ray.capabilities().version, ray.read_nodes()
     alive = sum(node.state == "ALIVE" for node in nodes.values())
     yield DoctorFinding(DoctorLevel.OK, f"Ray {version} answers: {alive} nodes")

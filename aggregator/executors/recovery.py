@@ -1,6 +1,6 @@
-"""How a gang continues after its job was requeued: requests a plan and reports the recovery's duration. No I/O.
+"""Recovery of a gang whose job was requeued: builds the plan request and the report of the recovery's duration. No I/O.
 
-The scheduler chooses the nodes; a plan is advice. The executor waits for it no longer than the job waits anyway.
+The scheduler chooses the nodes; a plan is advice. Waiting for the plan never delays the job.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from ...contract.wire import recovery_pb2
 from .model import ScheduledJob, SchedulerState
 
-#: A plan that takes longer is given up.
+#: Timeout of a plan request.
 PLAN_SECONDS = 0.5
-#: A job that does not run after this time has no recovery that could be measured.
+#: A recovery is reported as failed if the job does not run after this time.
 RECOVERY_SECONDS_MAX = 900.0
-#: Until a requeued job runs its state is read this often, for at most this long.
+#: Period of the reads of a requeued job's state until the job runs, and the limit of their duration.
 RECOVERY_POLL_SECONDS, RECOVERY_POLLED_SECONDS = 0.2, 10.0
-#: Recoveries that are followed, and reports that wait while the aggregator is away.
+#: Limit of followed recoveries, and of reports queued while the aggregator is unreachable.
 RECOVERIES_MAX = 1000
 CHECKPOINT_SECONDS_MIN, CHECKPOINT_SECONDS_MAX = 1.0, 7 * 86_400.0
 GPUS_PER_NODE_MAX = 255
 
-#: Kinds that a requeue can follow: the job starts again, on these nodes.
+#: Kinds of recovery that a requeue can carry out: the job restarts on given nodes.
 FOLLOWED = (
     recovery_pb2.RECOVERY_HOT_SPARE,
     recovery_pb2.RECOVERY_FREE_NODE,
@@ -32,21 +32,21 @@ FOLLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecovery:
-    """The aggregator's plan. Names are the scheduler's."""
+    """The aggregator's plan, with the scheduler's names of nodes."""
 
-    #: Of the cheapest way: `FREE_NODE`, `SHRINK`, ...
+    #: Kind of the cheapest option: `FREE_NODE`, `SHRINK`, ...
     kind: str
     decision: str
     gpu_hours: float
     #: (node, its replacement).
     replacements: tuple[tuple[str, str], ...]
-    #: Nodes on which the job would run by the cheapest way that a requeue can follow.
+    #: Nodes of the job in the cheapest option of a FOLLOWED kind.
     nodes: frozenset[str]
-    #: Why a restart will fail again; "" where nothing says so.
+    #: Why a restart will fail again; "" if the aggregator gave no such reason.
     futile: str = ""
 
     def text(self) -> str:
-        """Return it in a few words."""
+        """Return the plan as text of at most 200 characters."""
         moves = ", ".join(f"{by} for {node}" for node, by in self.replacements[:4])
         more = f" and {len(self.replacements) - 4} more" if len(self.replacements) > 4 else ""
         futile = f"; a restart is futile: {self.futile}" if self.futile else ""
@@ -57,7 +57,10 @@ class PlannedRecovery:
 
 @dataclass(slots=True)
 class FollowedRecovery:
-    """A job that was requeued off *node*, until it runs again. Times are of this machine."""
+    """A job that was requeued off `node`, until it runs again.
+
+    Times are seconds since the epoch by this machine's clock.
+    """
 
     advisory: str
     job: ScheduledJob
@@ -75,7 +78,10 @@ def plan_request(
     host_of: Callable[[str], str],
     free: Collection[str],
 ) -> recovery_pb2.PlanRecoveryRequest | None:
-    """Return what to ask when *job* loses *node*; *free*: nodes that the scheduler could give it. None: the aggregator does not know its nodes."""
+    """Return the plan request for *job*, which loses *node*; None if the aggregator does not know the job's nodes.
+
+    *free*: nodes that the scheduler could give the job.
+    """
     members = sorted(job.nodes)
     hosts = [host_of(one) for one in members]
     if node not in job.nodes or any(host not in indexes for host in hosts):
@@ -89,10 +95,10 @@ def plan_request(
     each, rest = divmod(job.gpus, len(members))
     if not rest and each <= GPUS_PER_NODE_MAX:
         request.gang.gpus_per_node = each
-    # Without a workload: the service refuses the name of a job whose run it has not seen for long enough.
+    # The request has no workload: the service refuses a job whose run it has not seen for long enough.
     if CHECKPOINT_SECONDS_MIN <= job.checkpoint_seconds <= CHECKPOINT_SECONDS_MAX:
         request.gang.checkpoint_interval.FromMilliseconds(int(1000 * job.checkpoint_seconds))
-    # Its own nodes are free again once it has left them.
+    # The job's own nodes are free again once the job has left them.
     candidates = {indexes[host] for one in {*free, *members} if (host := host_of(one)) in indexes}
     bitmap = bytearray(max(indexes.values(), default=0) // 8 + 1)
     for index in candidates - {indexes[host_of(node)]}:
@@ -102,7 +108,7 @@ def plan_request(
 
 
 def free_nodes(state: SchedulerState) -> list[str]:
-    """Return the nodes that a job could be given now."""
+    """Return the idle nodes in service that no hold covers."""
     held = {name for hold in state.holds.values() for name in hold.nodes}
     return [
         node.name
@@ -121,7 +127,7 @@ def read_plan(
     names: Sequence[str],
     node_of: Callable[[str], str],
 ) -> PlannedRecovery | None:
-    """Return the plan of *reply*; None where it has no way, or names nodes that nobody knows."""
+    """Return the plan of *reply*; None if it has no option. The plan has no nodes if one of them is unknown."""
 
     def name_of(index: int) -> str:
         return node_of(names[index]) if index < len(names) else ""
@@ -144,7 +150,10 @@ def read_plan(
 def report_of(
     one: FollowedRecovery, state: SchedulerState, now: float, cluster: str, ahead: float
 ) -> recovery_pb2.ReportRecoveryRequest | None:
-    """Return the report of a recovery that is over, None while it continues. *ahead*: of the aggregator's clock."""
+    """Return the report of a finished recovery; None while the recovery continues.
+
+    *ahead*: seconds by which the aggregator's clock is ahead of this machine's.
+    """
     job = state.jobs.get(one.job.name)
     runs = (
         job is not None
@@ -163,7 +172,7 @@ def report_of(
         workload=one.job.name[:256],
         note="" if runs else "it had ended when it was next checked" if has_ended else "it waits for nodes",
     )  # fmt: skip
-    # Clocks of two machines: a time is never before the one ahead of it.
+    # Clocks of two machines differ: no reported time may be before the preceding time.
     at = max(0.0, one.detected)
     for field, when in (
         ("detect_time", at),
@@ -177,7 +186,7 @@ def report_of(
 
 
 def _kind(one: FollowedRecovery, job: ScheduledJob) -> recovery_pb2.RecoveryKind:
-    """Return what the scheduler did: the healthy nodes stayed, or not."""
+    """Return FREE_NODE if the job kept all its healthy nodes, else RESTART_ELSEWHERE."""
     if job.nodes >= one.job.nodes - {one.node}:
         return recovery_pb2.RECOVERY_FREE_NODE
     return recovery_pb2.RECOVERY_RESTART_ELSEWHERE

@@ -1,7 +1,7 @@
-"""Follows requeued jobs until they run again: requests a plan meanwhile, and reports the duration of each part.
+"""Follows requeued jobs until they run again: requests a plan, and reports the duration of each phase of the recovery.
 
-The job can restart without it: without a plan in time, or without an aggregator, the scheduler chooses. Recoveries that a
-killed executor was following are not reported.
+A job restarts without this module too: without a plan in time, or without an aggregator, the scheduler chooses the nodes. A
+recovery is not reported if the executor is killed before its end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .settings import NodeNames
 
 log = logging.getLogger(__name__)
 
-#: The names of hosts are read again after this time; where that failed, too.
+#: Period of reading the names of hosts, also after a failure.
 DICTIONARY_SECONDS = 60.0
 
 
 class RecoveryFollower:
-    """Belongs to the executor's thread."""
+    """The recoveries in progress, their plans and unsent reports. Used only by the executor's thread."""
 
     def __init__(self, client: AggregatorClient, names: NodeNames, cluster: str) -> None:
         self._client, self._names, self._cluster = client, names, cluster
@@ -38,15 +38,15 @@ class RecoveryFollower:
         self._indexes: dict[str, int] = {}
         self._read_at = float("-inf")
         self._is_silent = False
-        #: By (advisory, job).
+        #: (advisory, job) -> recovery.
         self._followed: dict[tuple[str, str], FollowedRecovery] = {}
         self._pending: dict[tuple[str, str], PendingPlan] = {}
-        #: What plans say, the oldest first.
+        #: (advisory, job) -> text of the plan, the oldest first.
         self._texts: dict[tuple[str, str], str] = {}
         self._reports: list[recovery_pb2.ReportRecoveryRequest] = []
 
     def refresh(self, monotonic: float) -> None:
-        """Read the names of hosts now and then, so that a plan can be asked for at once."""
+        """Read the names of hosts every DICTIONARY_SECONDS, so that a plan can be requested at once."""
         if monotonic - self._read_at < DICTIONARY_SECONDS:
             return
         self._read_at = monotonic
@@ -65,7 +65,7 @@ class RecoveryFollower:
             self._indexes = {name: index for index, name in enumerate(found.names)}
 
     def begin(self, requeue: Requeue, advice: Advice | None, state: SchedulerState) -> None:
-        """A job is about to be requeued: ask for a plan."""
+        """Follow a job that is about to be requeued, and request a plan for it."""
         job = state.jobs.get(requeue.job)
         if job is None or advice is None or len(self._followed) >= RECOVERIES_MAX:
             return
@@ -87,7 +87,7 @@ class RecoveryFollower:
             self._pending[key] = self._client.plan_recovery(request, PLAN_SECONDS)
 
     def note(self, requeue: Requeue, error: str, now: float) -> None:
-        """The scheduler answered."""
+        """Record the scheduler's answer to a requeue: on *error* forget the recovery."""
         key = requeue.advisory, requeue.job
         if error:
             self._followed.pop(key, None)
@@ -96,7 +96,7 @@ class RecoveryFollower:
             self._followed[key].decided = now
 
     def collect(self) -> None:
-        """Take plans that are here."""
+        """Store the plans that have arrived."""
         for key, pending in list(self._pending.items()):
             if not pending.is_done():
                 continue
@@ -105,7 +105,7 @@ class RecoveryFollower:
                 reply = pending.result()
             except ClientError as error:
                 log.info("job %s: no plan, the scheduler chooses: %s", key[1], error)
-                self._read_at = float("-inf")  # the names may be of another epoch
+                self._read_at = float("-inf")  # the node dictionary may be outdated
                 continue
             dictionary, one = self._dictionary, self._followed.get(key)
             if one is None or dictionary is None:
@@ -119,25 +119,25 @@ class RecoveryFollower:
                     del self._texts[next(iter(self._texts))]
 
     def planned_nodes(self) -> frozenset[str]:
-        """Return the nodes on which plans have jobs run that do not run yet."""
+        """Return the planned nodes of all recoveries in progress."""
         plans = (one.plan for one in self._followed.values())
         return frozenset(name for plan in plans if plan is not None for name in plan.nodes)
 
     def plan_texts(self, advisory: str) -> list[str]:
-        """Return the plans that were made for the jobs of an advisory."""
+        """Return the texts of the plans for the jobs of *advisory*."""
         return [text for (name, _), text in self._texts.items() if name == advisory]
 
     def forget(self) -> None:
-        """Forget plans and recoveries: their advisories are of another store."""
+        """Forget plans and recoveries, because their advisories belong to another store."""
         for pending in (self._followed, self._pending, self._texts):
             pending.clear()
 
     def is_urgent(self, now: float) -> bool:
-        """Return whether a job is about to run again."""
+        """Return whether a job was requeued less than RECOVERY_POLLED_SECONDS ago and does not run yet."""
         return any(now - one.decided < RECOVERY_POLLED_SECONDS for one in self._followed.values())
 
     def finish(self, state: SchedulerState, now: float) -> None:
-        """Write reports of recoveries that are over."""
+        """Queue the reports of finished recoveries."""
         for key, one in list(self._followed.items()):
             if not one.decided:
                 continue
@@ -150,7 +150,10 @@ class RecoveryFollower:
                 self._reports.append(report)
 
     def send(self) -> None:
-        """Report what is over. Raises ClientError; what is refused is dropped."""
+        """Send the queued reports.
+
+        Raises ClientError; a refused report is dropped, an undelivered report stays queued.
+        """
         while self._reports:
             try:
                 self._client.report_recovery(self._reports[0])

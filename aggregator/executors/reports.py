@@ -1,4 +1,4 @@
-"""What an executor reports about its scheduler: gangs, nodes taken out by others, and how jobs ended. No I/O."""
+"""Builds an executor's reports about its scheduler: gangs, nodes taken out by others, and how jobs ended. No I/O."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...contract.wire import advisory_pb2, outcome_pb2
 from .ledger import ExecutorLedger
 from .model import ScheduledJob, SchedulerState
 
-#: A gang and an unavailable node are valid this long unless reported again; reports repeat after a third of it.
+#: A reported gang or unavailable node is valid this long; reports repeat after a third of this time.
 TTL_SECONDS = 600.0
-#: In one request.
+#: Limits of a request.
 GANGS_PER_REQUEST, NODES_PER_GANG_MAX, NODES_PER_REQUEST = 1000, 10_000, 50_000
 OUTCOMES_PER_REQUEST, OUTCOME_NODES_MAX = 1000, 4096
-#: Outcomes that wait while the aggregator is away; older ones are dropped first.
+#: Limit of outcomes queued while the aggregator is unreachable; beyond it the oldest outcomes are dropped.
 OUTCOMES_WAITING_MAX = 10_000
 
-#: States in which a job was interrupted by health, not by its owner or by preemption.
+#: States of a job that a fault interrupted, not its owner or a preemption.
 INTERRUPTED_STATES = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 
 HostOf = Callable[[str], str]
@@ -27,27 +27,33 @@ HostOf = Callable[[str], str]
 
 @dataclass(slots=True)
 class Reported:
-    """What the aggregator was reported. After a start all is reported again, and of `unavailable` the names come from the ledger."""
+    """The state that was reported to the aggregator.
+
+    After a start everything is reported again; only the names in `unavailable` come from the ledger.
+    """
 
     gangs: dict[str, tuple[object, float]] = field(default_factory=dict)
     unavailable: dict[str, tuple[str, float]] = field(default_factory=dict)
-    #: Jobs that ran when they were last looked at.
+    #: Jobs that ran at the last call of `collect_outcomes`.
     running: dict[str, ScheduledJob] = field(default_factory=dict)
-    #: (job, restarts) that we evicted -> the node that the advice was about.
+    #: (evicted job, restarts) -> node of the advisory.
     evicted: dict[tuple[str, int], str] = field(default_factory=dict)
     outcomes: list[outcome_pb2.Outcome] = field(default_factory=list)
     dropped_count: int = 0
 
 
 def earlier_reports(nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
-    """Return `Reported.unavailable` for nodes that an earlier process reported: those still out are reported again, the others returned."""
+    """Return `Reported.unavailable` for *nodes*, which an earlier process reported.
+
+    Nodes that are still out are then reported again, and the other nodes are reported as returned.
+    """
     return {node: ("", -math.inf) for node in nodes}
 
 
 def gang_updates(
     reported: Reported, state: SchedulerState, now: float, host_of: HostOf
 ) -> tuple[list[advisory_pb2.Gang], list[str]]:
-    """Return gangs to tell and workloads that ended: at most one request's worth, the rest comes with the next call."""
+    """Return (gangs to report, ended workloads) within the limits of a request; the next call returns the rest."""
     running = {job.name: job for job in state.jobs.values() if job.is_running and job.nodes}
     gangs: list[advisory_pb2.Gang] = []
     nodes = 0
@@ -65,7 +71,7 @@ def gang_updates(
 
 
 def _gang_key(job: ScheduledJob) -> object:
-    """Return what a gang is reported again for as soon as it changes."""
+    """Return the values of a gang whose change is reported at once."""
     return job.nodes, job.gpus, job.restarts, job.checkpoint_seconds, job.cycle
 
 
@@ -87,7 +93,7 @@ def record_gangs(
     ended: Iterable[str],
     now: float,
 ) -> None:
-    """Note that the aggregator took them."""
+    """Record that the aggregator received *gangs* and *ended*."""
     for gang in gangs:
         job = state.jobs.get(gang.workload)
         if job is not None:
@@ -99,7 +105,7 @@ def record_gangs(
 def unavailable_updates(
     reported: Reported, state: SchedulerState, ledger: ExecutorLedger, now: float, host_of: HostOf
 ) -> tuple[dict[str, str], list[str]]:
-    """Return hosts that others took out, with why, and those that are back. What this executor set is not among them."""
+    """Return (host taken out by others -> reason, returned hosts), without the marks of this executor."""
     managed = {entry.node for entry in ledger if entry.is_marked}
     out: dict[str, str] = {}
     for node in state.nodes.values():
@@ -124,7 +130,7 @@ def unavailable_updates(
 def record_unavailable(
     reported: Reported, fresh: dict[str, str], back: Iterable[str], now: float, node_of: HostOf
 ) -> None:
-    """Note that the aggregator took them."""
+    """Record that the aggregator received *fresh* and *back*."""
     for host, reason in fresh.items():
         reported.unavailable[node_of(host)] = reason, now
     for host in back:
@@ -139,7 +145,7 @@ def collect_outcomes(
     now: float,
     host_of: HostOf,
 ) -> None:
-    """Add an outcome for each run of a job that ended since the last call: it ended, was requeued, or lost a node."""
+    """Add an outcome for each run that ended since the last call: the job ended, was requeued, or lost a node."""
     for entry in ledger:
         for name, progress in entry.jobs.items():
             if progress.state != "left":
@@ -162,12 +168,12 @@ def collect_outcomes(
     for name, before in reported.running.items():
         after = running.get(name)
         if after and before.cycle and not after.cycle and after.restarts == before.restarts:
-            running[name] = before  # its launcher's file cannot be read for a while
+            running[name] = before  # the file of the job's launcher is temporarily unreadable
     reported.running = running
 
 
 def _is_same_run(before: ScheduledJob, after: ScheduledJob) -> bool:
-    """Return whether the job continues. A launcher that begins to tell of its cycles, or ends, starts nothing."""
+    """Return whether the job continues. A cycle number that becomes known or unknown does not begin a new run."""
     is_cycle_known = before.cycle and after.cycle
     return after.restarts == before.restarts and (not is_cycle_known or after.cycle == before.cycle)
 
@@ -182,9 +188,9 @@ def _outcome(
     now: float,
     host_of: HostOf,
 ) -> outcome_pb2.Outcome:
-    """Return how the run *before* ended; *after*: the job as it is now, None where the scheduler has forgotten it.
+    """Return the outcome of the run *before*. *after*: the job now; None if the scheduler has forgotten the job.
 
-    A job that its launcher started again within its allocation lost the nodes that it does not use any more, where an executor has *marked* them.
+    If a launcher restarted the job within its allocation, the *marked* nodes that the job has left count as lost.
     """
     restarted = after is not None and 0 < before.cycle < after.cycle
     left = before.nodes - after.nodes if after is not None and restarted else frozenset()
@@ -195,7 +201,7 @@ def _outcome(
     ]  # fmt: skip
     requeued = after is not None and not after.ended and after.restarts >= before.restarts
     state_name = after.state if after is not None else "unknown"
-    # A requeue without a lost node is a person's or a preemption.
+    # A requeue without a lost node comes from a person or a preemption.
     interrupted = (
         bool(evicted_from) or (requeued and bool(lost)) or state_name in INTERRUPTED_STATES
     )

@@ -15,16 +15,16 @@ from .client import CALL_SECONDS, LATER, ClientError
 from .ledger import ExecutorLedger, WeightChange
 from .model import Node, SetWeight
 
-#: By their numbers; 0 is none.
+#: Names by protobuf number. Number 0 (unspecified) is left out of _STATES.
 _STATES = {number: name for name, number in score_pb2.HealthState.items() if number}
 _REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.items() if n}
-#: Nothing is known of the host now.
+#: States of a host without a current report.
 UNKNOWN_STATES = frozenset({"STALE", "UNKNOWN"})
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """A node by its scores. `bucket`: 0 best to 3; `is_allowed`: new work may be placed there."""
+    """The health of a node. `bucket`: 0 (best) to 3; `is_allowed`: new work may be placed on the node."""
 
     bucket: int
     is_allowed: bool
@@ -33,15 +33,15 @@ class NodeHealth:
 
     @property
     def is_known(self) -> bool:
-        """Whether its agent reports."""
+        """Whether the node's agent reports."""
         return self.state not in UNKNOWN_STATES
 
 
 class ScoreReader:
-    """Asks for scores over *channel*. One thread."""
+    """Reads scores over *channel*. For a single thread."""
 
     def __init__(self, channel: grpc.Channel, node_of_host: Callable[[str], str]) -> None:
-        """*node_of_host*: the scheduler's name of a host, "" for none."""
+        """*node_of_host*: returns the scheduler's name of a host, "" if the scheduler does not know the host."""
         self._stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
         self._node_of_host = node_of_host
         self._names_version, self._names = 0, list[str]()
@@ -73,7 +73,10 @@ class ScoreReader:
 def health_of(
     reply: score_pb2.ScoreNodesResponse, names: list[str], node_of_host: Callable[[str], str]
 ) -> dict[str, NodeHealth]:
-    """Return what *reply* says of each node. Raises ClientError if its columns are not of one length, or too many."""
+    """Return the health of each node in *reply*.
+
+    Raises ClientError if the columns differ in length or have more than NODES_MAX entries.
+    """
     count = len(reply.node_index)
     columns = (reply.state, reply.bucket, reply.reason)
     if count > NODES_MAX:
@@ -91,17 +94,17 @@ def health_of(
     return found
 
 
-#: What reads the health of all nodes; raises ClientError.
+#: Reads the health of all nodes; raises ClientError.
 ReadHealth = Callable[[], Mapping[str, NodeHealth]]
 
 
 # ----------------------------------------------------------------------
-# Weights of nodes: a hint by which the scheduler takes healthier nodes first. It refuses no job. No I/O.
+# Weights of nodes: a hint to the scheduler to prefer healthier nodes; a weight refuses no job. No I/O.
 #
-# A node's weight becomes what it was, plus its bucket: 0 for the best, 3 for the worst. What it was is in the ledger,
-# and comes back.
+# A node's weight is set to its original weight plus its bucket: 0 for the best, 3 for the worst. The ledger keeps the
+# original weight, which is restored afterwards.
 
-#: The advisory that steps about weights name: none.
+#: `advisory` of steps about weights: they belong to no advisory.
 NO_ADVISORY = ""
 
 
@@ -111,7 +114,10 @@ def weight_steps(
     preferred: Collection[str],
     ledger: ExecutorLedger,
 ) -> list[SetWeight]:
-    """Return one step for each weight that nodes are to get. Nodes in neither *buckets* nor *preferred* get back what they had."""
+    """Return a step for each new weight, with the nodes that get it.
+
+    Nodes in neither *buckets* nor *preferred* get back their original weight.
+    """
     groups: dict[int, list[str]] = {}
     for name in sorted({*buckets, *preferred, *ledger.weights}):
         node = nodes.get(name)
@@ -136,7 +142,11 @@ def _why(weight: int, preferred: Collection[str], names: list[str]) -> str:
 
 
 def base_weight(weight: int, change: WeightChange | None) -> int:
-    """Return what the weight was before ours. One that is not of ours is a person's, or the configuration's after a restart: it counts."""
+    """Return the node's weight without the executor's change.
+
+    A *weight* that the executor did not set is kept: a person set it, or the scheduler read it from its configuration at a
+    restart.
+    """
     if change is None or weight not in (change.before, change.given, change.earlier):
         return weight
     return change.before
@@ -145,7 +155,7 @@ def base_weight(weight: int, change: WeightChange | None) -> int:
 def record_weight_intent(
     step: SetWeight, nodes: Mapping[str, Node], ledger: ExecutorLedger
 ) -> None:
-    """Note in *ledger* what is about to be set, and what stood there before."""
+    """Record in *ledger* the weight that is about to be set, and the original weight."""
     for name in step.nodes:
         node = nodes.get(name)
         if node is None or node.weight is None:
@@ -155,7 +165,7 @@ def record_weight_intent(
 
 
 def forget_restored(nodes: Mapping[str, Node], ledger: ExecutorLedger) -> bool:
-    """Forget nodes that have what they had before, or a weight of somebody else's; return whether there were any."""
+    """Forget nodes with their original weight or a weight that no executor set; return whether there were any."""
     done = [
         name
         for name, change in ledger.weights.items()
@@ -169,5 +179,5 @@ def forget_restored(nodes: Mapping[str, Node], ledger: ExecutorLedger) -> bool:
 
 
 def restore_steps(nodes: Mapping[str, Node], ledger: ExecutorLedger) -> list[SetWeight]:
-    """Return the steps that give nodes back what they had; a weight that a person set since stays."""
+    """Return the steps that restore the original weights; a weight that a person has set since stays."""
     return weight_steps(nodes, {}, (), ledger)

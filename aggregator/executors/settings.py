@@ -26,16 +26,16 @@ from .torchft import LIGHTHOUSES_MAX, parse_http_address
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
-#: A name of an object or namespace of Kubernetes.
+#: Name of a Kubernetes object or namespace.
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-#: Patterns of extended resources: whole GPUs, shared ones (`gpu.shared`), MIG instances, vGPU profiles and passed-through chips
-#: (names in capitals), partitions of AMD, and shares by other plugins.
+#: Patterns of extended resources: whole GPUs, shared GPUs (`gpu.shared`), MIG instances, vGPU profiles and
+#: passed-through chips (names in capitals), AMD partitions, and shares of GPUs by other device plugins.
 GPU_RESOURCES = (
     "nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "nvidia.com/pgpu*", "nvidia.com/[A-Z]*", "amd.com/gpu*",
     "amd.com/?px*", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi*", "k8s.amazonaws.com/vgpu", "aliyun.com/gpu-*",
     "volcano.sh/gpu-*", "volcano.sh/vgpu-*", "tencent.com/vcuda-*",
 )  # fmt: skip
-#: Keys of taints that stand on nodes in service.
+#: Keys of taints that nodes in service have.
 USUAL_TAINTS = (
     "nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "node-role.kubernetes.io/*", "cloud.google.com/*", "eks.amazonaws.com/*",
     "kubernetes.azure.com/*", "sku", "dedicated",
@@ -95,7 +95,7 @@ def _check_drain(mark: str) -> None:
 
 
 def _check_drain_actions(actions: tuple[str, ...]) -> None:
-    """A scheduler in which nodes are drained, and all else is left to people."""
+    """Check the actions for a scheduler in which the executor only drains nodes. Raises ValueError."""
     _check_actions(actions)
     for action in (REBOOT, RESET_GPU, "DRAIN_AT_CHECKPOINT"):
         if action in actions:
@@ -110,7 +110,7 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
 
 
-#: Of `cycle_info_dirs`.
+#: Limit of folders in `cycle_info_dirs`.
 FOLDERS_MAX = 16
 
 
@@ -142,7 +142,7 @@ def _cluster(name: str, noun: str = "cluster") -> Any:
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """One executor of one scheduler."""
+    """Settings of an executor of a scheduler, with Slurm's defaults."""
 
     ledger: str = setting(
         "/var/lib/gangline-executor",
@@ -274,11 +274,11 @@ class ExecutorConfig:
 
     @property
     def actor(self) -> str:
-        """How the aggregator knows this executor: another machine's is another."""
+        """Name of this executor at the aggregator; executors on different machines have different names."""
         return f"executor {self.cluster} {socket.gethostname()}"[:120]
 
     def policy(self) -> ExecutorPolicy:
-        """Return what decisions need of it."""
+        """Return the actions and limits for decisions."""
         return ExecutorPolicy(
             frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor,
             bool(self.torchft_lighthouses),
@@ -287,7 +287,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True)
 class UnweightedConfig(ExecutorConfig):
-    """An executor of a scheduler whose nodes have no weights."""
+    """Settings of an executor of a scheduler whose nodes have no weights."""
 
     weights: bool = setting(
         False, check=_check_no_weights, description="not here: nodes have no weights"
@@ -299,7 +299,7 @@ class UnweightedConfig(ExecutorConfig):
 
 @dataclass(frozen=True)
 class KubernetesConfig(UnweightedConfig):
-    """One executor of one cluster of Kubernetes."""
+    """Settings of an executor of a Kubernetes cluster."""
 
     ledger: str = setting(
         "",
@@ -398,7 +398,7 @@ class KubernetesConfig(UnweightedConfig):
 
     @property
     def actor(self) -> str:
-        """How the aggregator knows this executor: whichever replica holds the Lease; with a ledger of its own, this machine's."""
+        """Name of this executor at the aggregator: shared by all replicas, but with a folder as ledger it has the host."""
         return super().actor if self.ledger else f"executor {self.cluster}"
 
 
@@ -412,7 +412,7 @@ def _drain_mark(how: str) -> Any:
 
 @dataclass(frozen=True)
 class DrainingConfig(UnweightedConfig):
-    """An executor of a scheduler whose nodes are drained: all else is left to people."""
+    """Settings of an executor that only drains nodes."""
 
     actions: tuple[str, ...] = setting(
         (*(one for one in HOLDING_ACTIONS if one not in MOVING_ACTIONS), "EVICT_NOW", RETURN),
@@ -423,7 +423,7 @@ class DrainingConfig(UnweightedConfig):
 
 @dataclass(frozen=True)
 class HTCondorConfig(DrainingConfig):
-    """One executor of one pool of HTCondor."""
+    """Settings of an executor of an HTCondor pool."""
 
     cluster: str = _cluster("htcondor", "pool")
     mark: str = _drain_mark("by condor_drain -graceful")
@@ -444,7 +444,7 @@ def _check_helper(helper: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class RayConfig(UnweightedConfig):
-    """One executor of one cluster of Ray."""
+    """Settings of an executor of a Ray cluster."""
 
     cluster: str = _cluster("ray")
     mark: str = _drain_mark("which cannot be taken back")
@@ -478,17 +478,17 @@ class RayConfig(UnweightedConfig):
 
 @dataclass(frozen=True)
 class FluxConfig(DrainingConfig):
-    """One executor of one instance of Flux."""
+    """Settings of an executor of a Flux instance."""
 
     cluster: str = _cluster("flux", "instance")
     mark: str = _drain_mark("by flux resource drain")
 
 
 class NodeNames:
-    """Names of nodes in the scheduler and at the aggregator: equal, or by a file."""
+    """Mapping of node names in the scheduler and host names at the aggregator, from a file; other names are equal."""
 
     def __init__(self, file: str = "") -> None:
-        """Read *file*. Raises ValueError with the line that is wrong, OSError."""
+        """Read *file*, if given. Raises OSError, and ValueError with the invalid line."""
         self._host_of: dict[str, str] = {}
         self._node_of: dict[str, str] = {}
         if not file:
@@ -512,7 +512,7 @@ class NodeNames:
         return self._host_of.get(node, node)
 
     def node_of(self, host: str) -> str:
-        """Return the scheduler's name of *host*; "" where another node has that name."""
+        """Return the scheduler's name of *host*; "" if this name belongs to a node with another host."""
         if host in self._node_of:
             return self._node_of[host]
         return "" if host in self._host_of else host

@@ -1,7 +1,7 @@
 """Slurm, through its commands only: `scontrol`, `squeue`, `scancel`.
 
-Users choose names and comments of jobs, so `squeue` reads jobs with fields that users cannot write; a comment is read one
-job at a time. Parsing is separate from running commands.
+Users choose names and comments of jobs, so `squeue` lists jobs only with fields that users cannot write. The comment of each
+job is read by a separate command. Parsing is separate from running commands.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from .model import (
 )
 
 COMMAND_SECONDS = 10.0
-#: Output of a command beyond this is refused: 100,000 nodes or 200,000 jobs.
+#: Larger output of a command is refused. The limit suffices for 100,000 nodes or 200,000 jobs.
 OUTPUT_BYTES_MAX = 256 << 20
 ERROR_CHARACTERS_MAX = 300
-#: Names in one command line.
+#: Limit of names in a command line.
 NODES_PER_COMMAND = 500
-#: From this version on a drain may end by itself (`resumeafter`).
+#: First version with `resumeafter`, by which a drain ends by itself.
 DRAIN_ENDS_VERSION = (23, 11)
-#: Slurm writes 8 characters of a time that it does not know.
+#: Texts that Slurm prints for an unknown time or an empty list.
 NO_TIMES = ("", "N/A", "NONE", "Unknown", "(null)")
 
-#: Reasons that the controller itself writes on a node that it takes DOWN.
+#: Reasons that the controller writes when it sets a node DOWN.
 CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
 CONTROLLER = "slurm"
 
@@ -65,9 +65,10 @@ NODE_HEAD = re.compile(r"NodeName=(\S+) .*? ?State=(\S+)")
 ADDRESS = re.compile(r" NodeAddr=(\S{1,255})")
 WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
-#: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
+#: First listing of `squeue`, with fields that a user cannot fill with free text. `%i` names parts of heterogeneous jobs
+#: and array tasks.
 IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%b|%N"
-#: Width of each column of the second listing.
+#: Second listing: field and width of each column.
 COUNT_FORMAT = "JobID:16,RestartCnt:16,Requeue:16,EligibleTime:24"
 JOB_LINE = re.compile(
     r"([0-9]{1,10})\|([0-9]{1,10})([+_][^|]*)?\|([A-Z_]{1,30})\|([0-9]{1,7})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)",
@@ -75,10 +76,11 @@ JOB_LINE = re.compile(
 )
 COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", re.ASCII)
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
-#: The comments of at most this many jobs are kept.
+#: Limit of cached comments; at the limit the cache is cleared.
 COMMENTS_MAX = 100_000
 
-#: Jobs in a reservation with such a flag start on its nodes although another reservation has them (seen on 22.05.8).
+#: Flags of a reservation whose jobs start on its nodes although another reservation holds these nodes (seen on
+#: 22.05.8).
 OVERRIDING_FLAGS = frozenset({"MAINT", "OVERLAP"})
 
 
@@ -90,7 +92,7 @@ def run_command(
     seconds_max: float = COMMAND_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what *command* prints. Raises SchedulerError with its own message."""
+    """Return the output of *command*. Raises SchedulerError with the command's error message."""
     try:
         done = subprocess.run(
             command,
@@ -98,7 +100,7 @@ def run_command(
             timeout=seconds_max,
             check=False,
             stdin=subprocess.DEVNULL,
-            # A format of times of its own would hide who drained a node, and when a job started.
+            # With another format of times, the author of a drain and the start of a job could not be parsed.
             env={
                 **(os.environ if environment is None else environment),
                 "SLURM_TIME_FORMAT": "standard",
@@ -120,26 +122,26 @@ def run_command(
 
 
 class Slurm(Scheduler):
-    """By commands of Slurm; *run* stands for them in tests of parsing."""
+    """Slurm, through its commands; tests of parsing replace *run*."""
 
     name = "slurm"
 
     def __init__(
         self, run: Run = run_command, reset_command: str = "", release_command: str = ""
     ) -> None:
-        """*reset_command*, *release_command*: of the site, with `{node}` where the name goes; "" for none."""
+        """*reset_command*, *release_command*: the site's commands, with `{node}` for the node's name; "" for none."""
         self._run = run
         self._reset_command, self._release_command = reset_command, release_command
-        #: Comment of each job that was seen, by (job, submit time).
+        #: (job, submit time) -> comment.
         self._comments: dict[tuple[str, float], str] = {}
 
     def capabilities(self) -> Capabilities:
-        """Return what this version can do."""
+        """Return the capabilities of this version."""
         text = self._run(["scontrol", "--version"]).strip()
         version = text.split()[-1] if text else ""
         numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
-        # slurmd compares the second in which a job's credential was revoked with that of the new one: "Job already killed,
-        # do not launch batch job". Seen in 8 of 14 requeues on 22.05.8.
+        # slurmd refuses a credential issued in the same second in which the job's previous credential was revoked: "Job
+        # already killed, do not launch batch job". Seen in 8 of 14 requeues on 22.05.8.
         return Capabilities(version, numbers >= DRAIN_ENDS_VERSION, restart_next_second=True)
 
     def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
@@ -155,7 +157,7 @@ class Slurm(Scheduler):
             except SchedulerError as error:
                 if "not found" not in str(error):
                     raise
-                text = ""  # of one unknown name nothing is said of the others in some versions
+                text = ""  # some versions print no node at all if any name is unknown
                 for name in listed:
                     text += self._read_node(name)
             found |= parse_nodes(text)
@@ -170,7 +172,7 @@ class Slurm(Scheduler):
             raise
 
     def read_jobs(self) -> dict[str, ScheduledJob]:
-        """Return jobs by the number of their first part."""
+        """Return jobs by number; a heterogeneous job is named by its first part."""
         listing = ["squeue", "--noheader", "--all", "--array", "--states=all"]
         identity = self._run([*listing, f"--format={IDENTITY_FORMAT}"])
         counts = self._run([*listing, f"--Format={COUNT_FORMAT}"])
@@ -185,7 +187,7 @@ class Slurm(Scheduler):
         if comment is None:
             try:
                 comment = self._run(["squeue", "--noheader", f"--jobs={job.name}", "--format=%k"])
-            except SchedulerError:  # it ended meanwhile
+            except SchedulerError:  # the job has ended in the meantime
                 return job
             if len(self._comments) >= COMMENTS_MAX:
                 self._comments.clear()
@@ -193,7 +195,7 @@ class Slurm(Scheduler):
         return apply_comment(job, comment)
 
     def read_holds(self) -> dict[str, NodeHold]:
-        """Return the reservations that stand now."""
+        """Return the active reservations by name."""
         text = self._run(["scontrol", "-o", "show", "reservation"])
         return parse_reservations(text)
 
@@ -204,7 +206,7 @@ class Slurm(Scheduler):
         return _seconds(match.group(1)) if match else 0.0
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
-        """Carry out *steps*; equal drains and resumes are one command."""
+        """Carry out *steps*; drains with equal settings, and all resumes, share a command."""
         calls: list[tuple[list[Step], Callable[[], object]]] = []
         updates: dict[tuple[str, ...], list[Drain | Resume]] = {}
         for step in steps:
@@ -233,7 +235,7 @@ class Slurm(Scheduler):
 
     @property
     def capabilities_cached(self) -> Capabilities:
-        """What the version can do, asked once."""
+        """Capabilities of this version, read once."""
         if self._capabilities is None:
             self._capabilities = self.capabilities()
         return self._capabilities
@@ -253,7 +255,7 @@ class Slurm(Scheduler):
                     raise SchedulerError(f"it can run nowhere else: {reason}")
                 self._run(["scontrol", "requeue", job])
             case StartNow(job=job, begin=begin):
-                # `uts`: seconds since 1970, which no time zone moves.
+                # `uts`: seconds since 1970, independent of the time zone.
                 start = f"starttime=uts{begin:.0f}" if begin else "starttime=now"
                 for part in step.parts or self._parts(job):
                     self._start(part, start)
@@ -295,7 +297,7 @@ class Slurm(Scheduler):
         try:
             self._run(["scontrol", "update", f"jobid={part}", start])
         except SchedulerError as error:
-            if "no longer pending" not in str(error):  # it runs already
+            if "no longer pending" not in str(error):  # the job already runs
                 raise
 
     def _place(self, step: PlaceHold) -> None:
@@ -333,7 +335,7 @@ class Slurm(Scheduler):
         return parts or [job]
 
     def _end_steps(self, job: str, node: str) -> None:
-        """End the steps on *node* alone: a step that has already been started again elsewhere continues."""
+        """End only the steps on *node*: a step that was already restarted on other nodes continues."""
         text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %N"])
         found = (
             re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()
@@ -344,12 +346,12 @@ class Slurm(Scheduler):
 
 
 def _end_word(seconds: float) -> str:
-    """Return when a reservation ends, by the controller's clock."""
+    """Return the option that ends a reservation in *seconds*, by the controller's clock."""
     return f"endtime=now+{max(1, int(seconds))}seconds"
 
 
 def site_command(template: str, node: str) -> list[str]:
-    """Return a site's command for *node*, without a shell. Raises SchedulerError for none."""
+    """Return a site's command for *node*, to run without a shell. Raises SchedulerError if *template* is empty."""
     command = [part.replace("{node}", node) for part in shlex.split(template)]
     if not command:
         raise SchedulerError("no command is configured for it")
@@ -369,7 +371,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
         name, state = head.groups()
         before, _, behind = line.partition(" Reason=")
         reason, author = parse_reason(behind)
-        # The text of the reason may contain anything, also `Weight=`.
+        # A reason is free text, and may contain `Weight=`.
         weight, address = WEIGHT.search(before), ADDRESS.search(before)
         nodes[name] = replace(
             node_of(name, state, reason, author), weight=int(weight[1]) if weight else None,
@@ -382,7 +384,8 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
     """Return a node that Slurm reports with *state*, for *reason* by *author*."""
     names = state_names(state)
     is_drained = bool(names & DRAINED)
-    # The check of the host ends its own drain (`by=check`). Jobs there are still evicted.
+    # A host's check ends its own drain (`by=check`); such a drain does not take the node out, so jobs there are still
+    # evicted.
     by_check = reason.startswith(REASON_PREFIX) and ";by=check" in reason
     is_managed = (
         reason.startswith(REASON_PREFIX) and ";adv=a" in reason and (is_drained or "DOWN" in names)
@@ -402,7 +405,10 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
 
 
 def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob]:
-    """Return jobs of two listings of `squeue`: IDENTITY_FORMAT and COUNT_FORMAT. Those in only one of the two began or ended between."""
+    """Return the jobs of two listings of `squeue`, IDENTITY_FORMAT and COUNT_FORMAT.
+
+    A job in only one listing began or ended between the two commands, and is left out.
+    """
     counted: dict[str, tuple[int, bool, float]] = {}
     for line in counts.splitlines():
         fields = line.split()
@@ -417,7 +423,7 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
         number, shown, suffix, state, count, started, ended, submitted, gpus, listed = (
             match.groups()
         )
-        # 3+1 is a part of job 3; 5_2 is a task with a number of its own.
+        # 3+1 is a part of job 3; 5_2 is an array task, which has its own job number.
         name = shown if suffix and suffix.startswith("+") else number
         restarts, may_requeue, eligible = counted[number]
         if listed not in expanded:
@@ -426,7 +432,7 @@ def parse_jobs(identity: str, counts: str, now: float) -> dict[str, ScheduledJob
         part = ScheduledJob(
             name, state, frozenset(nodes), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
-            # By the time, not by the reason, which comes a moment later.
+            # The time decides, because Slurm sets the reason BeginTime a moment later.
             waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,), begins=eligible,
             array=shown if suffix and suffix.startswith("_") else "",
             array_task=suffix[1:] if suffix and suffix.startswith("_") else "", problem=problem,
@@ -444,7 +450,7 @@ ENDED_STATES = frozenset(
 
 
 def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
-    """Return two parts of a heterogeneous job as one: it runs while all of them do."""
+    """Return two parts of a heterogeneous job as a single job, which runs while all its parts run."""
     waiting = [part for part in (first, second) if not part.is_running]
     return replace(
         first,
@@ -456,7 +462,7 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         problem=first.problem or second.problem,
         started=max(first.started, second.started),
         ended=max(first.ended, second.ended),
-        # While one part completes, Slurm will still put the delay on it.
+        # While a part is still completing, Slurm has not yet set its delay.
         waits_for_begin_time=first.state == second.state == "PENDING"
         and (first.waits_for_begin_time or second.waits_for_begin_time),
         parts=(*first.parts, *second.parts),
@@ -465,7 +471,7 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
 
 
 def apply_comment(job: ScheduledJob, comment: str) -> ScheduledJob:
-    """Return *job* with what its owner says in `--comment`: `gangline:checkpoint=1800`, `gangline:spares`."""
+    """Return *job* with its owner's options in `--comment`: `gangline:checkpoint=1800`, `gangline:spares`."""
     options = {name: value for name, value in COMMENT.findall(comment[:4096])}
     seconds = int(options.get("checkpoint") or 0)
     if not 0 < seconds <= CHECKPOINT_SECONDS_MAX:
@@ -474,7 +480,7 @@ def apply_comment(job: ScheduledJob, comment: str) -> ScheduledJob:
 
 
 def _seconds(text: str) -> float:
-    """Return a time of Slurm, which is local, as seconds since the epoch; 0 for none."""
+    """Return a local time of Slurm as seconds since the epoch; 0 for an unknown or invalid time."""
     if text in NO_TIMES:
         return 0.0
     try:
@@ -484,7 +490,7 @@ def _seconds(text: str) -> float:
 
 
 def parse_reservations(text: str) -> dict[str, NodeHold]:
-    """Return the reservations of `scontrol -o show reservation` that are active."""
+    """Return the active reservations in the output of `scontrol -o show reservation`."""
     holds: dict[str, NodeHold] = {}
     for line in text.splitlines():
         head = re.match(r"ReservationName=(\S+) ", line)
@@ -503,7 +509,10 @@ def parse_reservations(text: str) -> dict[str, NodeHold]:
 
 
 def host_names(listed: str) -> list[str]:
-    """Return the names of a host list of Slurm or Flux, none where it says so. Raises SchedulerError."""
+    """Return the names in a host list of Slurm or Flux; [] for an empty list such as "(null)".
+
+    Raises SchedulerError.
+    """
     listed = listed.strip()
     if listed in NO_TIMES or listed.strip("()") == "None assigned":
         return []
@@ -514,7 +523,7 @@ def host_names(listed: str) -> list[str]:
 
 
 def host_names_or_problem(listed: str) -> tuple[list[str], str]:
-    """Return (names, why they are not known): one list that cannot be read must not hide all others."""
+    """Return (names, problem): an unreadable host list must not hide all other jobs."""
     try:
         return host_names(listed), ""
     except SchedulerError as error:

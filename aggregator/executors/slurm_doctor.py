@@ -11,16 +11,16 @@ from pathlib import Path
 from .model import Capabilities, DoctorFinding, DoctorLevel, SchedulerError
 from .slurm import Run, Slurm, run_command
 
-#: Setting of SchedulerParameters -> (stock value, what is fast, what the stock value costs).
+#: Setting of SchedulerParameters -> (stock value, fast value, cost of a larger value).
 SCHEDULER_PARAMETERS = {
     "batch_sched_delay": (3, 0, "a requeued gang waits up to {value} s longer"),
     "sched_interval": (60, 5, "a gang that does not fit at once waits up to {value} s for the next full pass"),
     "bf_interval": (30, 1, "heterogeneous jobs and jobs behind others wait up to {value} s for a backfill pass"),
 }  # fmt: skip
 MIN_JOB_AGE_SECONDS = 60
-#: Where Slurm's commands look for their configuration unless SLURM_CONF names another file. The second: without files (configless).
+#: Default paths of Slurm's configuration, if SLURM_CONF is not set. The second path is used in configless mode.
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-#: The first command gets this long: without a configuration Slurm asks DNS for a controller, which may take long.
+#: Timeout of the first command: without a configuration Slurm asks DNS for a controller, which may take long.
 FIRST_SECONDS = 3.0
 
 
@@ -37,7 +37,7 @@ def parse_config(text: str) -> dict[str, str]:
 def config_findings(
     config: Mapping[str, str], capabilities: Capabilities, user: str
 ) -> Iterable[DoctorFinding]:
-    """Yield what the settings cost. Pure."""
+    """Yield findings about costly settings, missing features and rights. Pure."""
     yield DoctorFinding(DoctorLevel.OK, f"Slurm {capabilities.version} answers")
     parameters: dict[str, str] = {}
     for assignment in config.get("SchedulerParameters", "").split(","):
@@ -84,7 +84,10 @@ def config_findings(
 
 
 def rights_finding(run: Run, node: str) -> DoctorFinding:
-    """Make a reservation that begins tomorrow, and delete it: whether we may is only known by trying."""
+    """Return the finding of a trial: create a reservation that begins tomorrow, and delete it.
+
+    Only a trial shows this right.
+    """
     name = "gangline_doctor"
     try:
         run(
@@ -101,7 +104,7 @@ def rights_finding(run: Run, node: str) -> DoctorFinding:
 
 
 def missing_config(environment: Mapping[str, str]) -> str:
-    """Return why Slurm's commands find no configuration here; "" if there is a file."""
+    """Return why Slurm's commands find no configuration on this machine; "" if a file exists."""
     if named := environment.get("SLURM_CONF"):
         return "" if Path(named).is_file() else f"SLURM_CONF={named}: there is no such file"
     if any(Path(file).is_file() for file in CONFIG_FILES):
@@ -112,7 +115,7 @@ def missing_config(environment: Mapping[str, str]) -> str:
 def findings(
     scheduler: Slurm, attempt: bool, environment: Mapping[str, str] = os.environ
 ) -> Iterable[DoctorFinding]:
-    """Yield what is found in the Slurm of this machine; with *attempt*, also whether reservations may be made."""
+    """Yield findings about the Slurm of this machine; with *attempt*, also try to make a reservation."""
     missing = missing_config(environment)
     if missing and "SLURM_CONF" in environment:
         yield DoctorFinding(DoctorLevel.MISSING, missing)

@@ -1,7 +1,7 @@
-"""Replicas of torchft: locates them through the lighthouse, and ends one before its heartbeats time out.
+"""Replicas of torchft: locates them through the lighthouse, and ends a replica before its heartbeats time out.
 
 A replica's manager answers `/torchft.ManagerService/Kill` by ending its process; the lighthouse's page `/status` has each
-manager's address. torchft is not imported: both are a request over a socket. Tried with torchft 0.2.0.
+manager's address. torchft is not imported, because both are plain requests over a socket. Tried with torchft 0.2.0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import grpc
 from .model import together
 
 LIGHTHOUSES_MAX = 16
-#: A lighthouse, and each manager, answers within this time, or is skipped.
+#: Timeout of a request; a lighthouse or a manager that does not answer in this time is skipped.
 CALL_SECONDS = 2.0
-#: A longer page is not read to its end; on one node more replicas are not ended.
+#: A longer page is read only up to this limit; further replicas on a node are not ended.
 PAGE_BYTES_MAX, REPLICAS_MAX = 4 << 20, 64
 KILL_METHOD = "/torchft.ManagerService/Kill"
 MESSAGE_BYTES_MAX = 127
 
-#: A member of the last quorum: its name, and the line with its manager's address.
+#: A member of the last quorum in the page: its name and its manager's address.
 _MEMBER = re.compile(
     r"<b>\s*([^<]{1,512}?)\s*</b>(?:(?!<b>|</div>).){0,2000}?Manager:\s*(http://[^\s<]{1,512})",
     re.DOTALL,
@@ -36,12 +36,12 @@ _MEMBER = re.compile(
 
 
 class LighthouseError(Exception):
-    """A lighthouse or a manager does not respond as torchft's do; the message says what it did."""
+    """A lighthouse or a manager did not give torchft's response; the message describes the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica of a job, and where its manager listens."""
+    """A replica of a job, and its manager's address."""
 
     name: str
     host: str
@@ -59,7 +59,10 @@ def parse_http_address(address: str) -> tuple[str, int]:
 
 
 def parse_status(page: str) -> list[Replica]:
-    """Return the replicas of a lighthouse's page `/status`. Raises LighthouseError for a page of something else."""
+    """Return the replicas in a lighthouse's page `/status`.
+
+    Raises LighthouseError if the page is not a lighthouse's.
+    """
     if "quorum" not in page.lower():
         raise LighthouseError("its page /status is not a lighthouse's")
     replicas = {}
@@ -79,21 +82,21 @@ def read_replicas(lighthouse: str) -> list[Replica]:
     try:
         with opener.open(f"{lighthouse.rstrip('/')}/status", timeout=CALL_SECONDS) as answer:
             page = answer.read(PAGE_BYTES_MAX)
-    except (OSError, ValueError) as error:  # urllib's and http's own are OSError
+    except (OSError, ValueError) as error:  # the errors of urllib are subclasses of OSError
         reason = getattr(error, "reason", error)
         raise LighthouseError(f"no answer: {reason}") from error
     return parse_status(page.decode("utf-8", "replace"))
 
 
 def is_on_node(replica: Replica, names: Collection[str], addresses: Collection[str]) -> bool:
-    """Return whether a manager is on the node of these *names* and IP *addresses*: by name with or without its domain."""
+    """Return whether a replica's manager is on the node with *names* and IP *addresses*; a name may lack its domain."""
     host = replica.host.lower()
     if is_address(host):
         return host in addresses
     wanted = {name.lower() for name in names}
     if host in wanted:
         return True
-    # One of both without a domain: two names with different domains are two hosts.
+    # At least one of the two names must lack a domain: names with different domains are different hosts.
     short = {name.partition(".")[0] for name in wanted}
     return host.partition(".")[0] in short and ("." not in host or host.partition(".")[0] in wanted)
 
@@ -108,7 +111,7 @@ def is_address(host: str) -> bool:
 
 
 def addresses_of(names: Collection[str]) -> set[str]:
-    """Return the IP addresses of a node, without those of this machine's loopback: a name may resolve to that on its own host."""
+    """Return the IP addresses of a node, without loopback addresses, to which a host may resolve its own name."""
     found = set()
     for name in names:
         try:
@@ -120,13 +123,13 @@ def addresses_of(names: Collection[str]) -> set[str]:
 
 
 def kill_request(message: str) -> bytes:
-    """Return a KillRequest: field 1, a string."""
+    """Return a serialized KillRequest, whose field 1 is the string *message*."""
     text = message.encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()
     return b"\x0a" + bytes([len(text)]) + text
 
 
 def kill_replica(replica: Replica, message: str) -> None:
-    """End a replica: its manager's process exits while it is asked. Raises LighthouseError."""
+    """End a replica: its manager's process exits during the request. Raises LighthouseError."""
     host = f"[{replica.host}]" if ":" in replica.host else replica.host
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(f"{host}:{replica.port}", options=options) as channel:
@@ -138,19 +141,22 @@ def kill_replica(replica: Replica, message: str) -> None:
         try:
             call(kill_request(message), timeout=CALL_SECONDS)
         except grpc.RpcError as error:
-            # The connection that was there ends with the process.
+            # UNAVAILABLE means success: the connection was ready, and ended with the process.
             if error.code() != grpc.StatusCode.UNAVAILABLE:
                 raise LighthouseError(f"{error.code().name}: {error.details()}") from error
 
 
 class ReplicaKiller:
-    """Ends the replicas on a node, of all jobs whose lighthouses are set."""
+    """Ends the replicas on a node, for all jobs whose lighthouse is in the settings."""
 
     def __init__(self, lighthouses: Collection[str]) -> None:
         self._lighthouses = tuple(lighthouses)
 
     def kill(self, names: Collection[str], message: str) -> tuple[str, str]:
-        """End what runs on the node that is called *names*; return (what became of it, for people; error, "" for none). Never raises."""
+        """End the replicas on the node with *names*; return (a note for people, errors or "").
+
+        Never raises LighthouseError.
+        """
         replicas: list[Replica] = []
         errors: list[str] = []
         for lighthouse, found in zip(

@@ -1,9 +1,9 @@
-"""Builds what a scheduler's client needs: the wheel `gangline-client` and an archive of the .proto files.
+"""Builds the files for a scheduler's client: the wheel `gangline-client` and an archive of the .proto files.
 
 python3 packaging/build/client.py [FOLDER]     # into dist/ unless a folder is named
 
-The wheel has the messages and stubs of `gangline.contract.wire`, and nothing to compile. It provides the same import path as
-Gangline itself, so install one of the two in an environment.
+The wheel has the messages and stubs of `gangline.contract.wire`, and no compiled module. It has the same import path as
+Gangline itself, so install either the wheel or Gangline in an environment.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WIRE = ROOT / "contract" / "wire"
-#: Built twice, the files have the same bytes.
+#: Date of all files, fixed so that each build has the same bytes.
 TIME = (2026, 1, 1, 0, 0, 0)
 UNIX_TIME = 1_767_225_600
 
 
 def project() -> tuple[str, list[str], str]:
-    """Return version, requirements and Python versions of the client, from pyproject.toml."""
+    """Return (version, requirements, supported Python versions) of the client, from pyproject.toml."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = ("grpcio>", "protobuf>")
     requirements = [
@@ -37,7 +37,7 @@ def project() -> tuple[str, list[str], str]:
 
 
 def wheel_files() -> dict[str, bytes]:
-    """Return the files of the wheel by path."""
+    """Return path in the wheel -> contents, without the metadata."""
     files = {
         "gangline/__init__.py": b'"""Client of Gangline: the messages and stubs of gangline.v1."""\n',
         "gangline/py.typed": b"",
@@ -91,7 +91,7 @@ def _record(files: Mapping[str, bytes], own: str) -> bytes:
 
 
 def write_protos(folder: Path) -> Path:
-    """Write an archive of the .proto files, at their import paths, into *folder*."""
+    """Write an archive of the .proto files, at their import paths, into *folder*; return its path."""
     path = folder / f"gangline-protos-{project()[0]}.tar.gz"
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -105,7 +105,7 @@ def write_protos(folder: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point."""
+    """Write the wheel and the archive, and print their paths."""
     folder = Path(arguments[0]) if arguments else ROOT / "dist"
     folder.mkdir(parents=True, exist_ok=True)
     for path in (write_wheel(folder), write_protos(folder)):

@@ -30,7 +30,7 @@ def members(deb: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def pack(deb: Path, epoch: int) -> None:
-    """Replace `data.tar` in *deb* by `data.tar.xz`; the same bytes each time. Raises BuildError."""
+    """Replace `data.tar` in *deb* by `data.tar.xz`, reproducibly. Raises BuildError."""
     found = dict(members(deb))
     if _PLAIN not in found:
         raise BuildError(f"{deb}: expected {_PLAIN} in it, found {', '.join(found)}")

@@ -2,7 +2,8 @@
 
     python3.13 packaging/build/manuals.py FOLDER      # with gangline, argparse-manpage and shtab importable
 
-Into FOLDER/PACKAGE/usr/share/...: a command's page is in the package that has the command; `gangline(1)` and completion are in the runtime.
+Writes to FOLDER/PACKAGE/usr/share/...: the page of a command belongs to the command's package; `gangline(1)` and completion
+belong to the runtime package.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: Where a shell looks for completion.
+#: Shell -> file in which the shell looks for completion.
 COMPLETION = {
     "bash": "usr/share/bash-completion/completions/gangline",
     "zsh": "usr/share/zsh/vendor-completions/_gangline",
     "fish": "usr/share/fish/vendor_completions.d/gangline.fish",
 }
-#: RHEL's zsh looks here.
+#: File for the zsh of RHEL.
 ZSH_OF_RHEL = "usr/share/zsh/site-functions/_gangline"
 
 
 def parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Yield words, what the command does, and its parser, for each command and subcommand."""
+    """Yield (words, one-line description, parser) for each command and subcommand."""
     from gangline import cli
     from gangline.aggregator.commands import admin
 
@@ -49,7 +50,10 @@ def parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
 
 
 def check_parser(module: Any) -> argparse.ArgumentParser:
-    """Return a parser for `gangline check`, which reads its options by hand: argparse would cost each prolog more than the check."""
+    """Return a parser for `gangline check`, made from its usage text.
+
+    The command itself does without argparse, whose import would take longer in each prolog than the check.
+    """
     head, _, rest = module.USAGE.partition("\n\n")
     description, _, rest = rest.partition("\n\n")
     options, _, epilog = rest.partition("\n\n")
@@ -72,12 +76,12 @@ def check_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def page_name(words: str) -> str:
-    """Return the name of a command's page: gangline-admin-backup."""
+    """Return the name of a command's page, such as gangline-admin-backup."""
     return f"gangline-{words.replace(' ', '-')}"
 
 
 def _roff(text: str) -> str:
-    """Return *text* for a page: what roff would take for its own is escaped, each sentence on its own line."""
+    """Return *text* for a page: roff's special characters are escaped, and each sentence begins a new line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [part for line in lines for part in re.split(r"(?<=[a-z)`][.;:?!]) +", line)]
     lines = [part for line in lines for part in textwrap.wrap(line, 72, break_on_hyphens=False)]
@@ -86,7 +90,7 @@ def _roff(text: str) -> str:
 
 
 def page(words: str, line: str, parser: argparse.ArgumentParser, epoch: int) -> str:
-    """Return the page of one command in man(7)."""
+    """Return the man page of a command, in man(7) format."""
     parts = [_head(page_name(words), line, epoch), ".SH SYNOPSIS", ".nf"]
     formatter = argparse.HelpFormatter(parser.prog, width=78)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, "")
@@ -114,7 +118,7 @@ def page(words: str, line: str, parser: argparse.ArgumentParser, epoch: int) -> 
 
 
 def _roff_lines(text: str) -> str:
-    """Return *text* with its lines as they are."""
+    """Return *text* escaped for roff, with its lines unchanged."""
     return "\n".join(
         line.replace("\\", r"\e").replace("-", r"\-") for line in text.rstrip().splitlines()
     )
@@ -126,7 +130,7 @@ def _head(name: str, line: str, epoch: int) -> str:
 
 
 def _options(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> Iterator[str]:
-    """Yield a paragraph for each argument that has a text."""
+    """Yield a paragraph for each argument that is not suppressed."""
     formatter = parser._get_formatter()
     for action in actions:
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):
@@ -137,7 +141,7 @@ def _options(parser: argparse.ArgumentParser, actions: list[argparse.Action]) ->
 
 
 def overview(rows: list[tuple[str, str]], epoch: int) -> str:
-    """Return gangline(1): each command in a line."""
+    """Return the page gangline(1), with a line for each command."""
     from gangline import cli
 
     codes = {cli.OK: "success", cli.FAILED: "it failed, with a message", cli.USAGE: "wrong usage"}
@@ -152,7 +156,7 @@ def overview(rows: list[tuple[str, str]], epoch: int) -> str:
 
 
 def whole_parser(found: list[tuple[str, str, argparse.ArgumentParser]]) -> argparse.ArgumentParser:
-    """Return one parser with all commands below it, for completion."""
+    """Return a parser that has all commands as subcommands, for completion."""
     root = argparse.ArgumentParser(prog="gangline", description="health of a GPU fleet")
     commands = root.add_subparsers()
     nested: dict[str, Any] = {}
@@ -168,12 +172,12 @@ def whole_parser(found: list[tuple[str, str, argparse.ArgumentParser]]) -> argpa
 
 
 def package_of(parser_module: str) -> str:
-    """Return the package that has a command's module."""
+    """Return the package of a command's module."""
     return "gangline-agent" if parser_module.startswith("gangline.agent") else "gangline-aggregator"
 
 
 def write_all(to: Path, epoch: int) -> list[Path]:
-    """Write everything below *to*; return the pages."""
+    """Write pages and completion below *to*; return the paths of the pages."""
     import shtab
 
     from gangline import cli

@@ -2,8 +2,8 @@
 
     python3 packaging/build/packages.py [--runtime FILE --runtime-sha256 HEX] [--sources FOLDER] [--work FOLDER] [--to FOLDER]
 
-nFPM writes both kinds from one description, without debhelper, rpmbuild or root, and byte for byte the same each time: the date of all
-that is in them is SOURCE_DATE_EPOCH, by default that of the last commit.
+nFPM writes deb and rpm from the same description, without debhelper, rpmbuild or root. The packages are reproducible: all dates in
+them are SOURCE_DATE_EPOCH, by default the date of the last commit.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from wheels import ROOT, download_wheels
 MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-#: What nFPM calls dpkg's scripts.
+#: dpkg's maintainer script -> its name in nFPM.
 SCRIPT_NAMES = {
     "preinst": "preinstall",
     "postinst": "postinstall",
     "prerm": "preremove",
     "postrm": "postremove",
 }
-#: package -> (section, one line, more lines).
+#: Package -> (section, short description, long description).
 DESCRIPTIONS = {
     "gangline-runtime": (
         "libs",
@@ -66,7 +66,7 @@ DESCRIPTIONS = {
         "Stores what Gangline's agents report, scores every host and says why, in\nwords and in SQL. Brings the commands of operators too.",
     ),
 }
-#: package -> what its wheels load from the system beside glibc: Debian's package and RHEL's.
+#: Package -> system libraries that its wheels load, except glibc: Debian's package -> RHEL's package.
 LIBRARIES = {
     "gangline-runtime": {"libstdc++6": "libstdc++"},
     "gangline-aggregator": {"libstdc++6": "libstdc++", "zlib1g": "zlib"},
@@ -74,13 +74,16 @@ LIBRARIES = {
 
 
 def description(package: str) -> str:
-    """Return the text that dpkg and rpm show."""
+    """Return the description that dpkg and rpm show."""
     _, short, long = DESCRIPTIONS[package]
     return f"{short}\n{long}"
 
 
 def script(package: str, kind: str, folder: Path) -> Path | None:
-    """Write one maintainer script: what differs by build, the shared functions, and its own text; None where there is none."""
+    """Write a maintainer script from the build's versions, the shared functions and the package's own text.
+
+    Return its path; None if the package has no script of this kind.
+    """
     own = SCRIPTS / f"{package}.{kind}"
     if not own.exists():
         return None
@@ -93,7 +96,7 @@ def script(package: str, kind: str, folder: Path) -> Path | None:
 
 
 def changelog(package: str, epoch: int) -> bytes:
-    """Return Debian's changelog, packed: what changed for operators is in CHANGELOG.md."""
+    """Return the compressed Debian changelog, which refers to CHANGELOG.md for the changes."""
     date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch))
     text = (
         f"{package} ({full_version()}) unstable; urgency=medium\n\n"
@@ -104,7 +107,7 @@ def changelog(package: str, epoch: int) -> bytes:
 
 
 def copyright_text(package: str, root: Path) -> str:
-    """Return Debian's copyright file: ours, and where the licence of each thing that is bundled lies."""
+    """Return the Debian copyright file: Gangline's license, and the paths of the bundled components' licenses."""
     lines = [
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/",
         "Upstream-Name: gangline",
@@ -125,7 +128,7 @@ def copyright_text(package: str, root: Path) -> str:
 
 
 def contents(package: str, root: Path) -> list[dict[str, object]]:
-    """Return nFPM's list of what is in a package; settings are kept when it is upgraded."""
+    """Return nFPM's list of a package's contents. An upgrade keeps changed files in /etc."""
     where = PREFIX if package == "gangline-runtime" else f"/{tree_of(package)}"
     tree = root / where.lstrip("/")
     found: list[dict[str, object]] = [{"src": str(tree), "dst": where, "type": "tree"}]
@@ -144,7 +147,7 @@ def contents(package: str, root: Path) -> list[dict[str, object]]:
 
 
 def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
-    """Write nFPM's description of one package (JSON is YAML); return its path."""
+    """Write nFPM's description of a package, as JSON, which is valid YAML; return its path."""
     section, short, _ = DESCRIPTIONS[package]
     root = stage / package
     documents = root / "usr" / "share" / "doc" / package
@@ -163,7 +166,7 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     scripts = {SCRIPT_NAMES[kind]: script(package, kind, work) for kind in SCRIPT_NAMES}
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
     exactly = [] if package == "gangline-runtime" else ["gangline-runtime"]
-    # The agent has no program of its own.
+    # The agent's package has no program linked against glibc.
     glibc = [] if package == "gangline-agent" else [read_pins().glibc]
     libraries = LIBRARIES.get(package, {})
     table = {
@@ -213,10 +216,10 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
 def write_packages(
     stage: Path, tools: Path, work: Path, to: Path, epoch: int, only: Sequence[str]
 ) -> list[Path]:
-    """Let nFPM write all packages into *to*; return them."""
+    """Write the packages *only* into *to* with nFPM; return their paths."""
     to.mkdir(parents=True, exist_ok=True)
     configs = {package: describe(package, stage, work, epoch) for package in only}
-    # nFPM packs on one processor, for minutes where there is much: the largest package first.
+    # nFPM uses a single processor, for minutes for a large package, so the largest package comes first.
     jobs = [(package, kind) for package in reversed(only) for kind in ("deb", "rpm")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(
@@ -226,7 +229,7 @@ def write_packages(
 
 
 def _write(package: str, kind: str, config: Path, tools: Path, to: Path, epoch: int) -> Path:
-    """Let nFPM write one package."""
+    """Write a package with nFPM, and compress it again; return its path. Raises BuildError."""
     full = full_version()
     if kind == "deb":
         name = f"{package}_{full}_{DEBIAN_ARCHITECTURES[architecture()]}.deb"
@@ -260,7 +263,7 @@ def date_of_commit() -> int:
 
 
 def make(options: argparse.Namespace) -> list[Path]:
-    """Build all packages; return them. Raises BuildError."""
+    """Build the packages; return their paths. Raises BuildError."""
     if not re.fullmatch(r"[0-9][0-9A-Za-z.~+]*", RELEASE):
         raise BuildError(f"PACKAGE_RELEASE={RELEASE}: expected a number, such as 1 or 1.bugfix2")
     work, epoch, pins = options.work.absolute(), date_of_commit(), read_pins()
@@ -273,7 +276,7 @@ def make(options: argparse.Namespace) -> list[Path]:
             raise BuildError(f"RUNTIME={options.runtime}: no such file")
         runtime = checked(options.runtime, options.runtime_sha256)
     else:
-        # Its date is the pins': it does not change with each commit.
+        # The runtime has the date of the pins, so that it does not change with each commit.
         runtime = build_runtime(work / "runtime", options.sources, pins.epoch)
     chain = toolchain(pins, work / "runtime", epoch)
     tools = work / "runtime" / "tools" / "bin"
@@ -284,7 +287,7 @@ def make(options: argparse.Namespace) -> list[Path]:
 
 
 def main() -> int:
-    """Build, and print each package with its size and SHA-256."""
+    """Build the packages, and print the SHA-256, size and path of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

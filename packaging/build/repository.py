@@ -2,7 +2,7 @@
 
     python3 packaging/build/repository.py --packages dist --to FOLDER --key SECRET.asc [--minisign-key FILE] [--passphrase-file FILE]
 
-FOLDER is then served by any web server, or by a file system. Nothing of the key stays: it is imported into a folder that is removed.
+Any web server or file system can then serve FOLDER. The key is imported into a temporary folder, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sources import BuildError, sha256_of
 
-#: command -> Debian's package.
+#: Command that the module needs -> Debian's package.
 COMMANDS = {
     "apt-ftparchive": "apt-utils",
     "createrepo_c": "createrepo-c",
@@ -35,14 +35,14 @@ KEY_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A secret key in a folder of its own."""
+    """A secret key, imported into a separate GnuPG folder."""
 
     home: Path
     fingerprint: str
     passphrase: tuple[str, ...]
 
     def gpg(self, *arguments: str | Path) -> bytes:
-        """Run gpg with this key alone. Raises BuildError."""
+        """Run gpg with only this key; return its output. Raises BuildError."""
         command = ["gpg", "--homedir", str(self.home), "--batch", "--yes", *self.passphrase]
         return _run([*command, *map(str, arguments)])
 
@@ -58,7 +58,7 @@ def _run(command: list[str], where: Path | None = None, home: Path | None = None
 
 @contextmanager
 def imported(key: Path, passphrase_file: Path | None) -> Iterator[SigningKey]:
-    """Import the secret key for the time of the block. Raises BuildError."""
+    """Import the secret key into a temporary folder for the duration of the block. Raises BuildError."""
     if not key.is_file() or key.stat().st_size > KEY_BYTES_MAX:
         raise BuildError(
             f"--key {key}: expected the file of a secret key: gpg --export-secret-keys --armor KEY > FILE"
@@ -87,7 +87,7 @@ def imported(key: Path, passphrase_file: Path | None) -> Iterator[SigningKey]:
 
 
 def write_apt(debs: list[Path], to: Path, key: SigningKey) -> None:
-    """Write the repository for apt: pool, indexes of each architecture, and a Release that is signed inline and apart."""
+    """Write the apt repository: pool, index per architecture, Release, InRelease (signed inline), Release.gpg."""
     pool = to / "pool"
     pool.mkdir(parents=True)
     for deb in debs:
@@ -129,7 +129,7 @@ def write_apt(debs: list[Path], to: Path, key: SigningKey) -> None:
 
 
 def write_dnf(rpms: list[Path], to: Path, key: SigningKey) -> None:
-    """Write the repository for dnf: packages that are signed, and metadata that are."""
+    """Write the dnf repository: signed packages and signed metadata."""
     to.mkdir(parents=True)
     extra = " ".join(key.passphrase).replace('--passphrase ""', "").rstrip()
     if extra.endswith("--passphrase"):
@@ -149,7 +149,7 @@ def write_dnf(rpms: list[Path], to: Path, key: SigningKey) -> None:
 
 
 def write_checksums(to: Path, minisign_key: Path | None) -> Path:
-    """Write SHA256SUMS of every package below *to*; signed by minisign where a key is given."""
+    """Write SHA256SUMS of all packages below *to*, and sign it with minisign if a key is given; return its path."""
     packages = sorted(path for path in to.rglob("*") if path.suffix in (".deb", ".rpm"))
     sums = to / "SHA256SUMS"
     sums.write_text("".join(f"{sha256_of(path)}  {path.relative_to(to)}\n" for path in packages))
@@ -167,7 +167,10 @@ def make_repository(
     minisign_key: Path | None = None,
     passphrase_file: Path | None = None,
 ) -> None:
-    """Write all of it into *to*, which must not exist. Raises BuildError; then nothing of it stays."""
+    """Write the complete repository to *to*, which must not exist.
+
+    Raises BuildError, and then removes all partial files.
+    """
     missing = sorted(package for name, package in COMMANDS.items() if shutil.which(name) is None)
     if missing:
         raise BuildError(
@@ -194,7 +197,7 @@ def make_repository(
 
 
 def main() -> int:
-    """Make it, and print how a host uses it."""
+    """Make the repository, and print its contents."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
 """Repacks an rpm, as deb.py repacks a deb: nFPM's built-in xz makes files a quarter larger than liblzma's.
 
-The header stays as it is but for the digest of the payload; the signature header gets the sizes and digests of the new bytes (rpm's
+In the header only the digest of the payload changes; the signature header gets the sizes and digests of the new bytes (rpm's
 docs/manual/format_v4.md: lead, signature header, header, payload).
 """
 
@@ -18,19 +18,19 @@ _LEAD_MAGIC = b"\xed\xab\xee\xdb"
 _HEADER_MAGIC = b"\x8e\xad\xe8\x01"
 _INTRODUCTION = struct.Struct(">4s4xII")
 _ENTRY = struct.Struct(">IIII")
-#: Tags of the signature header: header and payload together, or the header alone.
+#: Tags of the signature header. _SIZE and _MD5 cover header and payload; _SHA1 and _SHA256 cover the header alone.
 _SIZE, _MD5 = 1000, 1004
 _SHA1, _SHA256 = 269, 273
-#: Of the header: of the payload as it is packed. Its algorithm is 8, SHA-256.
+#: Tags of the header: digest of the compressed payload, the digest's algorithm (8: SHA-256), and the compressor.
 _PAYLOAD_DIGEST, _PAYLOAD_DIGEST_ALGORITHM, _PAYLOAD_COMPRESSOR = 5092, 5093, 1125
 _ALGORITHM_SHA256 = 8
 
 
 class Header:
-    """One header of an rpm, whose values can be replaced by others of the same length."""
+    """A header of an rpm. A value can be replaced by a value of the same length."""
 
     def __init__(self, data: bytes, at: int, file: Path) -> None:
-        """Read the header at byte *at*. Raises BuildError where none is there."""
+        """Read the header at byte *at*. Raises BuildError if there is no header."""
         if len(data) < at + _INTRODUCTION.size:
             raise BuildError(f"{file}: damaged: it ends at byte {len(data)}, inside a header")
         magic, entries, size = _INTRODUCTION.unpack_from(data, at)
@@ -45,14 +45,14 @@ class Header:
         self._offsets = {tag: offset for tag, _, offset, _ in rows}
 
     def value(self, tag: int, length: int) -> bytes:
-        """Return *length* bytes of a tag's value. Raises BuildError where the tag is missing."""
+        """Return *length* bytes of a tag's value. Raises BuildError if the tag is missing."""
         if tag not in self._offsets:
             raise BuildError(f"{self.file}: tag {tag} is not in its header")
         at = self._store + self._offsets[tag]
         return bytes(self.content[at : at + length])
 
     def replace(self, tag: int, value: bytes) -> None:
-        """Put *value* in the place of a tag's value of the same length; nothing where the tag is missing."""
+        """Replace the value of *tag* by *value*, of the same length; do nothing if the tag is missing."""
         if tag in self._offsets:
             at = self._store + self._offsets[tag]
             self.content[at : at + len(value)] = value
@@ -69,7 +69,7 @@ def _read(rpm: Path) -> tuple[bytes, Header, Header, bytes]:
 
 
 def pack(rpm: Path) -> None:
-    """Pack the payload of *rpm* by liblzma; the same bytes each time. Raises BuildError."""
+    """Compress the payload of *rpm* again with liblzma, reproducibly. Raises BuildError."""
     lead, signature, header, payload = _read(rpm)
     compressor = header.value(_PAYLOAD_COMPRESSOR, 3)
     algorithm = int.from_bytes(header.value(_PAYLOAD_DIGEST_ALGORITHM, 4))

@@ -3,7 +3,7 @@
     python3 packaging/build/runtime.py --work FOLDER [--sources FOLDER]
 
 It writes FOLDER/gangline-python-VERSION-ARCH.tar.xz, which `make packages RUNTIME=` uses on any machine, and prints its SHA-256.
-Nothing of the build machine is included: the compiler and its glibc are PyPI's `ziglang`, the sources those of pins.toml.
+The archive contains nothing from the build machine: compiler and glibc come from PyPI's `ziglang`, the sources are in pins.toml.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from pathlib import Path
 from sources import BuildError, Pins, fetch, read_pins, sha256_of, unpack
 
 PREFIX = "/opt/gangline"
-#: The wheels of the tools, as pip's requirements with hashes: of what runs here, and of what compiles modules for the runtime.
+#: pip's requirements, with hashes, of the tools: TOOLS run on this machine, COMPILE_TOOLS compile modules for the
+#: runtime.
 TOOLS, COMPILE_TOOLS = (Path(__file__).with_name(name) for name in ("tools.txt", "compile.txt"))
 WITH_HASHES = ("--require-hashes", "--only-binary", ":all:", "--requirement")
-#: What the build takes from the machine: command -> Debian's package.
+#: Commands of this machine that the build needs -> Debian's package.
 COMMANDS = {
     "make": "make",
     "perl": "perl",
@@ -59,7 +60,7 @@ OPENSSL_WITHOUT = [
     "seed",
     "camellia",
 ]
-#: Standard modules that need a library of their own, which a daemon does without.
+#: Standard modules that need a further library and that a daemon does not need.
 MODULES_WITHOUT = [
     "_bz2",
     "_curses",
@@ -72,17 +73,17 @@ MODULES_WITHOUT = [
     "nis",
     "readline",
 ]
-#: Encodings of texts that no driver and no kernel writes; the command is in UTF-8 mode whatever the locale.
+#: Codecs of encodings that no driver and no kernel writes. The command uses UTF-8 mode in any locale.
 CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "kr", "tw")] + [
     "_multibytecodec"
 ]
-#: Of Python's library: what a service never imports, or cannot use here.
+#: Parts of Python's library that a service never imports, or that do not work in this runtime.
 LIBRARY_WITHOUT = [
     "__phello__",
     "_pyrepl",
     "curses",
     "dbm",
-    # Code pages of DOS, of mainframes and of old Macintoshes; those whose tables are in CODECS_WITHOUT.
+    # Code pages of DOS, mainframes and old Macintoshes, and encodings whose tables are in CODECS_WITHOUT.
     "encodings/big5*",
     "encodings/cp[0789]*",
     "encodings/cp1[01]*",
@@ -109,7 +110,7 @@ LIBRARY_WITHOUT = [
 
 
 def architecture() -> str:
-    """Return the machine's architecture, as zig and Debian's multiarch name it. Raises BuildError for others."""
+    """Return the machine's architecture, x86_64 or aarch64. Raises BuildError for another architecture."""
     found = platform.machine()
     if found not in ("x86_64", "aarch64"):
         raise BuildError(f"no packages for {found}: expected x86_64 or aarch64")
@@ -117,7 +118,7 @@ def architecture() -> str:
 
 
 def check_commands() -> None:
-    """Raise BuildError with the line that installs what is missing."""
+    """Raise BuildError if a command of COMMANDS is missing, with the line that installs its package."""
     missing = sorted(package for name, package in COMMANDS.items() if shutil.which(name) is None)
     if missing:
         raise BuildError(
@@ -127,7 +128,7 @@ def check_commands() -> None:
 
 
 def install_tools(work: Path) -> Path:
-    """Install the tools of tools.txt from PyPI, each with the SHA-256 that it has there; return the folder of their commands."""
+    """Install the tools of tools.txt from PyPI, checked against their SHA-256; return the folder of their commands."""
     folder = work / "tools"
     stamp = folder / "ready"
     if not stamp.exists() or stamp.read_text() != TOOLS.read_text():
@@ -140,13 +141,13 @@ def install_tools(work: Path) -> Path:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compiler for the chosen glibc, as commands in a folder of PATH."""
+    """The compiler for the pinned glibc: a folder of commands, and the environment with this folder in PATH."""
 
     folder: Path
     environment: dict[str, str]
 
     def run(self, command: Iterable[str], where: Path, log: Path, **more: str) -> None:
-        """Run *command*, all that it prints into *log*. Raises BuildError with the log's end."""
+        """Run *command* in *where*, and append its output to *log*. Raises BuildError with the log's end."""
         words = list(command)
         with log.open("a") as file:
             print("+", *words, file=file, flush=True)
@@ -204,7 +205,7 @@ def toolchain(pins: Pins, work: Path, epoch: int) -> Toolchain:
 
 @dataclass(frozen=True)
 class Build:
-    """Where one runtime is built."""
+    """A build of the runtime: pins, working folder and compiler."""
 
     pins: Pins
     work: Path
@@ -326,7 +327,7 @@ STAGES = {
 
 
 def _trim(root: Path) -> None:
-    """Take out what a service does not need, and what names the machine of the build."""
+    """Remove files that a service does not need, and files with paths of the build machine."""
     there = root / PREFIX.lstrip("/")
     for name in ("share", "lib/pkgconfig"):
         shutil.rmtree(there / name, ignore_errors=True)
@@ -345,7 +346,7 @@ def _trim(root: Path) -> None:
 
 
 def _hide_folders(root: Path, work: Path) -> None:
-    """Replace this machine's folders in the texts that are shipped (sysconfig's, of how modules are compiled)."""
+    """Replace this machine's folders in shipped Python files (sysconfig records how modules were compiled)."""
     for path in root.rglob("*.py"):
         text = path.read_bytes()
         if str(work).encode() in text:
@@ -353,7 +354,7 @@ def _hide_folders(root: Path, work: Path) -> None:
 
 
 def _openssl_folder(root: Path) -> None:
-    """OpenSSL's folder: no settings, and the authorities of the machine that it runs on."""
+    """Write OpenSSL's folder: an empty configuration, and links to the certificate authorities of the host."""
     folder = root / PREFIX.lstrip("/") / "ssl"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "openssl.cnf").write_text("# Empty on purpose: the defaults of OpenSSL.\n")
@@ -363,7 +364,7 @@ def _openssl_folder(root: Path) -> None:
 
 
 def _licences(root: Path, sources: Path) -> None:
-    """The licence of each source, as its authors wrote it."""
+    """Copy the license file of each source."""
     for name in sorted(path.name for path in sources.iterdir()):
         (folder,) = (p for p in (sources / name).iterdir() if p.name != "debian-archive")
         found = [
@@ -377,7 +378,7 @@ def _licences(root: Path, sources: Path) -> None:
 
 
 def write_archive(root: Path, to: Path, epoch: int) -> None:
-    """Write everything below *root* as a tar.xz that depends on contents and modes alone."""
+    """Write *root* as a tar.xz that depends only on names, contents and modes of files, and on *epoch*."""
     plain = to.with_suffix("")
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(root.rglob("*")):
@@ -400,7 +401,7 @@ def write_archive(root: Path, to: Path, epoch: int) -> None:
 
 
 def build_runtime(work: Path, handed_in: Path | None, epoch: int) -> Path:
-    """Build what is not built yet; return the archive. Raises BuildError."""
+    """Build the stages that changed since the last build; return the archive. Raises BuildError."""
     pins = read_pins()
     check_commands()
     work.mkdir(parents=True, exist_ok=True)
@@ -409,7 +410,7 @@ def build_runtime(work: Path, handed_in: Path | None, epoch: int) -> Path:
     recipe = repr((pins.tools, pins.glibc, epoch, inspect.getsource(toolchain)))
     for name, stage in STAGES.items():
         stamp = work / f"{name}.done"
-        # What is linked in later depends on what came before: each recipe holds all earlier ones.
+        # A stage links the results of earlier stages, so its recipe includes all earlier recipes.
         source = pins.sources["python3.13" if name == "python" else name]
         recipe = hashlib.sha256(f"{recipe}{source}{inspect.getsource(stage)}".encode()).hexdigest()
         if not stamp.exists() or stamp.read_text() != recipe:

@@ -1,7 +1,7 @@
 """Lists the contents of each package with their licenses in a CycloneDX document; a license that is not allowed fails the build.
 
-Python components are read from the metadata of the unpacked wheels. The libraries inside them come from their own SBOMs or from
-bundled.toml, and those inside the interpreter from pins.toml.
+Python components come from the metadata of the unpacked wheels, libraries inside a wheel from the wheel's SBOM or from
+bundled.toml, and libraries inside the interpreter from pins.toml.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from sources import BuildError, Pins
 
-#: SPDX identifiers under which something may be shipped.
+#: SPDX identifiers of the licenses that a package may contain.
 LICENCES = frozenset(
     [
         "0BSD",
@@ -31,10 +31,10 @@ LICENCES = frozenset(
         "BSD-3-Clause-Open-MPI",
         "BSL-1.0",
         "CC0-1.0",
-        # Of GCC's runtime libraries: the exception lets programs of any licence use them.
+        # GCC's runtime libraries: the exception permits use by programs of any license.
         "GPL-3.0-or-later WITH GCC-exception-3.1",
         "ISC",
-        # Shipped as a file of its own, which can be replaced.
+        # Shipped as a separate file, which a user can replace.
         "LGPL-2.1-or-later",
         "MIT",
         "MIT-0",
@@ -46,7 +46,7 @@ LICENCES = frozenset(
         "curl",
     ]
 )
-#: What authors write instead of an SPDX identifier.
+#: License names in wheels that are no SPDX identifier -> SPDX identifier.
 ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "BSD": "BSD-3-Clause",
@@ -56,7 +56,8 @@ ALIASES = {
     "MIT License": "MIT",
     "The MIT License (MIT)": "MIT",
 }
-#: The sources of pins.toml: SPDX identifier, and the name that databases of vulnerabilities know (CPE 2.3: vendor, product).
+#: Source of pins.toml -> (SPDX identifier, vendor, product); databases of vulnerabilities use vendor and product (CPE
+#: 2.3).
 LIBRARIES = {
     "libffi": ("MIT", "libffi_project", "libffi"),
     "openssl": ("Apache-2.0", "openssl", "openssl"),
@@ -64,15 +65,15 @@ LIBRARIES = {
     "sqlite3": ("blessing", "sqlite", "sqlite"),
     "zlib": ("Zlib", "zlib", "zlib"),
 }
-#: What wheels without an SBOM of their own have inside.
+#: Libraries inside the wheels that have no SBOM.
 BUNDLED = Path(__file__).with_name("bundled.toml")
 _NAMESPACE = uuid.UUID("6f0b6d5e-5d8c-5c1b-9a57-2f6f0f3c1c11")
 
 
 def check_licence(expression: str, component: str) -> str:
-    """Return *expression* as SPDX. Raises BuildError unless each part that has to hold is on the list.
+    """Return *expression* as SPDX. Raises BuildError if its license is not in LICENCES.
 
-    Of `A OR B` one on the list is enough; of `A AND B` all have to be.
+    `A AND B` requires both licenses in LICENCES, `A OR B` either.
     """
     expression = ALIASES.get(expression.strip(), expression.strip())
     for group in re.split(r"\s+AND\s+", expression):
@@ -86,18 +87,18 @@ def check_licence(expression: str, component: str) -> str:
 
 
 def licence_of(metadata: Message, component: str) -> str:
-    """Return the licence in a wheel's METADATA, checked. Raises BuildError."""
+    """Return the license in a wheel's METADATA. Raises BuildError if it is not in LICENCES."""
     classifiers = [
         one for one in metadata.get_all("Classifier", []) if one.startswith("License :: OSI")
     ]
     named = metadata.get("License-Expression") or metadata.get("License") or "".join(classifiers)
     return check_licence(
         named.strip().partition("\n")[0], component
-    )  # some have the whole text there
+    )  # some wheels have the whole license text here
 
 
 def python_components(site: Path) -> Iterator[dict[str, Any]]:
-    """Yield the wheels that were unpacked into *site*, Gangline's own too, each with the libraries inside it."""
+    """Yield the wheels in *site*, including Gangline's, each followed by the libraries inside it."""
     bundled = tomllib.loads(BUNDLED.read_text())
     for file in sorted(site.glob("*.dist-info/METADATA")):
         metadata = HeaderParser().parsestr(file.read_text())
@@ -126,7 +127,7 @@ def _inner(wheel: dict[str, Any], name: str, version: str, licence: str) -> dict
 
 
 def _own_documents(wheel: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what a wheel's own SBOMs name (PEP 770). Raises BuildError where one is no CycloneDX."""
+    """Yield the components in a wheel's SBOMs (PEP 770). Raises BuildError for an SBOM that is not CycloneDX."""
     for file in sorted(folder.iterdir()):
         try:
             table = json.loads(file.read_text())
@@ -140,14 +141,17 @@ def _own_documents(wheel: dict[str, Any], folder: Path) -> Iterator[dict[str, An
             )
             component["purl"] = row.get("purl", component["purl"])
             if not component["purl"].startswith("pkg:generic/"):
-                component.pop("cpe", None)  # the crate openssl is not OpenSSL
+                component.pop("cpe", None)  # the Rust crate openssl is not OpenSSL itself
             yield component
 
 
 def wheel_components(
     wheel: dict[str, Any], metadata: Path, bundled: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the libraries inside a wheel with compiled modules: by its own SBOMs, else by bundled.toml. Raises BuildError."""
+    """Yield the libraries inside a wheel with compiled modules, from its SBOMs or from bundled.toml.
+
+    Raises BuildError.
+    """
     name, version = wheel["name"], wheel["version"]
     tags = re.findall(r"^Tag: (.*)$", metadata.with_name("WHEEL").read_text(), re.MULTILINE)
     if name == "gangline" or all(tag.endswith("-any") for tag in tags):
@@ -170,7 +174,7 @@ def wheel_components(
 
 
 def library_components(pins: Pins) -> Iterator[dict[str, Any]]:
-    """Yield the libraries inside the interpreter, with the archives that they were built from."""
+    """Yield the libraries inside the interpreter, with the SHA-256 of their source archives."""
     for name, source in sorted(pins.sources.items()):
         if name not in LIBRARIES:
             raise BuildError(
@@ -212,7 +216,7 @@ def _component(name: str, version: str, purl: str, licence: str) -> dict[str, An
 def document(
     package: str, version: str, components: list[dict[str, Any]], epoch: int
 ) -> dict[str, Any]:
-    """Return the CycloneDX document of a package; the same for the same contents."""
+    """Return the CycloneDX document of a package; equal contents give an equal document."""
     digest = hashlib.sha256(json.dumps(components, sort_keys=True).encode()).hexdigest()
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -237,9 +241,12 @@ def document(
 def write_sbom(
     package: str, version: str, site: Path, pins: Pins | None, to: Path, epoch: int
 ) -> Path:
-    """Write the document of a package. *pins*: of the package with the interpreter. Raises BuildError."""
+    """Write the document of a package to *to*.
+
+    *pins*: None for a package without the interpreter. Raises BuildError.
+    """
     components = [*python_components(site), *(library_components(pins) if pins else ())]
-    if not pins:  # the rest of what it runs on is in the runtime's document
+    if not pins:  # the document of gangline-runtime lists the components that the packages share
         runtime = f"pkg:generic/gangline-runtime@{version}"
         components.append(_component("gangline-runtime", version, runtime, "Apache-2.0"))
     to.parent.mkdir(parents=True, exist_ok=True)

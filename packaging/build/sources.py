@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PINS = Path(__file__).with_name("pins.toml")
-#: An archive larger than this is not Gangline's.
+#: A larger archive is refused.
 ARCHIVE_BYTES_MAX = 128 << 20
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class BuildError(Exception):
-    """What failed, why, and what to do, in one message."""
+    """The build failed; the message names the failure, its reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One source package: archives with their SHA-256, and globs of the patches that are applied."""
+    """A source package: archive -> SHA-256, and glob patterns of the patches to apply."""
 
     name: str
     version: str
@@ -40,13 +40,13 @@ class Source:
 
     @property
     def upstream(self) -> str:
-        """The file name of upstream's own archive."""
+        """The file name of the upstream archive."""
         return next(name for name in self.archives if ".orig.tar." in name)
 
 
 @dataclass(frozen=True)
 class Pins:
-    """pins.toml."""
+    """The contents of pins.toml."""
 
     suites: tuple[str, ...]
     tools: tuple[str, ...]
@@ -56,7 +56,7 @@ class Pins:
 
 
 def read_pins(path: Path = PINS) -> Pins:
-    """Read the pins. Raises BuildError for a hash that is none."""
+    """Read the pins. Raises BuildError for an invalid SHA-256."""
     table = tomllib.loads(path.read_text())
     sources = {
         name: Source(name, row["version"], row["archives"], tuple(row.get("patches", ())))
@@ -82,7 +82,10 @@ def sha256_of(path: Path) -> str:
 
 
 def checked(path: Path, digest: str) -> Path:
-    """Return *path*. Raises BuildError where its content is not what *digest* says, or it is too large."""
+    """Return *path*.
+
+    Raises BuildError if the file's SHA-256 is not *digest*, or the file is larger than ARCHIVE_BYTES_MAX.
+    """
     size = path.stat().st_size
     if size > ARCHIVE_BYTES_MAX:
         raise BuildError(f"{path}: {size} bytes; at most {ARCHIVE_BYTES_MAX} are read")
@@ -96,7 +99,7 @@ def checked(path: Path, digest: str) -> Path:
 
 
 def _apt(folder: Path) -> list[str]:
-    """Return the options by which apt keeps all that it knows in *folder*."""
+    """Return options that make apt keep its sources, lists and cache in *folder*."""
     for each in ("lists/partial", "cache/archives/partial"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     return [
@@ -109,7 +112,7 @@ def _apt(folder: Path) -> list[str]:
 
 
 def _mirrors() -> list[str]:
-    """Return the addresses from which this machine's own apt gets packages, Debian's main archive first."""
+    """Return the addresses of Debian's archives in this machine's apt configuration, Debian's main archive first."""
     said = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages"],
         check=True,
@@ -121,7 +124,10 @@ def _mirrors() -> list[str]:
 
 
 def index(folder: Path, suites: Sequence[str]) -> list[str]:
-    """Let apt read the source indexes of *suites*; return apt's options. Raises BuildError without apt or Debian's mirror."""
+    """Download the source indexes of *suites* with apt; return apt's options.
+
+    Raises BuildError without apt or a Debian mirror.
+    """
     if shutil.which("apt-get") is None or not (mirrors := _mirrors()):
         raise BuildError(
             "no apt with a mirror of Debian here; hand the archives in: make packages SOURCES=FOLDER"
@@ -144,7 +150,10 @@ def index(folder: Path, suites: Sequence[str]) -> list[str]:
 
 
 def fetch(pins: Pins, archives: Path, handed_in: Path | None, work: Path) -> None:
-    """Put every pinned archive into *archives*. Raises BuildError, which names the archive that cannot be had."""
+    """Put every pinned archive into *archives*, from *handed_in* or else with apt.
+
+    Raises BuildError, which names an archive that is unavailable or has another SHA-256.
+    """
     archives.mkdir(parents=True, exist_ok=True)
     options: list[str] = []
     for source in pins.sources.values():
@@ -172,7 +181,7 @@ def fetch(pins: Pins, archives: Path, handed_in: Path | None, work: Path) -> Non
 
 
 def unpack(source: Source, archives: Path, to: Path) -> Path:
-    """Unpack upstream's archive into *to* and apply Debian's patches that the pins name. Return the folder."""
+    """Unpack the upstream archive into *to*, apply the pinned Debian patches, and return the folder of the source."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     for archive in source.archives:
@@ -203,7 +212,7 @@ def _apply(patch: Path, folder: Path) -> None:
 
 
 def _newest(name: str, options: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the newest version of a source package that the suites have, and the SHA-256 of its archives."""
+    """Return the newest version of a source package in the suites, and archive -> SHA-256."""
     said = subprocess.run(
         ["apt-cache", *options, "showsrc", "--only-source", name],
         check=True,
@@ -225,7 +234,7 @@ def _newest(name: str, options: list[str]) -> tuple[str, dict[str, str]]:
 
 
 def update(work: Path) -> None:
-    """Rewrite versions and hashes in pins.toml to what Debian's suites have now; apt has verified the signatures."""
+    """Rewrite the versions and hashes in pins.toml to those now in Debian's suites; apt verifies the signatures."""
     pins, text = read_pins(), PINS.read_text()
     options = index(work / "apt", pins.suites)
     for source in pins.sources.values():

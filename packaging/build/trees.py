@@ -1,7 +1,7 @@
-"""Assembles what each package installs, in one folder per package, from a runtime, the pinned wheels and this checkout.
+"""Assembles the files of each package, in a folder per package, from a runtime, the pinned wheels and this checkout.
 
-Runtime: CPython, the agent's wheels, and the code of Gangline that agent and aggregator share. The agent and aggregator packages
-add the rest; no file is in two packages.
+The runtime package has CPython, the agent's wheels, and the code of Gangline that agent and aggregator share. The agent and
+aggregator packages add their own code and wheels; no file is in two packages.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from runtime import COMPILE_TOOLS, PREFIX, WITH_HASHES, Toolchain, architecture
 from sources import BuildError, sha256_of
 from wheels import ROOT, for_target, pip
 
-#: Counts the builds of one version; the packages of one build need each other.
+#: Release number: counts the builds of a version. Packages of a build depend on packages of the same build.
 RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
-#: Below a package's own folder: /opt/gangline/packages/NAME holds what dpkg and rpm replace, and nothing runs from there. Each
-#: version that runs is a folder of hard links, /opt/gangline/versions/VERSION (packaging/scripts/functions.sh).
+#: Path below the package's folder /opt/gangline/packages/NAME, which dpkg and rpm replace. Nothing runs from this
+#: folder: each version runs from a folder of hard links, /opt/gangline/versions/VERSION
+#: (packaging/scripts/functions.sh).
 SITE = "lib/python3.13/site-packages"
-#: package -> the folders of Gangline that are its own; the runtime has the others.
+#: Package -> folders of Gangline in this package; the runtime package has the other folders.
 FOLDERS = {
     "gangline-agent": ("agent",),
     "gangline-aggregator": ("aggregator", "fingerprints", "simulator"),
 }
-#: Of wheels: headers, tests and sources of C extensions, which nothing imports.
+#: Files of wheels that are left out: headers, tests and sources of C extensions, which nothing imports.
 WHEELS_WITHOUT = (
     "bin", "pyarrow/include", "pyarrow/tests", "pyarrow/src", "numpy/_core/include", "numpy/*/tests", "numpy/tests",
     "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
     "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
 )  # fmt: skip
-#: package -> where a file of packaging/ goes.
+#: Package -> file in packaging/ -> its path in the package.
 FILES = {
     "gangline-agent": {
         "systemd/gangline-agent.service": "lib/systemd/system/gangline-agent.service",
@@ -61,9 +62,10 @@ FILES = {
     },
 }
 PACKAGES = ("gangline-runtime", *FOLDERS)
-#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one. It names its own version's
-#: interpreter, so that the processes that it starts are of that version too. All are in UTF-8 mode: the runtime has no codec for a
-#: locale such as zh_CN.GB18030, and an interpreter that lacks the codec of its locale does not start.
+#: The command `gangline`. It removes PYTHONHOME and PYTHONPATH: HPC modules set both for another Python. It names the
+#: interpreter of its own version, so that its child processes have the same version. All processes use UTF-8 mode: the
+#: runtime has no codec for a locale such as zh_CN.GB18030, and an interpreter without the codec of its locale does not
+#: start.
 LAUNCHER = f"""#!{PREFIX}/versions/{{version}}/bin/python3.13 -EsPXutf8
 import os
 import sys
@@ -79,27 +81,30 @@ sys.exit(main())
 
 
 def version() -> str:
-    """Return Gangline's version, as pyproject.toml has it."""
+    """Return Gangline's version from pyproject.toml."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def full_version() -> str:
-    """Return the version with its release, as deb and rpm write it."""
+    """Return VERSION-RELEASE, the version of the deb and rpm packages."""
     return f"{version()}-{RELEASE}"
 
 
 def schema_version() -> int:
-    """Return the version of the store that this aggregator makes: the number of the last migration."""
+    """Return the version of this aggregator's store: the number of the last migration."""
     return max(int(path.name[:4]) for path in (ROOT / "aggregator" / "sql").glob("[0-9]*_*.sql"))
 
 
 def tree_of(package: str) -> str:
-    """Return where dpkg and rpm put a package's files, from the root."""
+    """Return the folder into which dpkg and rpm unpack *package*, relative to the root."""
     return f"{PREFIX.lstrip('/')}/packages/{package.removeprefix('gangline-')}"
 
 
 def unpack_wheel(wheel: Path, site: Path) -> None:
-    """Unpack one wheel into *site*, as pip would: its `purelib` and `platlib` too, scripts and headers not."""
+    """Unpack *wheel* into *site* as pip does, including `purelib` and `platlib`, but without scripts and headers.
+
+    Raises BuildError for an entry outside *site*.
+    """
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
             name = entry.filename
@@ -122,7 +127,7 @@ def _remove(site: Path, patterns: Iterable[str]) -> None:
 
 
 def _link_same_libraries(site: Path) -> None:
-    """A wheel cannot hold links, so that a library is in it once for each of its names."""
+    """Replace copies of a library by links: a wheel cannot hold links, and has a copy for each name of the library."""
     seen: dict[bytes, Path] = {}
     for path in sorted(site.glob("pyarrow/*.so*"), key=lambda path: (len(path.name), path.name)):
         digest = hashlib.sha256(path.read_bytes()).digest()
@@ -133,7 +138,10 @@ def _link_same_libraries(site: Path) -> None:
 
 
 def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> Path:
-    """Compile this checkout for the runtime, as a wheel, from a copy of what git knows."""
+    """Compile this checkout for the runtime, and return the wheel.
+
+    The source is a copy of the files that git does not ignore.
+    """
     source = work / "gangline"
     shutil.rmtree(source, ignore_errors=True)
     names = subprocess.run(
@@ -160,7 +168,7 @@ def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> P
 
 
 def split_gangline(site: Path, stage: Path) -> None:
-    """Move what only the agent or the aggregator has from the runtime's folder into theirs."""
+    """Move the folders of FOLDERS from *site*, the runtime's, into their own packages."""
     for package, folders in FOLDERS.items():
         to = stage / package / tree_of(package) / SITE / "gangline"
         to.mkdir(parents=True, exist_ok=True)
@@ -168,7 +176,8 @@ def split_gangline(site: Path, stage: Path) -> None:
             shutil.move(site / "gangline" / folder, to / folder)
 
 
-#: Its arguments: folder, where it is installed, a pattern of what is left out, and whether x.pyc lies beside x.py (`legacy`).
+#: Script with the arguments: folder, its installed path, a pattern of excluded paths, and "legacy" to write x.pyc next
+#: to x.py ("": into __pycache__).
 COMPILE = """
 import compileall, py_compile, re, sys
 folder, installed, without, legacy = sys.argv[1:]
@@ -179,10 +188,11 @@ sys.exit(not compileall.compile_dir(folder, stripdir=folder, prependdir=installe
 
 
 def compile_bytecode(python: Path, tree: Path, epoch: int) -> None:
-    """Compile all of a package's *tree* once and for all: root's files are written by nobody, and their dates are all the same.
+    """Compile all modules in a package's *tree*, as bytecode that Python never checks against the sources.
 
-    Gangline keeps its sources, so that tracebacks quote them. Libraries are shipped as compiled modules alone: half as many files,
-    and dpkg waits for the disk once for each.
+    A check is useless: only root can write the installed files, and all of them have the same date. Gangline keeps its
+    sources, so that tracebacks quote them. Libraries are shipped as compiled modules alone: this halves the number of files,
+    and dpkg syncs each file to the disk.
     """
     own = tree / SITE / "gangline"
     folders = [(tree / "lib", "/site-packages/gangline/", "legacy")]
@@ -203,7 +213,7 @@ def compile_bytecode(python: Path, tree: Path, epoch: int) -> None:
 def write_manuals(
     python: Path, sites: list[Path], tools: Path, work: Path, stage: Path, epoch: int
 ) -> None:
-    """Make man pages and completion from the commands as they will be installed."""
+    """Write man pages and shell completion of the installed commands. Raises BuildError."""
     (needed,) = tools.parent.glob("lib/python3*/site-packages")
     script = Path(__file__).with_name("manuals.py")
     said = subprocess.run(
@@ -216,7 +226,7 @@ def write_manuals(
 
 
 def _documents(stage: Path, package: str) -> None:
-    """The licence and the changes, where Debian looks for them."""
+    """Copy the operations and security manuals into the package's Debian documentation folder."""
     folder = stage / package / "usr" / "share" / "doc" / package
     folder.mkdir(parents=True, exist_ok=True)
     if package != "gangline-runtime":
@@ -232,7 +242,7 @@ def assemble(
     work: Path,
     epoch: int,
 ) -> Path:
-    """Return the folder with one folder for each package, complete, with all dates set."""
+    """Assemble all packages; return the folder that has a complete folder per package, with all dates set."""
     stage = work / "stage"
     shutil.rmtree(stage, ignore_errors=True)
     for package in PACKAGES:
@@ -247,7 +257,7 @@ def assemble(
         whole / PREFIX.lstrip("/"), stage / "gangline-runtime" / tree_of("runtime"), symlinks=True
     )
     shutil.rmtree(stage / "gangline-runtime" / tree_of("runtime") / "include")
-    # Compiled into OpenSSL, and the same in each version.
+    # OpenSSL has this path compiled in; its contents are the same in each version.
     shutil.move(stage / "gangline-runtime" / tree_of("runtime") / "ssl", prefix / "ssl")
     for package, files in wheels.items():
         site = stage / package / tree_of(package) / SITE
@@ -280,7 +290,7 @@ def assemble(
 
 
 def _command(root: Path) -> None:
-    """`gangline`: the launcher of this version, one path that leads to the current version's, and everybody's path."""
+    """Install this version's launcher, /opt/gangline/bin/gangline for the current version, and a link in /usr/bin."""
     launcher = root / tree_of("runtime") / "bin" / "gangline"
     launcher.write_text(LAUNCHER.format(version=full_version()))
     launcher.chmod(0o755)
@@ -295,7 +305,7 @@ def _command(root: Path) -> None:
 
 
 def set_modes_and_dates(root: Path, epoch: int) -> None:
-    """Give every file and folder the same date, and one of two modes."""
+    """Set the date of every file and folder to *epoch*, and its mode to 0755 (folders and programs) or 0644."""
     prefix = root / PREFIX.lstrip("/")
     programs = (prefix / "bin", prefix / "packages" / "runtime" / "bin")
     for path in [root, *root.rglob("*")]:

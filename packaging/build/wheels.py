@@ -20,18 +20,18 @@ from sources import BuildError, checked, read_pins, sha256_of
 ROOT = Path(__file__).resolve().parent.parent.parent
 HASHES = Path(__file__).with_name("wheels.txt")
 ARCHITECTURES = ("aarch64", "x86_64")
-#: Newest first, as pip prefers them: none needs a glibc later than 2.28.
+#: glibc versions of manylinux platforms, the newest first, because pip prefers the first. None is later than 2.28.
 PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 
 
 def extras() -> dict[str, list[str]]:
-    """Return package -> what it needs from PyPI, as pyproject.toml has it; the runtime has the agent's."""
+    """Return package -> its requirements in pyproject.toml; the runtime package has the agent's."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
 
 
 def for_target(machine: str) -> list[str]:
-    """Return pip's options that choose wheels for the runtime on *machine*, not for the Python that runs pip."""
+    """Return pip's options for wheels of the runtime on the architecture *machine*, not of pip's own Python."""
     platforms = [f"manylinux_{each}_{machine}" for each in PLATFORMS]
     if machine == "x86_64":
         platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
@@ -50,7 +50,7 @@ def pip(tools: Path, *arguments: str | Path) -> None:
 
 
 def read_hashes(path: Path = HASHES) -> dict[str, str]:
-    """Return wheel -> SHA-256. Raises BuildError for a line that is none."""
+    """Return wheel -> SHA-256. Raises BuildError for an invalid line."""
     found = {}
     for line in path.read_text().splitlines():
         if not line or line.startswith("#"):
@@ -65,7 +65,7 @@ def read_hashes(path: Path = HASHES) -> dict[str, str]:
 
 
 def fetch_wheels(tools: Path, folder: Path, machine: str, wanted: list[str]) -> list[Path]:
-    """Fetch what *wanted* needs into *folder*, unchecked."""
+    """Download the wheels of *wanted* and their dependencies into *folder*, without a check of hashes."""
     shutil.rmtree(folder, ignore_errors=True)
     constraints = ROOT / "packaging" / "constraints.txt"
     pip(
@@ -75,7 +75,10 @@ def fetch_wheels(tools: Path, folder: Path, machine: str, wanted: list[str]) -> 
 
 
 def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
-    """Fetch the wheels that constraints.txt pins, each with the hash that wheels.txt has. Return them by package."""
+    """Return package -> wheels pinned by constraints.txt, downloaded and checked against wheels.txt.
+
+    Wheels of the runtime package are left out of the other package. Raises BuildError.
+    """
     hashes = read_hashes()
     found: dict[str, list[Path]] = {}
     for package, wanted in extras().items():
@@ -87,7 +90,7 @@ def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
 
 
 def check_wheel(wheel: Path, hashes: dict[str, str]) -> Path:
-    """Return *wheel*. Raises BuildError where wheels.txt does not know it, or knows another."""
+    """Return *wheel*. Raises BuildError if wheels.txt lacks it, or has another SHA-256."""
     if wheel.name not in hashes:
         raise BuildError(
             f"{wheel.name} is not in {HASHES.name}: after a change of packaging/constraints.txt run "
@@ -97,7 +100,7 @@ def check_wheel(wheel: Path, hashes: dict[str, str]) -> Path:
 
 
 def lock(wanted: list[str], to: Path, tools: Path, work: Path) -> None:
-    """Write what *wanted* and its dependencies are now, with the hash of each wheel of both architectures, as pip reads it."""
+    """Write pip's requirements for *wanted* and dependencies, with the hashes for both architectures."""
     found: dict[str, set[str]] = {}
     for machine in ARCHITECTURES:
         for wheel in fetch_wheels(tools, work / "wheels", machine, wanted):
@@ -108,7 +111,7 @@ def lock(wanted: list[str], to: Path, tools: Path, work: Path) -> None:
 
 
 def update(work: Path) -> None:
-    """Rewrite wheels.txt, tools.txt and compile.txt to the wheels that PyPI has of the pinned versions."""
+    """Rewrite wheels.txt, tools.txt and compile.txt with PyPI's wheels of the pinned versions."""
     subprocess.run([sys.executable, "-m", "venv", str(work / "tools")], check=True)
     tools = work / "tools" / "bin"
     found: dict[str, str] = {}

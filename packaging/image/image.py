@@ -1,7 +1,7 @@
 """`make image`: builds agent and aggregator images as OCI layouts, from Debian's packages and Gangline's, without a registry.
 
-mmdebstrap makes the root file system and installs our debs in it; `oci.py` writes the layout. buildah would do the second half
-with sixty packages, a storage driver and a lock of its own, for one layer and two JSON files.
+mmdebstrap makes the root file system and installs Gangline's debs in it; `oci.py` writes the layout. buildah could write the
+layout too, but needs sixty packages, a storage driver and a lock, for a single layer and two JSON files.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from oci import Image, ImageError, write_layout
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE = "trixie"
-#: Hands capabilities on to a user that is not root: docs/security.md.
+#: Program that passes capabilities to a user other than root: docs/security.md.
 SETPRIV = "usr/lib/gangline/setpriv"
 LEFT_OUT = ("doc", "info", "lintian", "locale", "man")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One image: its packages beside the runtime, its user, and what its setpriv may hand on."""
+    """An image: its package besides the runtime, its user, and the capabilities that its setpriv may pass on."""
 
     package: str
     user: str
     user_id: int
     state_folder: str
     capabilities: tuple[str, ...] = ()
-    #: Of Debian, what our packages load and no essential package brings: protobuf, DuckDB, gRPC and Arrow are C++.
+    #: Debian packages that Gangline's packages load and that are not essential: protobuf, DuckDB, gRPC and Arrow are
+    #: C++.
     include: tuple[str, ...] = ()
 
 
-#: The user ids are those of the chart: kubelet starts containers by number.
+#: The user ids are the same as in the Helm chart, because kubelet starts containers by number.
 KINDS = (
     Kind(
         "gangline-agent", "gangline", 47600, "/var/lib/gangline",
@@ -53,7 +54,7 @@ KINDS = (
 
 
 def deb_of(folder: Path, package: str) -> Path:
-    """Return the one deb of *package*. Raises ImageError."""
+    """Return the only deb of *package* in *folder*. Raises ImageError unless *folder* has exactly one."""
     found = sorted(folder.glob(f"{package}_*.deb"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
@@ -70,7 +71,7 @@ def field(deb: Path, name: str) -> str:
 
 
 def default_epoch() -> int:
-    """Return the time of the last commit, as `make packages` takes it."""
+    """Return SOURCE_DATE_EPOCH, by default the time of the last commit, as in `make packages`."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
     command = ["git", "log", "-1", "--format=%ct"]
@@ -78,7 +79,7 @@ def default_epoch() -> int:
 
 
 def hooks(kind: Kind, debs: list[Path]) -> list[str]:
-    """Return what mmdebstrap does once Debian's own packages are there: our user, our debs, nothing of the build."""
+    """Return mmdebstrap's hooks after Debian's packages: add the user, install *debs*, remove build files."""
     identity = f"{kind.user_id}:{kind.user_id}"
     user = f"{kind.user}:x:{identity}::{kind.state_folder}:/usr/sbin/nologin"
     inside = [
@@ -99,7 +100,7 @@ def hooks(kind: Kind, debs: list[Path]) -> list[str]:
 
 
 def make_root(kind: Kind, debs: list[Path], to: Path, options: argparse.Namespace) -> None:
-    """Make the root file system, a tar. Raises ImageError."""
+    """Write the root file system as the tar *to*. Raises ImageError."""
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
     command = ["mmdebstrap", "--quiet", "--variant=essential", *left_out, *hooks(kind, debs)]
     command += [f"--include={','.join(kind.include)}"] if kind.include else []
@@ -111,7 +112,7 @@ def make_root(kind: Kind, debs: list[Path], to: Path, options: argparse.Namespac
 
 
 def make(kind: Kind, options: argparse.Namespace) -> None:
-    """Make one image and print where it is."""
+    """Make an image, and print its folder, version, size and digest."""
     debs = [deb_of(options.debs, each).resolve() for each in ("gangline-runtime", kind.package)]
     image = Image(
         name=kind.package,
@@ -132,7 +133,7 @@ def make(kind: Kind, options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the images; 1 with words where that fails."""
+    """Make the images; return 1 after a failure, whose message is printed."""
     options = _parser().parse_args(arguments)
     missing = [each for each in ("mmdebstrap", "dpkg-deb") if shutil.which(each) is None]
     if missing:

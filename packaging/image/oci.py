@@ -23,17 +23,17 @@ MEDIA = "application/vnd.oci.image"
 CAPABILITIES = {"dac_override": 1, "dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "syslog": 34}  # fmt: skip
 #: VFS_CAP_REVISION_2 of linux/capability.h.
 _REVISION = 0x02000000
-#: What a runtime mounts or writes itself.
+#: Folders that a container runtime mounts or fills; their contents are left out.
 _EMPTY = ("dev/", "proc/", "sys/", "run/", "tmp/")
 
 
 class ImageError(Exception):
-    """The image cannot be made; the words say why."""
+    """The image cannot be made; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What an image says of itself."""
+    """The metadata of an image."""
 
     name: str
     version: str
@@ -45,9 +45,9 @@ class Image:
 
 
 def file_capabilities(names: tuple[str, ...]) -> str:
-    """Return the value of security.capability: *names* are permitted, none is effective at once.
+    """Return the value of security.capability: *names* are permitted, but none is effective at the start.
 
-    With the bit for effective, a container that lacks one of them could not start the program at all.
+    With the effective bit, a container that lacks any of these capabilities could not start the program at all.
     """
     bits = sum(1 << CAPABILITIES[name] for name in names)
     data = struct.pack("<5I", _REVISION, bits & 0xFFFFFFFF, 0, bits >> 32, 0)
@@ -57,7 +57,10 @@ def file_capabilities(names: tuple[str, ...]) -> str:
 def write_layer(
     root: Path, layer: Path, epoch: int, capabilities: Mapping[str, tuple[str, ...]]
 ) -> str:
-    """Write *root*, a tar, as the layer; return the SHA-256 of what is in the gzip. *capabilities*: of files, by name."""
+    """Write the tar *root* as the gzip file *layer*; return the SHA-256 of the uncompressed tar.
+
+    *capabilities*: file name -> names of its capabilities.
+    """
     digest = hashlib.sha256()
     pending = dict(capabilities)
     with (
@@ -66,7 +69,7 @@ def write_layer(
         gzip.GzipFile("", "wb", 9, file, mtime=0) as packed,
         tarfile.open(fileobj=_Hashed(packed, digest), mode="w|", format=tarfile.PAX_FORMAT) as to,
     ):
-        # Hard links come after what they link to.
+        # Hard links come after their targets.
         for member in sorted(source.getmembers(), key=lambda each: (each.islnk(), each.name)):
             name = member.name.removeprefix("./")
             if name in ("", ".") or name.startswith(_EMPTY):
@@ -93,7 +96,7 @@ def _copied(member: tarfile.TarInfo, name: str, epoch: int) -> tarfile.TarInfo:
 
 
 class _Hashed(io.RawIOBase):
-    """Passes on what is written, and adds it to a hash."""
+    """A writer that passes data on, and adds the data to a hash."""
 
     def __init__(self, to: Any, digest: Any) -> None:
         self._to, self._digest = to, digest

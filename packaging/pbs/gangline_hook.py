@@ -1,7 +1,7 @@
 """PBS hook for the event exechost_periodic: sets the resource gangline_bucket of this host's vnodes (docs/batch_schedulers.md).
 
-0 is the best, 3 the worst; an unknown host has 0, like all hosts without Gangline. An error of the hook is logged and changes
-nothing.
+Bucket 0 is the best, 3 the worst; an unknown host gets 0, like all hosts without Gangline. An error of the hook is logged and
+changes nothing.
 """
 
 import os
@@ -10,21 +10,24 @@ import time
 
 import pbs
 
-#: The file of `gangline mirror`, and its limits.
+#: File of `gangline mirror`, its maximum size, and the maximum time for which it is valid.
 MIRROR_FILE, MIRROR_BYTES_MAX, MIRROR_SECONDS_MAX = "/run/gangline-mirror/nodes", 8732989, 60
 RECORD_BYTES = 127
 RESOURCE = "gangline_bucket"
 
 
 def read_bucket(file, host):
-    """Return the bucket of *host*; 0 where the file is not whole, current and writable by its owner alone."""
+    """Return the bucket of *host*; 0 if the host is unknown.
+
+    The result is also 0 unless the file is complete, current, and writable only by its owner.
+    """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return 0
     with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
-        # A link, a FIFO, or a file that others may write, may be planted.
+        # An attacker may have planted a link, a FIFO, or a file that others may write.
         folder = os.stat(os.path.dirname(file) or ".")
         is_private = not (status.st_mode | folder.st_mode) & 0o022
         if (
@@ -53,7 +56,7 @@ def read_bucket(file, host):
 
 
 def main():
-    """Set the resource of each vnode of this host."""
+    """Set the resource gangline_bucket of each vnode of this host."""
     event = pbs.event()
     if event.type != pbs.EXECHOST_PERIODIC:
         event.accept()

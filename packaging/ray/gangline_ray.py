@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Helper of `gangline executor ray`, run in Ray's own Python, whose version must match the cluster's (docs/batch_schedulers.md).
 
-gangline_ray.py state ADDRESS                                       nodes and placement groups, as one line of JSON
-gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      asks Ray to drain a node: it cannot be taken back
-gangline_ray.py labels [FILE [HOST]]                                for `ray start --labels`: what Gangline knows of this machine
+gangline_ray.py state ADDRESS                                       prints nodes and placement groups as a line of JSON
+gangline_ray.py drain ADDRESS NODE_ID MESSAGE DEADLINE_SECONDS      drains a node, which cannot be undone
+gangline_ray.py labels [FILE [HOST]]                                prints the label of this machine's health, for `ray start --labels`
 """
 
 import json
@@ -13,13 +13,13 @@ import stat
 import sys
 import time
 
-#: Of `gangline mirror`: its file, and what its limit is.
+#: File of `gangline mirror`, its maximum size, and the maximum time for which it is valid.
 MIRROR_FILE, MIRROR_BYTES_MAX, MIRROR_SECONDS_MAX = "/run/gangline-mirror/nodes", 8_732_989, 60
 RECORD_BYTES = 127
 
 
 def connect(address):
-    """Return (the state of the cluster, the client of its control service)."""
+    """Return (module ray, state of the cluster, client of its control service)."""
     import ray
     from ray._private.state import GlobalState
     from ray._raylet import GcsClient, GcsClientOptions
@@ -34,7 +34,7 @@ def connect(address):
 
 
 def print_state(address):
-    """Print nodes and placement groups."""
+    """Print nodes and placement groups as a line of JSON."""
     ray, state, _ = connect(address)
     draining = state.get_draining_nodes()
     nodes = [
@@ -57,7 +57,7 @@ def print_state(address):
 
 
 def drain(address, node, message, seconds):
-    """Ask for the drain of *node*; exit 1 with Ray's reason if it is refused."""
+    """Ask Ray to drain *node* within *seconds*; exit 1 with Ray's reason if Ray refuses."""
     from ray.core.generated import autoscaler_pb2
 
     _, _, client = connect(address)
@@ -70,7 +70,10 @@ def drain(address, node, message, seconds):
 
 
 def labels(file=MIRROR_FILE, host=""):
-    """Return `gangline.io/bucket=N` (0 the best, 3 the worst); "" where nothing is known: `ray start --labels=` is then as without Gangline."""
+    """Return `gangline.io/bucket=N` (0 is the best, 3 the worst); "" if the bucket is unknown.
+
+    With "", `ray start --labels=` behaves as without Gangline.
+    """
     host = host or socket.gethostname()
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -78,7 +81,7 @@ def labels(file=MIRROR_FILE, host=""):
         return ""
     with open(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
-        # A link, a FIFO, or a file that others may write, may be planted.
+        # An attacker may have planted a link, a FIFO, or a file that others may write.
         folder = os.stat(os.path.dirname(file) or ".")
         is_private = not (status.st_mode | folder.st_mode) & 0o022
         if (
@@ -106,7 +109,7 @@ def labels(file=MIRROR_FILE, host=""):
 
 
 def main(arguments):
-    """Run one command; 2: wrong usage."""
+    """Run a command; return 2 for wrong usage."""
     match arguments:
         case ["state", address]:
             print_state(address)
