@@ -163,13 +163,14 @@ def _file() -> Path:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether *file* exists; a default file in an unreadable home does not. Raises SettingsError."""
+    """Return whether *file* can be found; the file that FILE_VARIABLE names must exist. Raises SettingsError."""
     try:
-        return file.exists()
+        file.stat()
     except OSError as error:
         if os.environ.get(FILE_VARIABLE):
             raise SettingsError(f"{FILE_VARIABLE}={file}: {error.strerror}") from error
         return False
+    return True
 
 
 def open_channel(

@@ -10,6 +10,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -75,7 +76,11 @@ class QueryLog:
     def _on_write_error(self) -> None:
         self._lost = True
         if not self.lost_lines:
-            log.exception("query log: %s cannot be written; queries continue without it", self.path)
+            log.error(
+                "query log: %s cannot be written (%s); queries continue without it",
+                self.path,
+                sys.exc_info()[1],
+            )
         self.lost_lines += 1
 
     def close(self) -> None:

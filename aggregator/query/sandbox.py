@@ -172,7 +172,7 @@ MACRO_SCHEMAS = frozenset({"ops", "history"})
 #: A message of DuckDB is cut to this many lines, and the line of SQL shown with it to this many characters.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 #: What lists all there is to ask; every door takes it.
-HINT = "`gangline sql '\\d'` lists list tables and views"
+HINT = "`gangline sql '\\d'` lists tables and views"
 
 
 class StatementRefused(Exception):

@@ -267,16 +267,16 @@ def _raised(
 async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.Queue[Any]) -> None:
     """Leave the last request for the watch. A caller that sends no more still listens."""
     has_request, login = False, current_login()
-    async for request in requests:
-        has_request = True
-        try:
+    try:
+        async for request in requests:
+            has_request = True
             messages.claim_reservations(request.plan.candidates, login)
-        except InvalidArgument as error:
-            latest.put_nowait(error)
-            return
-        while not latest.empty():
-            latest.get_nowait()
-        latest.put_nowait(request)
+            while not latest.empty():
+                latest.get_nowait()
+            latest.put_nowait(request)
+    except InvalidArgument as error:  # a malformed message, too
+        latest.put_nowait(error)
+        return
     if not has_request:
         latest.put_nowait(None)
 

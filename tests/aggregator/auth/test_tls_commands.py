@@ -158,6 +158,8 @@ def test_a_file_of_settings_that_is_none_is_said(
     add_connection_options(parser)
     file = tmp_path / "client.toml"
     monkeypatch.setenv("GANGLINE_CLIENT_CONFIG", str(file))
+    with pytest.raises(CommandError, match=f"GANGLINE_CLIENT_CONFIG={file}: No such file"):
+        read_connection_options(parser.parse_args([]))
     for text, words in (
         ("token = 'x'", "unknown setting 'token'; did you mean 'token_file'"),
         ("aggregator = 'nowhere'", "expected ADDRESS:PORT"),

@@ -47,14 +47,20 @@ def bitmap(*nodes: int) -> wire.PlacementCandidates:
 
 
 @asynccontextmanager
-async def serving(holder: SnapshotStandIn) -> AsyncIterator[Any]:
+async def connected(holder: SnapshotStandIn) -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     add_PlacementServiceServicer_to_server(PlacementService(holder), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield channel
     await server.stop(None)
+
+
+@asynccontextmanager
+async def serving(holder: SnapshotStandIn) -> AsyncIterator[Any]:
+    async with connected(holder) as channel:
+        yield PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def test_a_plan_stays_until_a_member_breaks() -> None:
@@ -184,6 +190,20 @@ def test_a_request_that_cannot_be_watched_is_refused(
 
     with pytest.raises(InvalidArgument, match=field):
         asyncio.run(service.WatchPlan(requests(), SilentContext()))
+
+
+def test_a_malformed_request_ends_the_watch_at_once() -> None:
+    """The watch waited for a request until the caller's deadline."""
+
+    async def ask() -> grpc.StatusCode:
+        async with connected(SnapshotStandIn(placed_world().run(20))) as channel:
+            watch: Any = channel.stream_stream("/gangline.v1.PlacementService/WatchPlan")
+            code: grpc.StatusCode = await asyncio.wait_for(
+                watch(iter([b"\xff"])).code(), GUARD_SECONDS
+            )
+            return code
+
+    assert asyncio.run(ask()) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_more_watches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
