@@ -41,7 +41,7 @@ MEAN, LEAST, MOST, SHARE, COUNT = range(5)
 cdef enum:
     AS_MEAN, AS_LEAST, AS_MOST, AS_SHARE, AS_COUNT
     TARGETS_MAX = 32
-    #: The spacing of GPM is computed again after this many passes, and is at most this many samples.
+    #: The spacing of GPM is computed again after GPM_PASSES passes. GPM_SPACING_MAX limits it, in samples.
     GPM_PASSES = 256
     GPM_SPACING_MAX = 20
 
