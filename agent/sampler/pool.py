@@ -92,9 +92,7 @@ class WorkerHandle:
         try:
             while self.outbox and not self.closed_ns:
                 self.outbox = self.outbox[self.link.send(self.outbox) :]
-                place.call(
-                    self.memory
-                )  # the sampler may be resting in a collector, and not polling its socket
+                place.call(self.memory)  # a sampler in a collector does not poll its socket
         except BlockingIOError:
             return
         except OSError:  # the sampler ended; the fork server reports how
@@ -306,8 +304,8 @@ class SamplerPool:
         recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
         """*devices_of*: returns the PCI addresses of the GPUs without a call that may hang. *key_of*: UUID of an
-        address, or that address if unknown. *deadline_seconds*: limit of a call into a driver. *abandoned_file*: records
-        the abandoned processes for the next agent. *recording_area*: where samplers put their recordings."""
+        address, or that address if unknown. *deadline_seconds*: limit of a call into a driver. *abandoned_file*:
+        records the abandoned processes for the next agent. *recording_area*: where samplers put their recordings."""
         self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
         self.collectors = [each.name for members in groups.values() for each in members]
