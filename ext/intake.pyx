@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Reads arriving frames in place: into the fleet's latest cells, and into the columns of a commit.
 
-Most tables of a stream have the same names and devices each second. A table's header is parsed once and then recognized by its
-digest; the bytes themselves, seven kilobytes per table on a host with many links, are not kept. Cells are unpacked directly
-into their destination. `contract/frame.py` describes the layout, and a test holds the two equal. Whatever this module cannot
-read is left to that one, which raises the error.
+Most tables of a stream have the same names and devices each second. A table's header is parsed once and then recognized
+by its digest; the header bytes, 7 KB per table on a host with many links, are not kept. Cells are unpacked directly
+into their destination. `contract/frame.py` describes the layout, and a test compares the two readers. A frame that this
+module rejects is given to the other reader, which raises the error.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -26,26 +26,27 @@ cdef enum:
     COLUMNS_MAX = 512
     TABLE_NAME_BYTES_MAX = 64
     DEVICE_BYTES_MAX = 96
-    #: What is known of one stream's tables: more of it is reread each time. A host with eight GPUs has 40 tables.
+    #: Memory for the known headers of one stream; headers beyond that are parsed each time. A host with eight GPUs has
+    #: 40 tables.
     KEPT_BYTES_MAX = 12 << 10
-    #: Tables in different columns that are kept, of all agents, in about this many bytes: dozens of versions of agents.
-    #: More would be an attack.
+    #: Approximate memory for the known column lists of all agents, enough for dozens of agent versions. More column
+    #: lists would be an attack, and are not kept.
     COLUMNS_KEPT_BYTES_MAX = 8 << 20
 cdef Py_ssize_t FRAME_MAX = 1 << 20
 cdef Py_ssize_t PAYLOAD_MAX = 8 << 20
 cdef int64_t DAY_NS = 86_400_000_000_000
-#: Three times of less than this have a sum of 64 bits.
+#: The sum of three times below this limit fits 64 bits.
 cdef int64_t SAFE_NS = <int64_t>1 << 61
-#: Stored times are held within 1970 to 2200: a host's clock may say anything.
+#: Stored times are clamped to 1970 to 2200, because a host's clock may be wrong by any amount.
 cdef int64_t STORED_NS_MAX = 7_258_118_400_000_000_000
 TIME_NS_MAX = STORED_NS_MAX
-#: What a table begins with is the agents' to choose, and these are not known to them.
+#: Secrets of the digest: agents choose the headers, but do not know these numbers.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 cdef uint64_t FACTOR = int.from_bytes(os.urandom(8), "little") | 1
 
 cdef extern from *:
     """
-    /* Both halves of the product, one over the other: the upper one depends on all of the factor's bits. */
+    /* Both halves of the product, XORed: the upper half depends on all bits of the factor. */
     static inline unsigned long long gangline_product(unsigned long long a, unsigned long long b) {
         unsigned __int128 whole = (unsigned __int128)a * b;
         return (unsigned long long)whole ^ (unsigned long long)(whole >> 64);
@@ -55,14 +56,14 @@ cdef extern from *:
 
 
 cdef class Columns:
-    """Where the columns of one table of some agents belong: by signal, -1 where nowhere."""
+    """Destinations of the columns of one table of some agents: by signal; -1: none."""
 
     cdef readonly str table
-    cdef bytes name  # as it stands in a frame
+    cdef bytes name  # as encoded in a frame
     cdef readonly tuple signal_ids
-    cdef readonly Py_ssize_t stored_in, kept_in  # which of the store's tables, and of the fleet's; -1: none
-    cdef readonly bint strange  # a signal here, or all of it, has no column in the store
-    cdef Py_ssize_t width, row_bytes  # row_bytes: what a row takes in a commit
+    cdef readonly Py_ssize_t stored_in, kept_in  # table numbers in the store and in the fleet; -1: none
+    cdef readonly bint strange  # at least one signal has no column in the store
+    cdef Py_ssize_t width, row_bytes  # row_bytes: size of a row in a commit
     cdef int32_t *stored
     cdef int32_t *kept
 
@@ -79,7 +80,7 @@ cdef class Columns:
 
 
 cdef int32_t *_places(places, Py_ssize_t width) except NULL:
-    """Take over *places*; of two columns that go to one place the last does, as if put there one after the other."""
+    """Return a copy of *places*; of two columns with the same place only the last keeps it, like a later write."""
     cdef dict last = {place: i for i, place in enumerate(places)}
     cdef list found = [place if last[place] == i else -1 for i, place in enumerate(places)]
     if len(found) != width:
@@ -97,7 +98,7 @@ cdef class Received
 
 
 cdef class Catalogue:
-    """What *plan* says of each (table name, signal ids): the arguments of `Columns`."""
+    """Cache of the results of *plan*: per (table name, signal ids) the arguments of `Columns`."""
 
     cdef object plan
     cdef dict known
@@ -114,7 +115,7 @@ cdef class Catalogue:
             frame.looked_up += len(words)
             found = Columns(*self.plan(name[1:].decode(), tuple(words)))
             found.name = name
-            cost = 1024 + 25 * len(ids)  # a number, its object, its two places
+            cost = 1024 + 25 * len(ids)  # per signal: a number, its object, its two places
             if self.kept_bytes + cost <= COLUMNS_KEPT_BYTES_MAX:
                 self.kept_bytes += cost
                 self.known[name, ids] = found
@@ -123,18 +124,18 @@ cdef class Catalogue:
 
 @cython.no_gc
 cdef class Shape:
-    """What a table begins with: its name, its columns, its devices."""
+    """The header of a table: its name, its columns, its devices."""
 
     cdef readonly Columns columns
-    cdef uint64_t digest     # of its keys, which stand in a frame between its offset and its cells
-    cdef int32_t *places     # of the devices in the fleet, -1: left out; NULL: one after another, from `first` on
+    cdef uint64_t digest     # of its keys, the bytes between a table's offset and its cells
+    cdef int32_t *places     # rows of the devices in the fleet, -1: left out; NULL: consecutive rows from `first` on
     cdef int32_t keys_size, first
     cdef int32_t top         # the highest of the places
-    cdef int32_t reused      # how many rows of its host had been given to others when it got them
-    cdef int32_t batch       # the commit in which its devices stand
-    cdef int32_t begin       # from there
+    cdef int32_t reused      # the count of reused rows of its host when the places were assigned
+    cdef int32_t batch       # the commit that has its device names
+    cdef int32_t begin       # index of the first of these names
     cdef readonly uint16_t rows
-    cdef int16_t last        # where this table stands last in the frame at hand
+    cdef int16_t last        # index of the last table with this header in the current frame
     cdef bint placed
 
     def __cinit__(self, Columns columns not None, Py_ssize_t rows, Py_ssize_t keys_size, uint64_t digest):
@@ -166,7 +167,7 @@ cdef class Shape:
 
 
 cdef class Cells:
-    """The latest cells of one of the fleet's tables, which are arrays that it holds."""
+    """The latest cells of one of the fleet's tables; keeps the arrays alive."""
 
     cdef tuple arrays
     cdef readonly Py_ssize_t capacity
@@ -196,7 +197,7 @@ cdef class Cells:
 
 
 cdef class Received:
-    """A frame that was found whole."""
+    """A valid frame."""
 
     cdef readonly bytes run_id, boot_id
     cdef readonly uint64_t sequence, boottime_ns, wall_ns
@@ -216,7 +217,7 @@ cdef class Received:
         return self.offsets[table]
 
     def devices(self, Py_ssize_t table):
-        """Made each time: of most tables nobody asks twice."""
+        """Decode the names on each call: most tables are asked for them at most once."""
         if not 0 <= table < len(self.shapes):
             raise IndexError(table)
         cdef Shape shape = self.shapes[table]
@@ -229,13 +230,13 @@ cdef class Received:
         return tuple(found)
 
     cdef const uint8_t *names(self, Py_ssize_t table) noexcept:
-        """Return where the names of a table's devices stand, one after another."""
+        """Return the address of the first device name of a table; the names are consecutive."""
         cdef Shape shape = <Shape>self.shapes[table]
         cdef Py_ssize_t at = self.packed[table] - shape.keys_size + 4 + 2 * shape.columns.width
         return <const uint8_t *>PyBytes_AS_STRING(self.payload) + at
 
     cdef inline const uint8_t *name(self, const uint8_t *at, Py_ssize_t table) except NULL:
-        """Return *at*, where a whole name stands: a digest is no proof, and nothing is read past the names."""
+        """Return *at* if a complete name begins there: a digest is no proof, and reads must stay within the names."""
         cdef const uint8_t *end = <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[table]
         if end - at < 1 or end - at < 1 + at[0]:
             raise ValueError("a table begins with other names than were read")
@@ -274,7 +275,7 @@ cdef class Received:
 
 
 cdef inline int64_t _when(int64_t boottime, int64_t offset) noexcept nogil:
-    """A reading can not be younger than its frame, nor a day older."""
+    """Return the boot time of a reading: not after its frame, and at most a day before."""
     offset = min(<int64_t>0, max(offset, -DAY_NS))
     return max(<int64_t>1, boottime + offset)
 
@@ -301,7 +302,8 @@ cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, u
             at = places[row]
             if at >= 0:
                 i = column * rows + row
-                # Memory that is never written is none: of what no device has, and of errors that none had.
+                # Do not touch memory needlessly: a page that is never written takes no RAM, for example the columns
+                # of signals that no device has, or of errors that never occurred.
                 if packed[i >> 3] >> (i & 7) & 1:
                     valid[at] = 1
                     if bits[at] != now[row]:
@@ -323,8 +325,8 @@ cdef class Reader:
 
     cdef Catalogue catalogue
     cdef object decode
-    cdef list known  # shapes, one a name, mostly in the order in which they come
-    cdef Py_ssize_t kept_bytes, following  # the number of the one that most likely comes
+    cdef list known  # one shape per table name, mostly in the order of a frame
+    cdef Py_ssize_t kept_bytes, following  # following: index of the shape that is most likely next
     cdef bytes run_id, boot_id
 
     def __cinit__(self, Catalogue catalogue not None, decode not None):
@@ -334,12 +336,12 @@ cdef class Reader:
     def read(self, bytes data not None):
         cdef Received frame = self._read(data)
         if frame is None:
-            self.decode(data)  # raises, with words
+            self.decode(data)  # raises an error with a message
             raise RuntimeError("a frame that only one of its two readers takes")
         return frame
 
     cdef Received _read(self, bytes data):
-        """Return the frame, or None: it is none."""
+        """Return the frame; None if the bytes are invalid."""
         cdef const uint8_t *head = <const uint8_t *>PyBytes_AS_STRING(data)
         cdef Py_ssize_t begin = HEADER, length, tables, i
         cdef uint32_t crc, size
@@ -371,7 +373,7 @@ cdef class Reader:
             if begin < 0:
                 return None
             stored_bytes += (<Shape>frame.shapes[i]).rows * (<Shape>frame.shapes[i]).columns.row_bytes
-        # A few cells of many devices are little here and much in a commit, whose rows have every column.
+        # A few cells of many devices are small here but large in a commit, whose rows have every column.
         frame.size_bytes += max(<Py_ssize_t>len(frame.payload), stored_bytes)
         return frame if begin == len(frame.payload) else None
 
@@ -387,7 +389,7 @@ cdef class Reader:
         return 0
 
     cdef Py_ssize_t _table(self, Received frame, Py_ssize_t number, Py_ssize_t begin) except -2:
-        """Take the table that begins there; return where the next does, -1 if it is none."""
+        """Read the table at *begin*. Return the end of the table; -1 if it is invalid."""
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
         cdef Py_ssize_t size = len(frame.payload), keys, keys_end, count, end, number_known
         cdef Shape shape = None
@@ -416,7 +418,7 @@ cdef class Reader:
         return end
 
     cdef Py_ssize_t _find(self, const uint8_t *name) noexcept:
-        """Return which of the shapes is of that table, -1 if none."""
+        """Return the index of the known shape with this table name; -1 if there is none."""
         cdef Py_ssize_t i, at, count = len(self.known)
         cdef bytes known
         for i in range(count):
@@ -428,7 +430,7 @@ cdef class Reader:
         return -1
 
     cdef Shape _shape(self, Received frame, Py_ssize_t begin, Py_ssize_t keys, Py_ssize_t before):
-        """Read what a table begins with, and keep it if there is room; None: it is no such thing."""
+        """Parse a table's header, and keep it if there is room. Return None if it is invalid."""
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
         cdef Py_ssize_t rows = data[keys] | data[keys + 1] << 8, width = data[keys + 2] | data[keys + 3] << 8
         cdef Py_ssize_t at = keys + 4 + 2 * width, row, size = len(frame.payload)
@@ -451,9 +453,9 @@ cdef class Reader:
         return shape
 
     cdef int _keep(self, Shape shape, Py_ssize_t before) except -1:
-        """Remember a table in place of the one *before* (-1: none), and of those that were read longest ago.
+        """Remember a header in place of *before* (index; -1: none), and drop the first known headers if room is needed.
 
-        Of tables that come each second no more are lost than those that come each minute need.
+        The list is mostly in the order of arrival, so the tables of each minute displace few tables of each second.
         """
         cdef Py_ssize_t cost = _cost(shape), place = len(self.known)
         if before >= 0:
@@ -474,8 +476,11 @@ cdef Py_ssize_t _cost(Shape shape):
 
 
 cdef uint64_t _digest(const uint8_t *text, Py_ssize_t size) noexcept nogil:
-    """Eight bytes at a time, multiplied with a secret: with a known factor, flipped highest bits cancel out in the next eight
-    whatever the seed, and what was never checked would pass for what was."""
+    """Return a keyed digest, 8 bytes at a time, each multiplied with a secret factor.
+
+    With a public factor, flipped highest bits cancel out in the next 8 bytes for every seed, and an unchecked header
+    would pass for a checked one.
+    """
     cdef uint64_t found = SEED ^ <uint64_t>size, word
     cdef Py_ssize_t at = 0
     while at < size:
@@ -504,11 +509,11 @@ cdef bytes _inflated(bytes data, Py_ssize_t length):
 # A commit ----------------------------------------------------------------------------------------
 
 cdef class Rows:
-    """The rows of one of the store's tables in a commit: what its Arrow columns are made of."""
+    """The rows of one of the store's tables in a commit, as buffers of its Arrow columns."""
 
     cdef readonly Py_ssize_t count, bytes_a_column
     cdef readonly bytearray cells, valid, hosts, devices, times_us, boottimes
-    cdef list names  # (frame, number of a table in it), whose devices are one after another what `devices` counts
+    cdef list names  # (frame, table index) of the tables whose device names `devices` indexes, in this order
     cdef Py_ssize_t at, names_count
 
     def __cinit__(self):
@@ -522,7 +527,7 @@ cdef class Rows:
         return 0
 
     def devices_arrow(self):
-        """Return (offsets, bytes) of the devices' names, as Arrow has strings."""
+        """Return (offsets, bytes) of the devices' names, in the layout of an Arrow string column."""
         cdef Py_ssize_t size = 0, at = 0, i = 0, row, table
         cdef Received frame
         cdef Shape shape
@@ -550,9 +555,9 @@ cdef int32_t BATCHES = 0
 
 
 def build(list frames not None, widths not None):
-    """Return a `Rows` by number of the store's tables (None where there are no rows), whose columns are *widths*.
+    """Return a `Rows` per table of the store (None: no rows). *widths*: number of columns of each table.
 
-    *frames*: (Received, number of the host, what to add to boot time).
+    *frames*: (Received, number of the host, nanoseconds to add to boot time).
     """
     global BATCHES
     BATCHES += 1
@@ -620,7 +625,7 @@ cdef void _columns(Rows to, Shape shape, const uint8_t *packed, uint64_t *cells,
 
 
 cdef void _put_bits(uint8_t *to, Py_ssize_t to_bit, const uint8_t *source, Py_ssize_t bit, Py_ssize_t count) noexcept nogil:
-    """Copy *count* bits to where all are zero."""
+    """Copy *count* bits into zeroed bits."""
     cdef Py_ssize_t size
     cdef unsigned int word
     while count > 0:

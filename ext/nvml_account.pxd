@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""What each GPU's calls cost: counted and capped, with the process's place told around them. C only, no Python object.
+"""The accounts of the calls per GPU, which count and cap them, and publish each call. C only, no Python object.
 
-An account is in memory that processes forked later share, so that its counts go on when another takes over.
-The cap is a bucket: CALLS_PER_SECOND_MAX on average, CALLS_AT_ONCE_MAX in one second in which every lane has its turn
-and MIG devices are looked up. Beyond that a call is left out, and counted. A quarter of the bucket is kept for who comes
-first: the lane of 1 s, by which a GPU is judged, still has its calls when something else makes too many.
+An account is in memory that processes forked later share, so that its counts continue in the next process.
+The cap is a token bucket: CALLS_PER_SECOND_MAX on average, and CALLS_AT_ONCE_MAX in one second, which is enough for
+every lane and for the search for MIG devices. A call beyond that is left out and counted. A quarter of the bucket is
+reserved for the lane of 1 s, by which a GPU is judged, so that it still has its calls when another lane makes too many.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -21,18 +21,18 @@ cdef extern from *:
     };
 
     typedef struct {
-        char address[32];       /* PCI address, ends with 0; empty: of the driver as a whole, which has no cap */
+        char address[32];       /* PCI address, ends with 0; empty: the driver as a whole, which has no cap */
         uint64_t calls, left_out;
         int64_t paid_until_ns;  /* CLOCK_BOOTTIME up to which the calls so far use up the cap */
-        int64_t price_ns;       /* of one call; 0: no cap. All that a call needs stands in one line of the cache. */
+        int64_t price_ns;       /* of one call; 0: no cap. The fields up to here share one cache line. */
         char uuid[48];          /* as last read; empty: not known */
         uint64_t epoch;
-        uint64_t counts[ACCOUNT_COUNTS_MAX]; /* what never falls while a GPU goes on, as last read; raw 64 bits */
-        uint8_t known[ACCOUNT_COUNTS_MAX];   /* of each whether it was ever read */
-        uint32_t taken, lost, proofs; /* `proofs`: of the fields that must prove what they are, for who knows which */
+        uint64_t counts[ACCOUNT_COUNTS_MAX]; /* counters that never decrease while a GPU runs, as last read; raw */
+        uint8_t known[ACCOUNT_COUNTS_MAX];   /* whether each counter was ever read */
+        uint32_t taken, lost, proofs; /* `proofs`: state bits of agent/collectors/gpu_field_check.py */
     } Account;
 
-    /* Take a free account; of several processes that want it only one has it. */
+    /* Take a free account; only one of several competing processes gets it. */
     static inline int account_claim(Account *account)
     {
         uint32_t free = 0;
@@ -46,8 +46,8 @@ cdef extern from *:
         return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     }
 
-    /* Say 1 when the call may be made, and tell where the process is from now on. 0: it is one too many. -1: it is later
-       than `until_ns` (0: no limit). Who is `first` may use up all of the bucket. */
+    /* Return 1 if the call may be made, and publish that it begins. 0: over the cap. -1: later than `until_ns`
+       (0: no limit). `first`: may use the reserved part of the bucket too. */
     static inline int account_enter(Account *account, Place *place, const char *call, int64_t until_ns, int first)
     {
         int64_t now, paid, kept = first ? 0 : ACCOUNT_CALLS_KEPT;

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
-It builds on `nvml`, which loads the library, looks up symbols and attaches GPUs. This module holds the handles and makes the
-calls, each without the GIL, shown in the process's place and counted in its GPU's account. A symbol that the driver lacks costs
-its own readings. Counts are bounded: a driver that reports four thousand million links or processes is ignored.
+It builds on `nvml`, which loads the library, looks up symbols and attaches GPUs. This module holds the handles and
+makes the calls, each without the GIL, published by the process and counted in its GPU's account. A symbol that the
+driver lacks costs only its own readings. Counts are bounded: a driver that reports 4 billion links or processes is
+ignored.
 """
 
 from collections import namedtuple
@@ -23,20 +24,20 @@ from place_abi cimport Place, place_leave
 from .nvml import CALLS_PER_SECOND_MAX, LEFT_OUT, NvmlError, account_address
 from .place import POINTER
 
-#: Counts beyond these are not believed. (NVML 13.5 knows 36 NVLinks, and MIG at most 8 devices a GPU.)
+#: Larger counts are discarded as implausible. (NVML 13.5 knows 36 NVLinks, and MIG at most 8 devices per GPU.)
 LINKS_MAX = 64
 MIG_DEVICES_MAX = 64
 PROCESSES_MAX = ENTRIES_MAX
 cdef enum:
-    #: Fields that are asked for in one call.
+    #: Maximum number of fields in one call.
     FIELDS_PER_CALL_MAX = 512
-    #: A field that a row does not have is asked for again after this many passes: a link may have come up.
+    #: A field that a row lacks is requested again after this many passes, because a link may have come up.
     ASK_AGAIN_PASSES = 30
     UUID_BYTES = 96
-#: Larger sizes of memory are not believed; nor are larger counts: they are error codes below zero.
+#: Larger memory sizes and counts are discarded as implausible; such counts are negative error codes.
 cdef uint64_t BYTES_MAX = <uint64_t>1 << 50, COUNT_MAX = <uint64_t>1 << 62
 
-#: In the order of `PartsCalls` in nvml_parts_abi.pxd (a test compares).
+#: In the order of `PartsCalls` in nvml_parts_abi.pxd, as a test checks.
 SYMBOLS = (
     "nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetUUID",
@@ -51,7 +52,7 @@ SYMBOLS = (
 if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
     raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree, or are more than NAMES")
 
-#: Of the lists of a GPU's processes; the first is COMPUTE's, then GRAPHICS', then MPS'.
+#: Calls that list a GPU's processes: COMPUTE's first, then GRAPHICS', then MPS'.
 LIST_SYMBOLS = tuple(symbol for symbol in SYMBOLS if symbol.endswith("RunningProcesses_v3"))
 
 cdef Place **HERE = <Place **><uintptr_t>POINTER
@@ -60,10 +61,10 @@ _NAMES = [symbol.encode() for symbol in SYMBOLS]  # keeps what NAMES points to
 for _slot, _name in enumerate(_NAMES):
     NAMES[<int>_slot] = <const char *><bytes>_name
 
-#: How a field's value is written into its cell.
+#: Form in which a field's value is written into its cell.
 INTEGER, FLOAT, BIT_ERROR_RATIO = INTEGER_FORM, FLOAT_FORM, BIT_ERROR_RATIO_FORM
 
-#: What a process does on a GPU, as bits.
+#: Uses of a GPU by a process, as bits.
 COMPUTE, GRAPHICS, MPS = 1, 2, 4
 
 MigDevice = namedtuple("MigDevice", [
@@ -74,7 +75,7 @@ MigDevice = namedtuple("MigDevice", [
 Process = namedtuple("Process", ["pid", "memory_bytes", "gpu_instance", "compute_instance", "kinds"])
 Fabric = namedtuple("Fabric", ["cluster_uuid", "state", "status", "clique", "health_mask", "health_summary"])
 Event = namedtuple("Event", ["address", "type", "data", "gpu_instance", "compute_instance"])
-#: Of a system event: the driver is taken off a GPU, or has been put onto it.
+#: Types of a system event: the driver was unbound from a GPU, or bound to a GPU.
 UNBIND, BIND = nvmlSystemEventTypeGpuDriverUnbind, nvmlSystemEventTypeGpuDriverBind
 SystemEvent = namedtuple("SystemEvent", ["type", "address"])
 
@@ -82,7 +83,7 @@ ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
 
 
 cdef inline object known(uint64_t value, uint64_t most):
-    """Return the value, None for a blank or one beyond belief."""
+    """Return the value; None for a blank or a value above *most*."""
     return None if blank(value) or value > most else value
 
 
@@ -98,7 +99,7 @@ cdef class Parts:
     cdef object nvml
     cdef dict handles
     cdef dict accounts
-    cdef dict said  # what was made of a GPU's last answer on its fabric, with the answer as it came
+    cdef dict said  # per GPU: the last raw answer on its fabric, and the object made from it
     cdef int at
     cdef readonly frozenset missing_symbols
     cdef int fabric_version
@@ -117,12 +118,14 @@ cdef class Parts:
         self.handles[address] = self.nvml.handle_address(address)
 
     cdef nvmlDevice_t _device(self, str address) except? NULL:
-        self.nvml._check()  # the library may be unloaded
+        self.nvml._check()  # fails if the library was unloaded
         return <nvmlDevice_t><size_t>self.handles[address]
 
     cdef bint _may(self, str address, const void *slot) except -1:
-        """Return whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
-        to be left out."""
+        """Return whether the driver has the call in *slot*; if so, publish that the call begins.
+
+        Raises NvmlError if the call must be left out.
+        """
         if (<void **>slot)[0] == NULL:
             return False
         self.at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
@@ -134,7 +137,7 @@ cdef class Parts:
         return True
 
     cdef bint _answered(self, nvmlReturn_t code) except -1:
-        """Return whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
+        """Return whether the call gave an answer; False if the GPU lacks the function. Raises NvmlError."""
         place_leave(HERE[0])
         if code == NVML_SUCCESS:
             return True
@@ -171,7 +174,7 @@ cdef class Parts:
         return active if self._answered(code) and active <= 1 else None
 
     cdef object _field(self, str address, unsigned int field):
-        """Return one field of the GPU as a whole; None where it has none."""
+        """Return a field of the whole GPU; None if the GPU lacks the field."""
         cdef nvmlDevice_t device = self._device(address)
         cdef nvmlFieldValue_t value
         cdef nvmlReturn_t code
@@ -214,14 +217,14 @@ cdef class Parts:
                 break
             with nogil:
                 code = self.call.nvmlDeviceGetMigDeviceHandleByIndex(device, index, &mig)
-            if self._answered(code) and mig != NULL:  # no device has this index: not the end of the list
+            if self._answered(code) and mig != NULL:  # an index without a device does not end the list
                 instance = self._mig_device(address, <size_t>device, <size_t>mig)
                 if (_unless_refused([], self._mig_uuid, address, <size_t>mig) or "") == instance.uuid:
-                    found.append(instance)  # else the handle was dealt to another meanwhile
+                    found.append(instance)  # otherwise the handle was assigned to another device meanwhile
         return found
 
     def _mig_device(self, str address, size_t device, size_t mig):
-        """Read one MIG device; what it will not tell is None, and `refused` says that it was not allowed."""
+        """Read one MIG device. Missing values are None; `refused` records that permission was denied."""
         refused = []
         uuid = _unless_refused(refused, self._mig_uuid, address, mig) or ""
         instance = _unless_refused(refused, self._uint_of, address, mig, True)
@@ -344,11 +347,11 @@ cdef class Parts:
                 return before[1]
             if code != NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
                 break
-            self.fabric_version = 2  # this driver's newest: asked for first from now on
+            self.fabric_version = 2  # the newest version of this driver: later requests begin with it
         return self._fabric_without_health(address, <size_t>device)
 
     cdef object _fabric_without_health(self, str address, size_t device):
-        """Ask the call that came before the versioned one."""
+        """Use the call that drivers had before the versioned call."""
         cdef nvmlGpuFabricInfo_t info
         cdef nvmlReturn_t code
         memset(&info, 0, sizeof(info))
@@ -368,7 +371,7 @@ cdef unsigned int fabric_version(int version):
 
 
 def _unless_refused(refused, question, *arguments):
-    """Return the answer; None where it was not given, and note where it was not allowed."""
+    """Return the answer; None after an NvmlError. A denied permission is noted in *refused*."""
     try:
         return question(*arguments)
     except NvmlError as error:
@@ -391,7 +394,7 @@ cdef object _process(nvmlProcessInfo_t *info, int kind):
 # ---- processes -----------------------------------------------------------------------------------------------
 
 cdef class ProcessLists:
-    """Who is on some GPUs: asked in one pass, and made into objects only where it is not as it was."""
+    """Processes on some GPUs, read in one pass. Python objects are made only for a list that changed."""
 
     cdef Parts parts
     cdef Listed *gpus
@@ -417,7 +420,7 @@ cdef class ProcessLists:
         for address, row in self.rows.items():
             self.gpus[row].device = parts._device(address)
             self.gpus[row].account = <Account *><uintptr_t>account_address(address)
-            self.gpus[row].failed = 0  # it has said nothing yet
+            self.gpus[row].failed = 0  # no result yet
 
     def __dealloc__(self):
         cdef int row, i
@@ -462,13 +465,13 @@ cdef class ProcessLists:
 # ---- fields of many links in few calls -------------------------------------------------------------------
 
 cdef class FieldPass:
-    """Fields of many links: one call a GPU, as long as they fit one."""
+    """Fields of many links: one call per GPU, if the number of fields fits in one call."""
 
     cdef Parts parts
-    cdef Ask *asks  # from the first pass on GPU by GPU
+    cdef Ask *asks  # sorted by GPU from the first pass on
     cdef int count
-    cdef int arranged  # as many of them as `ends` is about
-    cdef list ends  # of each GPU's asks
+    cdef int arranged  # number of asks when `ends` was made
+    cdef list ends  # per GPU: the end of its asks
     cdef uint64_t passes
     cdef list addresses
     cdef dict held
@@ -505,7 +508,7 @@ cdef class FieldPass:
         self.count += 1
 
     def _hold(self, cells, valid):
-        """Return where the memory begins and how many cells it has; it stays there as long as this lives."""
+        """Return the address and the number of cells of the memory, which this object keeps from moving."""
         cdef uint8_t[::1] cell_bytes
         cdef uint8_t[::1] valid_bytes
         cdef size_t first_cell = 0, first_valid = 0
@@ -543,7 +546,7 @@ cdef class FieldPass:
         self.passes += 1
 
     cdef int _arrange(self) except -1:
-        """Put the asks of each GPU together: a pass over one is not to walk through those of all."""
+        """Group the asks by GPU, so that a pass over one GPU does not visit the asks of all GPUs."""
         cdef Ask *asks = <Ask *>malloc((self.count + 1) * sizeof(Ask))
         cdef int i, device, at = 0
         if asks == NULL:
@@ -560,7 +563,7 @@ cdef class FieldPass:
         return 0
 
     cdef bint _may(self, str address):
-        """Return whether the next call may be made; one that must be left out is an error of its GPU."""
+        """Return whether the next call may be made; if it must be left out, note this as the GPU's error."""
         try:
             return self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues)
         except NvmlError as error:
@@ -569,7 +572,7 @@ cdef class FieldPass:
             return False
 
     cdef int _next(self, int first, int end) noexcept nogil:
-        """Return the first ask from *first* on that must be made in this pass; the end: none is."""
+        """Return the first ask from *first* on that is due in this pass; *end* if none is due."""
         while first < end and not self._is_due(&self.asks[first]):
             first += 1
         return first
@@ -578,7 +581,7 @@ cdef class FieldPass:
         return ask.has or self.passes % ASK_AGAIN_PASSES == 0
 
     cdef nvmlReturn_t _call(self, nvmlDevice_t handle, int end, int *first) noexcept nogil:
-        """Ask for the next fields of a GPU, write them, and set *first* behind the last of them."""
+        """Read the next fields of a GPU, write their values, and set *first* to the index after the last of them."""
         cdef int i, count = 0
         cdef Ask *ask
         cdef nvmlReturn_t code
@@ -587,7 +590,7 @@ cdef class FieldPass:
             if self._is_due(ask):
                 memset(&self.values[count], 0, sizeof(nvmlFieldValue_t))
                 self.values[count].fieldId, self.values[count].scopeId = ask.field, ask.scope
-                self.values[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+                self.values[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # in case the driver skips a field
                 self.asked[count] = first[0]
                 count += 1
             first[0] += 1
@@ -600,7 +603,7 @@ cdef class FieldPass:
         return code
 
     cdef void _forget(self, int device) noexcept:
-        """A GPU whose fields could not be had is missing: also what it said before it was lost."""
+        """Invalidate the fields of a GPU that could not be read, including values from before it was lost."""
         cdef int i
         for i in range(self.count):
             if self.asks[i].device == device:
@@ -677,7 +680,7 @@ cdef class EventSet:
 
 
 cdef class SystemEventSet:
-    """The driver's being taken off GPUs and put onto them. Drivers before 575 or so have no such events."""
+    """Events of the driver being unbound from and bound to GPUs. Drivers before about 575 lack these events."""
 
     cdef Parts parts
     cdef nvmlSystemEventSet_t events
@@ -727,7 +730,7 @@ cdef class SystemEventSet:
         place_leave(HERE[0])
         if code == NVML_ERROR_TIMEOUT:
             return []
-        if code != NVML_SUCCESS and code != NVML_ERROR_INSUFFICIENT_SIZE:  # more than there is room for: the next time
+        if code != NVML_SUCCESS and code != NVML_ERROR_INSUFFICIENT_SIZE:  # too many events: read the rest next time
             raise self.parts._error("nvmlSystemEventSetWait", code)
         return [SystemEvent(data[i].eventType, _address_of(data[i].gpuId)) for i in range(min(asked.numEvent, <unsigned int>16))]
 
@@ -743,7 +746,7 @@ cdef class SystemEventSet:
 
 
 def _address_of(unsigned int gpu):
-    """Return the PCI address of a GPU's number: domain, bus and device, as NVIDIA's open kernel modules pack them
+    """Return the PCI address of a GPU number: domain, bus and device as packed by NVIDIA's open kernel modules
     (gpuGenerate32BitId)."""
     return f"{gpu >> 16:04x}:{gpu >> 8 & 0xFF:02x}:{gpu & 0xFF:02x}.0"
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What a pass over the GPUs works with: its memory, what an answer is worth, and the calls of a common shape.
+"""The state of one pass over the GPUs, the checks of NVML's answers, and the calls of the common shapes.
 
-What NVML does not say is missing, never zero: an error, a blank (all ones, or DCGM's 2^63-16 and up), a value
-beyond what the reading can be. C only, no Python object.
+A value that NVML does not give is missing, never zero: after an error, for a blank (all ones, or DCGM's 2^63-16 and
+up), and for a value beyond the maximum of the reading. C only, no Python object.
 """
 
 from libc.math cimport fabs, isfinite
@@ -18,32 +18,32 @@ cdef enum:
     STEPS_MAX = 16
     READINGS_MAX = 192
     ADDRESS_BYTES = 32
-    #: More places of lost data in SRAM than this are not believed: 112 KiB of entries.
+    #: A larger number of SRAM locations with lost data is discarded as implausible: these entries fill 112 KiB.
     SRAM_PLACES_MAX = 4096
     #: A GPU that could not be opened is tried again after this many sweeps: an attach may take seconds.
     OPEN_EVERY_SWEEPS = 60
-    #: Slots of a row's costs: its fields, its calls of a common shape, its steps, and the call for all fields together.
+    #: Slots of a row's costs: its fields, its calls of the common shapes, its steps, and the call for all fields.
     PACED_STEPS = 160
     PACED_BATCH = 176
     PACED_MAX = 177
-    #: A call that takes longer takes turns with the others like it; so does a field, of which there are many.
+    #: Slow calls of a row take turns. A field is slow from a lower limit, because there are many fields.
     SLOW_CALL_MICROSECONDS = 200
     SLOW_FIELD_MICROSECONDS = 50
-    #: A cost is the least of this many calls: a process that is held up does not make a call slow.
+    #: The cost of a call is the minimum of its last COSTS_KEPT calls: a preempted process does not make it slow.
     COSTS_KEPT = 3
-    #: Each field of a slow call for all is asked for alone no more often than this, to find those that cost so much.
+    #: Minimum sweeps between two measurements of a row's single fields, which find the fields that make the batch slow.
     MEASURE_EVERY_SWEEPS = 600
-    #: A GPU answers nothing if this many calls fail for each value that it gives.
+    #: A GPU counts as not answering when more than this many calls fail per value received.
     FAILED_PER_GIVEN_MIN = 4
-    #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
+    #: Slot of nvmlDeviceGetHandleByPciBusId_v2 in Calls (nvml.pyx checks it).
     OPEN_SLOT = 7
-    #: A GPU that is over its time in this many passes, one after the other, is slow.
+    #: A GPU is slow after this many consecutive passes over its time.
     SLOW_PASSES = 3
-    #: A GPU over its time in a pass that may skip it is skipped so often, and twice as often each time, up to a minute.
+    #: A slow GPU is skipped for this many passes, and for twice as many each time, up to one minute.
     SKIP_PASSES = 8
     SKIP_PASSES_MAX = 480
 
-# Readings that a call of a shape of its own gives; the others are numbered as they are declared in nvml.pyx.
+# Readings that have a call of their own shape. The other readings are numbered in the order of nvml.pyx.
 cdef enum:
     TEMPERATURE, MARGIN, UTILIZATION, MEMORY_UTILIZATION
     MEMORY_USED, MEMORY_FREE, MEMORY_TOTAL, MEMORY_RESERVED, BAR1_USED, BAR1_TOTAL
@@ -57,31 +57,31 @@ cdef enum:
     CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST, ERROR_CODE
     NAMED_COUNT
 
-# How a call is made: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
+# Signature of a call: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
 # (device, kind, kind, ulonglong *).
 cdef enum:
     AS_UINT, AS_UINT_OF_KIND, AS_LONG, AS_PAIR, AS_LONG_OF_KINDS
 
-# What NVML's unit is multiplied with and divided by (x / 1000 is exact where x * 0.001 is not), the largest
-# raw value that is believed (0: any), whether it may be below zero.
+# How a raw value becomes a reading: NVML's unit times `multiplier` over `divisor` (x / 1000 is exact, x * 0.001 is
+# not). A value above `raw_max` (0: no limit), or a negative value without `is_signed`, is missing.
 cdef struct About:
     double multiplier
     double divisor
     uint64_t raw_max
     bint is_float
     bint is_signed
-    bint is_long  # a field of another type than unsigned 64 bits is another quantity
-    bint holds  # a slow call's value counts until its next turn; else it is missing meanwhile
+    bint is_long  # a field whose type is not unsigned 64 bits is a different quantity, and is ignored
+    bint holds  # the value of a slow call stays valid until its next turn; otherwise it is missing in between
 
-# What a call, a field or a step of a row costs.
+# Cost of a call, a field or a step of a row.
 cdef struct PacedCall:
-    uint32_t microseconds[COSTS_KEPT]  # of the last ones
-    uint32_t made  # since it is measured
-    uint64_t made_at  # sweep of the last one
+    uint32_t microseconds[COSTS_KEPT]  # the last calls
+    uint32_t made  # calls since the measurement began
+    uint64_t made_at  # sweep of the last call
     bint lacks  # the driver answered that it does not have the field
 
-# A call of a common shape, and the readings it gives; `second` is -1 where it gives one. It is made unless a
-# field has given them: the first slot that the driver exports, of up to two names of one call.
+# A call of a common shape and its one or two readings; `second` is -1 without a second reading. The call is left out if
+# a field gave the readings. `other_slot` is used if the driver does not export `slot`: some calls have two names.
 cdef struct Ask:
     int slot
     int other_slot
@@ -91,30 +91,30 @@ cdef struct Ask:
     int reading
     int second
 
-# A call of a shape of its own, with what is made of its answer.
+# A call with a shape of its own, which also stores its readings.
 cdef struct Pass
 ctypedef void (*Step)(Pass *, nvmlDevice_t) noexcept nogil
 
-# What a sweep needs, made before it begins. `cells` and `valid` stand at a reading's row 0; NULL: not wanted.
+# The state of a sweep, prepared before it begins. `cells` and `valid` point at a reading's row 0; NULL: not wanted.
 cdef struct Pass:
     Calls *call
-    const char **names  # of Calls, by slot
-    Place **place  # where this process tells which call it is in
+    const char **names  # names of the members of Calls, by slot
+    Place **place  # where this process publishes its current call
     int rows
-    char *addresses  # ADDRESS_BYTES a row
-    Account **accounts  # of each row
-    uint8_t *spared  # of each row: it is asked nothing
-    int64_t budget_ns  # of all rows together; 0: no limit
-    bint skips  # a row that is over its time is left out of the next passes
-    bint is_first  # its calls are made when others' are left out
-    uint8_t *over  # passes of each row that were over its time, one after the other
-    uint8_t *last  # rows that come last
-    int *skip  # passes that each row is still left out of
-    int *skip_next  # how many those will be the next time
+    char *addresses  # ADDRESS_BYTES per row
+    Account **accounts  # per row
+    uint8_t *spared  # per row: no calls are made
+    int64_t budget_ns  # for all rows together; 0: no limit
+    bint skips  # a row that is over its time is skipped in the next passes
+    bint is_first  # may use the part of the call cap that is reserved (nvml_account.pxd)
+    uint8_t *over  # per row: consecutive passes over its time
+    uint8_t *last  # rows that are read last
+    int *skip  # per row: passes left to skip
+    int *skip_next  # per row: passes to skip after the next time
     nvmlDevice_t *devices  # NULL: not open
-    nvmlReturn_t *opened  # the last answer to opening it
-    uint64_t *failed  # calls, of each row, since the sweep was made
-    int *refused  # slot of the last call of this pass that was not permitted, of each row; -1: none
+    nvmlReturn_t *opened  # last result of opening the device
+    uint64_t *failed  # per row: failed calls since the sweep object was created
+    int *refused  # per row: slot of the last call in this pass that failed with NO_PERMISSION; -1: none
     uint64_t *cells[READINGS_MAX]
     uint8_t *valid[READINGS_MAX]
     About about[READINGS_MAX]
@@ -127,30 +127,30 @@ cdef struct Pass:
     int step_count
     uint64_t sweeps
     uint64_t calls
-    int row  # the row at hand
-    int given  # values that this row's calls gave in this pass
-    int row_failed  # its calls that failed in this pass
-    nvmlReturn_t row_code  # the first failure's code; RESET_REQUIRED if a call gave that
+    int row  # current row
+    int given  # values that this row gave in this pass
+    int row_failed  # failed calls of this row in this pass
+    nvmlReturn_t row_code  # code of the first failure; RESET_REQUIRED if any call returned that
     int at  # slot in Calls of the last call
-    int64_t until_ns  # when this row's time is up; 0: never
-    bint late  # it is: the row is asked no more
-    bint lost  # the GPU of this row
-    bint mute  # this row's GPU says that NVML itself is gone, and NVML does not: it is asked no more
-    nvmlReturn_t ended  # not 0: NVML itself is gone (uninitialised, unloaded, of another version)
+    int64_t until_ns  # deadline of this row; 0: none
+    bint late  # the deadline has passed: no further calls for this row
+    bint lost  # the GPU of this row is lost
+    bint mute  # this GPU reports that NVML ended, but NVML still works: no further calls for this row
+    nvmlReturn_t ended  # not 0: NVML itself ended (uninitialized, unloaded, of another version)
     nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *places  # SRAM_PLACES_MAX; NULL: not wanted
     int wanted[READINGS_MAX]  # the readings that have cells
     int wanted_count
-    uint8_t lacks[READINGS_MAX]  # this row has no such field: the reading's own call is asked
-    PacedCall *paced  # PACED_MAX a row; NULL: every call is made in each sweep
-    double slow_microseconds  # for slow calls of a row, on average, in each sweep
-    uint64_t *slow_from  # of each row, the sweep from which a slow call may be made
-    uint64_t *measured_at  # of each row, the sweep at which its fields were last measured one by one
-    uint8_t *measuring  # of each row, in how many sweeps they still are
-    int turn  # the slow call of the row at hand that is made now; -1: none
-    uint8_t was_valid[READINGS_MAX]  # of the row at hand, before this sweep
+    uint8_t lacks[READINGS_MAX]  # this row has no such field: use the reading's own call
+    PacedCall *paced  # PACED_MAX per row; NULL: every call is made in each sweep
+    double slow_microseconds  # average time per sweep and row for slow calls
+    uint64_t *slow_from  # per row: first sweep in which a slow call may be made
+    uint64_t *measured_at  # per row: sweep at which its fields were last measured one by one
+    uint8_t *measuring  # per row: sweeps of this measurement that are left
+    int turn  # slow call of the current row that is made in this sweep; -1: none
+    uint8_t was_valid[READINGS_MAX]  # `valid` of the current row before this sweep
     nvmlFieldValue_t batch[FIELDS_MAX]
     int batch_field[FIELDS_MAX]
-    uint64_t step_readings[STEPS_MAX]  # which each step gives, a bit for each of the first 64
+    uint64_t step_readings[STEPS_MAX]  # readings of each step: a bit for each of the first 64
 
 ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
 ctypedef nvmlReturn_t (*UintOfKindCall)(nvmlDevice_t, unsigned int, unsigned int *) noexcept nogil
@@ -162,7 +162,7 @@ ctypedef nvmlReturn_t (*LongOfKindsCall)(nvmlDevice_t, unsigned int, unsigned in
 # ---- what an answer is worth -------------------------------------------------------------------------
 
 cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
-    """Say whether the answer means `this driver or GPU does not have it`, which is no failure."""
+    """Return whether the code means that this driver or GPU lacks the function, which does not count as a failure."""
     return code in (
         NVML_ERROR_NOT_SUPPORTED,
         NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -172,12 +172,12 @@ cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline bint of_nvml(nvmlReturn_t code) noexcept nogil:
-    """Say whether the answer is of NVML as a whole: the driver was unloaded, or is being updated."""
+    """Return whether the code concerns NVML as a whole: the driver was unloaded, or is being updated."""
     return code in (NVML_ERROR_UNINITIALIZED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
 
 cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
-    """Say whether the call in *slot* of Calls can be made now, and tell that it is being made."""
+    """Return whether the call in *slot* of Calls may be made now; if so, publish and count it."""
     cdef int allowed
     if p.lost or p.mute or p.late or p.ended or (<void **>slot)[0] == NULL:
         return False
@@ -196,7 +196,7 @@ cdef inline void note_failure(Pass *p, nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
-    """Ask NVML itself whether it is gone: one GPU's word does not cost its neighbours."""
+    """Check with NVML itself whether it ended, so that one GPU's answer does not cost the other GPUs their readings."""
     cdef unsigned int count = 0
     if may(p, &p.call.nvmlDeviceGetCount_v2) and of_nvml(p.call.nvmlDeviceGetCount_v2(&count)):
         p.ended = code
@@ -206,7 +206,10 @@ cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
-    """Say whether there is a value; note a loss, a refusal, an end; count a failure. The call has returned."""
+    """Return whether the call gave a value. Otherwise note a loss, a refusal, an end of NVML or a failure.
+
+    Call this right after the NVML call: it also publishes that the call has returned.
+    """
     place_leave(p.place[0])
     if code == NVML_SUCCESS:
         return True
@@ -222,7 +225,7 @@ cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline nvmlReturn_t row_error(Pass *p) noexcept nogil:
-    """Return the code of a GPU that must be reset, or that answers (almost) no call; NVML_SUCCESS for any other.
+    """Return the error code of a GPU that must be reset or answers (almost) no call; NVML_SUCCESS for other GPUs.
 
     A few values do not count: the library answers some calls from its own memory, without the GPU.
     """
@@ -232,13 +235,13 @@ cdef inline nvmlReturn_t row_error(Pass *p) noexcept nogil:
 
 
 cdef inline bint blank(uint64_t value) noexcept nogil:
-    """Say whether a driver writes this where it has no value (`unsigned` -1 of 32 or 64 bits, DCGM's blanks)."""
+    """Return whether drivers write this value for "not available" (`unsigned` -1 of 32 or 64 bits, DCGM's blanks)."""
     cdef uint64_t all_ones = ~<uint64_t>0
     return value == all_ones >> 32 or value == all_ones or value >> 4 == all_ones >> 5
 
 
 cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
-    """Write a gauge; what is not finite, beyond belief or below what it can be stays missing."""
+    """Write a gauge; a value that is not finite, is too large, or has a sign the reading lacks stays missing."""
     cdef About *about = &p.about[reading]
     if p.cells[reading] == NULL or not isfinite(value) or (about.raw_max and fabs(value) > about.raw_max):
         return
@@ -250,7 +253,7 @@ cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
 
 
 cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
-    """Write an unsigned answer in the reading's unit; a blank or an unbelievable one stays missing."""
+    """Write an unsigned value in the reading's unit; a blank, or a value above the maximum, stays missing."""
     cdef About *about = &p.about[reading]
     if p.cells[reading] == NULL or blank(value):
         return
@@ -263,7 +266,7 @@ cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
 
 
 cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
-    """Write a signed answer. Only a margin is ever below zero: what else is, is an error code."""
+    """Write a signed value. Only a margin may be negative: other negative values are error codes."""
     if p.about[reading].is_float:
         put_float(p, reading, <double>value)
     elif value >= 0:
@@ -273,7 +276,7 @@ cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
 # ---- the pace of slow calls ----------------------------------------------------------------------------
 
 cdef inline uint32_t usual_microseconds(PacedCall *call) noexcept nogil:
-    """Return what a call costs; 0 until that is known."""
+    """Return the cost of a call in microseconds; 0 until COSTS_KEPT calls were measured."""
     cdef uint32_t least = call.microseconds[0]
     cdef int i
     if call.made < COSTS_KEPT:
@@ -293,12 +296,12 @@ cdef inline bint is_slow_call(Pass *p, int at) noexcept nogil:
 
 
 cdef inline bint waits(Pass *p, int at) noexcept nogil:
-    """Say whether a call is slow, and it is not its turn."""
+    """Return whether a call is slow and does not have the turn."""
     return is_slow_call(p, at) and p.turn != at
 
 
 cdef inline void note_cost(Pass *p, int at, int64_t began_ns) noexcept nogil:
-    """Note what a call took that began then. A slow one uses up the time of several sweeps."""
+    """Note the duration of a call that began at *began_ns*. A slow call uses up the time of several sweeps."""
     cdef PacedCall *call
     cdef int64_t microseconds
     if p.paced == NULL:
@@ -313,7 +316,7 @@ cdef inline void note_cost(Pass *p, int at, int64_t began_ns) noexcept nogil:
 
 
 cdef inline void choose_turn(Pass *p) noexcept nogil:
-    """Give the turn to the slow call that was made longest ago, once the one before is paid for."""
+    """Give the turn to the slow call that was made longest ago, once the time of the previous slow call is paid for."""
     cdef int at, first
     p.turn = -1
     if p.paced == NULL or p.sweeps < p.slow_from[p.row]:
@@ -324,7 +327,7 @@ cdef inline void choose_turn(Pass *p) noexcept nogil:
 
 
 cdef inline void hold(Pass *p, int reading) noexcept nogil:
-    """Let a reading have the value of its last turn, if it is one that may."""
+    """Keep the reading's last value valid if the reading holds its value between turns."""
     if p.cells[reading] != NULL and p.about[reading].holds and p.was_valid[reading]:
         p.valid[reading][p.row] = 1
 
@@ -336,7 +339,7 @@ cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
 
 
 cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask, int at) noexcept nogil:
-    """Make one call of a common shape, and write what it gives. *at*: where its cost is noted."""
+    """Make one call of a common shape, and write its readings. *at*: slot of its cost."""
     cdef int64_t began_ns
     cdef void **slot = <void **>p.call + ask.slot
     cdef unsigned int value = 0, second = 0
@@ -368,7 +371,7 @@ cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask, int at) noexcept n
 
 
 cdef inline void make_asks(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Make the calls whose readings no field of this row has given."""
+    """Make the calls whose readings no field of this row gave."""
     cdef int i
     cdef Ask *ask
     for i in range(p.ask_count):
@@ -386,7 +389,7 @@ cdef inline void make_asks(Pass *p, nvmlDevice_t device) noexcept nogil:
 # ---- fields: all of a GPU's in one call ---------------------------------------------------------------
 
 cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexcept nogil:
-    """Write one field's answer. INVALID_ARGUMENT here is a driver that does not know the id."""
+    """Write one field. INVALID_ARGUMENT here means that the driver does not know the field's id."""
     p.lacks[reading] = lacking(field.nvmlReturn) or field.nvmlReturn == NVML_ERROR_INVALID_ARGUMENT
     if p.lacks[reading] or not answered(p, field.nvmlReturn):
         return
@@ -410,7 +413,7 @@ cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexce
 
 
 cdef inline void read_field_alone(Pass *p, nvmlDevice_t device, int i) noexcept nogil:
-    """Ask for one field, and note what it costs."""
+    """Read one field with a call of its own, and note the cost of that call."""
     cdef nvmlFieldValue_t field = p.fields[i]
     cdef int reading = p.field_reading[i]
     cdef int64_t began_ns
@@ -430,7 +433,7 @@ cdef inline void read_field_alone(Pass *p, nvmlDevice_t device, int i) noexcept 
 
 
 cdef inline int plan_batch(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Read the fields that are asked for alone, and return how many are left for one call."""
+    """Read the fields that need a call of their own, and return the number of fields left for the common call."""
     cdef int i, count = 0
     cdef bint measuring = p.paced != NULL and p.measuring[p.row] > 0
     if measuring:
@@ -443,14 +446,14 @@ cdef inline int plan_batch(Pass *p, nvmlDevice_t device) noexcept nogil:
             hold(p, p.field_reading[i])
         else:
             p.batch[count] = p.fields[i]
-            p.batch[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+            p.batch[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # in case the driver skips a field
             p.batch_field[count] = i
             count += 1
     return count
 
 
 cdef inline void measure_if_slow(Pass *p) noexcept nogil:
-    """Have each field measured by itself, in the next sweeps, where the call for all is slow."""
+    """Start to measure each field alone, for the next sweeps, if the common call is slow."""
     cdef uint64_t *at = &p.measured_at[p.row] if p.paced != NULL else NULL
     cdef int i
     if at == NULL or not is_slow_call(p, PACED_BATCH) or (at[0] and p.sweeps - at[0] < MEASURE_EVERY_SWEEPS):
@@ -462,11 +465,11 @@ cdef inline void measure_if_slow(Pass *p) noexcept nogil:
 
 
 cdef inline void read_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask for all fields at once, but for slow ones, which take turns. Where the driver does not have that call, each
-    reading's own call is asked.
+    """Read all fields in one call, except slow fields, which take turns.
 
-    After an error it is not: power by field is of this moment, by its own call of a second, and one must not stand
-    in for the other now and then. A value type that is unknown leaves the reading missing.
+    If the driver lacks that call, each reading's own call is made. After an error it is not made: power by field is
+    instantaneous, but its own call returns an average over 1 s, and the two must not alternate in one series. A value
+    of unknown type is missing.
     """
     cdef int i, count
     cdef int64_t began_ns

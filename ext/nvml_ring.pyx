@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Ring of the last samples of a few readings per GPU, filled without Python, with summaries by second.
 
-A sample is one pass of a sweep and of GPM into preallocated cells; the ring keeps copies of those cells and drops the oldest. A
-value that is missing in a sample stays missing in it, and takes no part in a mean.
+A sample is one pass of a sweep and of GPM into preallocated cells. The ring keeps copies of those cells, and overwrites
+the oldest. A value that is missing in a sample stays missing in the ring, and is not part of a mean.
 """
 
 from libc.math cimport NAN, fmax, fmin
@@ -24,8 +24,8 @@ cdef extern from *:
     """
     #include <time.h>
     #include <errno.h>
-    /* To a moment of the boot's clock, not for a while: a poll of a descriptor costs twice as much. A signal ends it.
-       False where that cannot be had: a sandbox that knows other clocks only. */
+    /* Sleep to a time of CLOCK_BOOTTIME, which costs half of a poll of a descriptor. A signal ends the sleep.
+       Returns false if the sleep is not available: some sandboxes lack this clock. */
     static int ring_sleep(int64_t until_ns)
     {
         struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
@@ -35,28 +35,28 @@ cdef extern from *:
     """
     bint ring_sleep(int64_t until_ns) noexcept nogil
 
-#: A reading's samples of a second, as one value: how they are put together.
+#: How the samples of a second become one value.
 MEAN, LEAST, MOST, SHARE, COUNT = range(5)
 
 cdef enum:
     AS_MEAN, AS_LEAST, AS_MOST, AS_SHARE, AS_COUNT
     TARGETS_MAX = 32
-    #: The cost of GPM is looked at again after this many passes; it is asked at each of this many samples at the least.
+    #: The spacing of GPM is computed again after GPM_PASSES passes. GPM_SPACING_MAX limits it, in samples.
     GPM_PASSES = 256
     GPM_SPACING_MAX = 20
 
 cdef struct Target:
     int form
-    int column  # of the ring
-    uint64_t bits  # of AS_SHARE: the share of the samples with any of them
-    double most  # what is above is rounded down to it; 0: nothing is
-    int cell_column  # of the summary
+    int column  # in the ring
+    uint64_t bits  # for AS_SHARE: the share of the samples with any of these bits
+    double most  # upper limit of the value; 0: no limit
+    int cell_column  # in the summary
 
 
 cdef class SampleRing:
     cdef Pass *swept
     cdef GpmPass *gpm
-    cdef object kept  # whose memory the two are
+    cdef object kept  # owners of the memory of these two
     cdef uint64_t *cells
     cdef uint8_t *valid
     cdef uint64_t *ring
@@ -70,14 +70,14 @@ cdef class SampleRing:
     cdef uint64_t told
     cdef readonly int64_t well_ns
     cdef uint64_t gpm_every
-    cdef double gpm_seconds  # for GPM of one GPU, in each second; 0: no limit
-    cdef readonly uint64_t gpm_spacing  # GPM is asked at every n-th sample
+    cdef double gpm_seconds  # time per second for GPM of one GPU; 0: no limit
+    cdef readonly uint64_t gpm_spacing  # GPM is read at every n-th sample
     cdef uint64_t gpm_passes
-    cdef int64_t[3] gpm_costs_ns  # of the last passes, the dearest GPU's
-    cdef int step_count  # of the sweep: calls of a shape of their own
+    cdef int64_t[3] gpm_costs_ns  # the last passes: cost of the most expensive GPU
+    cdef int step_count  # of the sweep: calls with a shape of their own
     cdef Tracker *tracker
     cdef History *history
-    cdef int[SIGNAL_COUNT] sources  # of each signal of the tracker its column; below 0: none
+    cdef int[SIGNAL_COUNT] sources  # column of each signal of the tracker; negative: none
 
     def __cinit__(self, swept not None, gpm not None, cells, valid, int rows, targets, int64_t period_ns,
                   int samples_max=64, int gpm_every=1, tracker=None, history=None, sources=(), double gpm_seconds=0):
@@ -133,26 +133,26 @@ cdef class SampleRing:
             self._rest(until_ns)
 
     cdef void _rest(self, int64_t until_ns) noexcept nogil:
-        """Sample at each grid point up to *until_ns*, that one included. The next one is always after now: what a host
-        slept through is not made up for."""
+        """Sample at each grid point up to and including *until_ns*. The next point is always in the future: points that
+        passed while the host was suspended are left out."""
         cdef int64_t now = account_boottime_ns(), next_ns = (now // self.period_ns + 1) * self.period_ns
         while now < until_ns and not place_is_called(self.swept.place[0]):
             if not ring_sleep(min(next_ns, until_ns)):
-                return  # rather no samples than all of a CPU
+                return  # no samples are better than a busy loop
             now = account_boottime_ns()
-            if now < next_ns or place_is_called(self.swept.place[0]):  # who is called may be to ask a GPU no more
+            if now < next_ns or place_is_called(self.swept.place[0]):  # the call may forbid further calls to a GPU
                 continue
-            if self.swept.ended == 0:  # else whoever has its turn says so, and opens NVML anew
+            if self.swept.ended == 0:  # otherwise the next regular sweep reports the end and opens NVML again
                 self._sample(now)
                 now = account_boottime_ns()
             next_ns = (now // self.period_ns + 1) * self.period_ns
 
     cdef void _sample(self, int64_t now_ns) noexcept nogil:
-        cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # of the machine's clock
+        cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # correction from the boot clock of this machine
         cdef int64_t began_ns, dearest_ns = 0
         cdef int row, place = self.count % self.samples_max
         cdef bint answers = False, failing = False, with_gpm = self.count % self.gpm_spacing == 0
-        # What has a call of its own (utilisation, which is renewed each 1/6 s at most) is asked when GPM would not be.
+        # Calls of their own shape (utilization, which is renewed at most every 1/6 s) are made in samples without GPM.
         self.swept.step_count = 0 if self.count % self.gpm_every == 0 and self.gpm_every > 1 else self.step_count
         sweep(self.swept)
         for row in range(self.rows):
@@ -182,8 +182,8 @@ cdef class SampleRing:
         self._track(now_ns)
 
     cdef void _pace_gpm(self, int64_t cost_ns) noexcept nogil:
-        """Note what GPM of one GPU cost, and space it so that it keeps within its time. The least of three passes counts:
-        a process that is held up does not make GPM dear."""
+        """Note the cost of GPM for one GPU, and set the spacing that keeps GPM within its time. The minimum of three
+        passes counts, so that a preempted process does not make GPM seem expensive."""
         cdef int64_t least_ns
         cdef double allowed_ns = self.gpm_seconds * self.period_ns  # in each sample
         self.gpm_costs_ns[self.gpm_passes % 3] = cost_ns
@@ -193,7 +193,7 @@ cdef class SampleRing:
             self.gpm_spacing = max(self.gpm_every, min(<uint64_t>GPM_SPACING_MAX, <uint64_t>(least_ns / allowed_ns) + 1))
 
     cdef void _track(self, int64_t now_ns) noexcept nogil:
-        """Hand the sample on, whole or in part; of who is not asked nothing is known."""
+        """Give the sample to the tracker and the history. A GPU that was skipped has no values."""
         cdef float[SIGNAL_COUNT] values
         cdef int row, i
         cdef size_t at
@@ -223,7 +223,7 @@ cdef class SampleRing:
         history_put(self.history, row, HISTORY_STATE, self.tracker.gpus[row].state)
 
     def samples(self, int column, int row):
-        """Return what is kept of a reading, oldest first, as raw 64 bits; None where it is missing."""
+        """Return the kept samples of a reading, oldest first, as raw 64 bits; None for a missing value."""
         cdef uint64_t first = self.count - min(self.count, <uint64_t>self.samples_max), number
         cdef size_t at
         if not 0 <= column < self.width // self.rows or not 0 <= row < self.rows:
@@ -275,7 +275,7 @@ cdef class SampleRing:
         cells[at] = fmin(value, target.most) if target.most > 0 else value
 
     cdef void _put_count(self, uint64_t first, int row, double *cells, uint8_t *valid, size_t at) noexcept nogil:
-        """Write in how many samples the GPU answered at all."""
+        """Write the number of samples in which the GPU answered."""
         cdef uint64_t number
         cdef size_t sample
         cdef int column, known = 0

@@ -35,12 +35,12 @@ from .supervisor import Supervisor
 # A sampler as the daemon knows it: the way to it, what has come from it, and what it last said of
 # itself.
 
-#: Read from one sampler; one that has still more to say is heard on when the others have been.
+#: Maximum reads from one sampler before the other samplers have their turn.
 READS_MAX = 64
 
 
 class SamplerSocket(Protocol):
-    """The way to a sampler: what is needed of a socket that does not block."""
+    """The methods of a non-blocking socket that the pool needs."""
 
     def recv_into(self, room: messages.SampleBatchDecoder, /) -> int: ...
     def send(self, data: bytes, /) -> int: ...
@@ -68,11 +68,11 @@ class WorkerHandle:
         self.grid_ns = 0
         self.outbox = b""
         self.closed_ns = 0  # when its socket was found closed; 0: it is open
-        self.has_more = False  # another round has come already
+        self.has_more = False  # the decoder already has another round
         self.cpu_seconds, self.memory_bytes, self.dropped = 0.0, 0, 0
 
     def read(self, now_ns: int) -> None:
-        """Take what it has said into the decoder, as far as it can be had now."""
+        """Read the sampler's messages into the decoder until the socket would block, at most READS_MAX reads."""
         reads = 0
         while reads < READS_MAX and not self.closed_ns:
             try:
@@ -88,14 +88,14 @@ class WorkerHandle:
             reads += 1
 
     def send(self) -> None:
-        """Send what is in the outbox, as far as it takes it now."""
+        """Send the outbox until the socket would block."""
         try:
             while self.outbox and not self.closed_ns:
                 self.outbox = self.outbox[self.link.send(self.outbox) :]
-                place.call(self.memory)  # it may be resting in a collector, away from its socket
+                place.call(self.memory)  # a sampler in a collector does not poll its socket
         except BlockingIOError:
             return
-        except OSError:  # it has ended; the fork server says how
+        except OSError:  # the sampler ended; the fork server reports how
             self.outbox = b""
 
 
@@ -103,10 +103,10 @@ class WorkerHandle:
 # A slow device's readings, taken by a sampler of its own, in the rows that its lane leaves empty; and the profiling
 # metrics that only DCGM has, in the cells that NVML leaves empty.
 
-#: A slow device's readings that no turn of its lane has taken up by then are of another time.
+#: Readings of a slow device that are older than this are dropped when its lane's next block arrives.
 AGE_NS_MAX = 2_000_000_000
 TABLES_MAX = 256
-#: Tables of the GPUs' lane of which DCGM fills cells.
+#: Tables of the GPUs' lane in which DCGM fills cells.
 BORROWED_TABLES = frozenset({"gpu_fast_1s"})
 
 
@@ -117,7 +117,7 @@ class SlowDeviceCache:
         self._stored: dict[str, list[tuple[int, Block]]] = {}
 
     def store(self, results: Sequence[TimedResult], now_ns: int) -> None:
-        """Take the blocks of a solo round, whose decoder refills them no sooner than its next round."""
+        """Store the blocks of a solo round. The decoder refills a block in the sampler's next round at the earliest."""
         for block in (block for timed in results for block in timed.result.blocks):
             if len(self._stored) < TABLES_MAX:
                 self._stored.setdefault(block.table, []).append((now_ns, block))
@@ -136,9 +136,10 @@ class SlowDeviceCache:
         return remaining
 
     def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
-        """Fill the empty rows of the lane's blocks; what was kept for them is gone then.
+        """Fill the missing cells of the lane's blocks, and drop the stored blocks that were used.
 
-        What has no row in a block waits for the next of its table: GPUs of another vendor are in a block of their own.
+        A stored block without a common device waits for the next block of its table: the GPUs of another vendor have a
+        block of their own.
         """
         for block in (
             (block for timed in results for block in timed.result.blocks) if self._stored else ()
@@ -151,7 +152,7 @@ class SlowDeviceCache:
 
 
 def _fill_missing(slow_block: Block, block: Block) -> bool:
-    """Fill the cells that are missing; False: no device of *slow_block* has a row."""
+    """Fill the missing cells of *block*; return False if no device of *slow_block* has a row."""
     if slow_block.signal_ids != block.signal_ids:
         return True
     rows = {name: row for row, name in enumerate(block.devices)}
@@ -184,7 +185,7 @@ _EVENTS = {
 def event_of(
     report: ReportEvent, boottime_ns: int, key_of: Callable[[str], str]
 ) -> telemetry_pb2.HealthEvent:
-    """Return the event of what the supervisor tells. *key_of*: the UUID of a GPU's PCI address, or that again."""
+    """Return the event for a report. *key_of*: the UUID of a GPU's PCI address, or that address if unknown."""
     device_kind, device = report.collector.rpartition("_")[0], report.device
     if report.group == GPU:
         device_kind = "gpu" if device else "host"
@@ -208,7 +209,7 @@ def event_of(
 
 
 def row_of(state: DeviceState) -> str:
-    """Return the name of its row in `probe_1s`: `gpu 0000:9b:00.0`; a driver as a whole is its lane's name."""
+    """Return the row's name in `probe_1s`: `gpu 0000:9b:00.0`; for a driver as a whole, group and collector."""
     return f"{state.group} {state.device or state.collector}".strip()
 
 
@@ -225,7 +226,10 @@ class ProbeTables:
         released: Iterable[str | None],
         key_of: Callable[[str], str],
     ) -> list[Block]:
-        """Return both as of now; a row that is twice is shown as its worst. *released*: GPUs, or None for all."""
+        """Return the nonempty tables. Of two states with one row name the longer hang wins.
+
+        *released*: addresses of released GPUs; None: all GPUs.
+        """
         all_states = [*map(_released_state, released), *states]
         if not all_states:
             return []
@@ -253,22 +257,22 @@ def _with_rows(block: Block, names: Sequence[str]) -> Block:
 
 
 SECOND_NS = 1_000_000_000
-#: A socket that was closed by a process that has not ended as far as we know.
+#: Time from a closed socket to the kill of a sampler whose exit was not reported.
 CLOSED_NS_MAX = SECOND_NS
-#: A fork server that has not forked for this long is replaced, and all its samplers with it: on a host short of memory or of
-#: CPUs it takes long.
+#: The fork server and all its samplers are replaced if a fork takes longer than this. A fork takes long on a host that
+#: is short of memory or CPUs.
 FORK_NS_MAX = 15 * SECOND_NS
-#: The fork server is forked again no more often than this.
+#: Minimum time between two starts of the fork server.
 FORK_SERVER_NS_MIN = SECOND_NS
 
 log = logging.getLogger(__name__)
 
 
 class SamplerForker(Protocol):
-    """What is needed of `fork_server.SamplerForker`; a test's runs samplers in its own process."""
+    """The methods of the fork server that the pool needs; a test's version runs samplers in its own process."""
 
     @property
-    def pid(self) -> int: ...  # 0: there is none
+    def pid(self) -> int: ...  # 0: not running
     def start(self) -> None: ...
     def slot(self, number: int) -> memoryview: ...
     def fork(self, serial: int, slot: int) -> SamplerSocket: ...
@@ -282,9 +286,9 @@ class SamplerForker(Protocol):
 
 
 class SamplerPool:
-    """Everything that enters a driver. For the daemon's thread; no method blocks or raises.
+    """Runs all samplers, which make every call into a driver. For the daemon's thread; no method blocks or raises.
 
-    Until `publish_to` what the collectors tell is thrown away.
+    Events of the collectors are discarded until `publish_to`.
     """
 
     def __init__(
@@ -299,9 +303,9 @@ class SamplerPool:
         abandoned_file: AbandonedProcessFile | None = None,
         recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
-        """*devices_of*: the PCI addresses of the GPUs, asked of nobody who may hang. *key_of*: UUID of an address, or
-        that again. *deadline_seconds*: of a call into a driver. *abandoned_file*: where an agent after this one finds who
-        hangs. *recording_area*: where samplers put what they record."""
+        """*devices_of*: returns the PCI addresses of the GPUs without a call that may hang. *key_of*: UUID of an
+        address, or that address if unknown. *deadline_seconds*: limit of a call into a driver. *abandoned_file*:
+        records the abandoned processes for the next agent. *recording_area*: where samplers put their recordings."""
         self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
         self.collectors = [each.name for members in groups.values() for each in members]
@@ -313,29 +317,31 @@ class SamplerPool:
             deadline_ns=int(deadline_seconds * 1e9),
             stall_reason=self._stall_reason,
         )
-        #: What came of the last `record`: its number, the file, or why there is none.
+        #: Result of the last `record`: its number, the file, and the error message.
         self.recorded: tuple[int, bytes, str] | None = None
         self._recording_area = recording_area
         self._abandoned_file = abandoned_file
-        self._abandoned: dict[int, AbandonedProcess] = {}  # by serial; as the file has it
-        self._inherited: set[int] = set()  # of them, those of an agent before this one
-        self._inherited_checked_ns = 0  # when they were last looked at
+        self._abandoned: dict[int, AbandonedProcess] = {}  # by serial; equals the file
+        self._inherited: set[int] = set()  # serials abandoned by an earlier agent
+        self._inherited_checked_ns = 0
         self._workers: dict[int, WorkerHandle] = {}
         self._publisher: EventPublisher | None = None
         self._hung_results: list[messages.TimedResult] = []
         self._overlay = SlowDeviceCache()
         self._tables = ProbeTables()
-        self._call_states: dict[int, place.Seen] = {}  # where each was at the last `poll`
-        self._awaited = False  # some lane's turns of this second
-        self._ended_cpu_seconds = 0.0  # by samplers that have ended
+        self._call_states: dict[int, place.Seen] = {}  # by serial, at the last `poll`
+        self._awaited = False  # results of this second are missing for some lane
+        self._ended_cpu_seconds = 0.0  # used by samplers that have ended
         self._fork_server_ns = -FORK_SERVER_NS_MIN
         self._started = False
 
     # ---- the daemon's loop
 
     def start(self, released: Mapping[str | None, int] | None = None) -> None:
-        """Fork the fork server, and through it the samplers. Before any thread is. *released*: GPUs that are not to be
-        taken before a time, as `released` returns them."""
+        """Fork the fork server, and through it the samplers. Call this before any thread starts.
+
+        *released*: GPUs to leave alone until a given time, as `released` returns them.
+        """
         now_ns = self._clock.boottime_ns()
         if self._groups:
             self._started = True
@@ -345,11 +351,11 @@ class SamplerPool:
             self._execute(self._supervisor.start(now_ns, released), now_ns)
 
     def publish_to(self, publisher: EventPublisher) -> None:
-        """Tell events to *publisher* from now on."""
+        """Publish later events through *publisher*."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """End all samplers, and the fork server. What hangs in a driver ends when it returns."""
+        """End all samplers and the fork server. A process that hangs in a driver ends when its call returns."""
         self._started = False
         self._fork_server.kill_all()
         for worker in self._workers.values():
@@ -357,9 +363,9 @@ class SamplerPool:
         self._workers.clear()
 
     def descriptors(self) -> list[int]:
-        """Return what to poll: when one can be read, `poll` has something to do before the next second.
+        """Return the descriptors to poll: if any is readable, call `poll` before the next second.
 
-        A lane speaks each second, and is heard then: it rings when it cannot wait, and is polled while it is waited for.
+        A lane's socket is included only while the results of its lane are awaited; `poll` always reads it.
         """
         if not self._started:
             return []
@@ -372,10 +378,10 @@ class SamplerPool:
         return [*self._fork_server.descriptors(), *links]
 
     def poll(self, now_ns: int, ready: Collection[int] | None = None) -> list[messages.TimedResult]:
-        """Return the turns that have come, at most one round of each sampler, and look after all of them.
+        """Return the results that have arrived, at most one round per sampler, and supervise all samplers.
 
-        Their blocks are the caller's until the next `poll`; call again while `has_more`. *ready*: of `descriptors`,
-        those that can be read; None: they may all be. Lanes are heard either way.
+        The blocks are valid until the next `poll`; call again while `has_more`. *ready*: the readable descriptors;
+        None: any may be readable. The sockets of lanes are read in any case.
         """
         if not self._started:
             return []
@@ -386,13 +392,13 @@ class SamplerPool:
             or any(each in ready for each in server_descriptors)
         )
         if is_notified:
-            self._fork_server.clear_wakeup()  # before what it rang for is read
+            self._fork_server.clear_wakeup()  # before the reports are read, so that no later report is missed
         results: list[messages.TimedResult] = []
         groups = self._supervisor.group_serials
         for worker in list(self._workers.values()):
             if worker.outbox:
                 worker.send()
-            if worker.has_more:  # what has come first, else who says ever more is heard for ever
+            if worker.has_more:  # decode first: a fast sender must not fill the decoder forever
                 self._decode(worker, now_ns, results)
             elif ready is None or worker.serial in groups or worker.descriptor in ready:
                 worker.read(now_ns)
@@ -414,27 +420,27 @@ class SamplerPool:
 
     @property
     def has_more(self) -> bool:
-        """Whether another round waits to be taken."""
+        """Whether another round is ready to be returned by `poll`."""
         return any(worker.has_more for worker in self._workers.values())
 
     def waiting(self, grid_ns: int) -> bool:
-        """Return whether the turns of this second, of a lane that has somebody to take them, have not come."""
+        """Return whether results of the second *grid_ns* are missing for a lane that has a sampler."""
         self._awaited = self._started and next(self._late_workers(grid_ns), None) is not None
         return self._awaited
 
     def report_late(self, now_ns: int, grid_ns: int) -> None:
-        """Note who is waited for in vain."""
+        """Report each lane whose results are missing to the supervisor."""
         for group, worker in list(self._late_workers(grid_ns)):
             self._execute(
                 self._supervisor.report_late(now_ns, group, place.read(worker.memory)), now_ns
             )
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return when somebody has to be looked at again, if that is sooner than the next second."""
+        """Return when a sampler must be checked again; None: not before the next second."""
         return self._supervisor.next_ns(now_ns, self._call_states) if self._started else None
 
     def blocks(self) -> list[Block]:
-        """Return `probe_1s` and `gpu_1s_probe` as of now."""
+        """Return the current `probe_1s` and `gpu_1s_probe`."""
         return self._tables.blocks(self.states(), self.released(), self._key_of)
 
     # ---- what others ask
@@ -442,22 +448,22 @@ class SamplerPool:
     def release(self, devices: frozenset[str] | None, seconds: float) -> None:
         """Release every handle of these GPUs (PCI addresses), or of all GPUs and the driver.
 
-        They are taken back after *seconds* by themselves. `may_hold` says when it has come about.
+        They are taken back after *seconds* automatically. `may_hold` shows whether all handles are released.
         """
         now_ns = self._clock.boottime_ns()
         self._execute(self._supervisor.release(now_ns, devices, seconds), now_ns)
 
     def resume(self, devices: frozenset[str] | None) -> None:
-        """Take back what was released; None: all of it."""
+        """Take back these released GPUs; None: all GPUs."""
         now_ns = self._clock.boottime_ns()
         self._execute(self._supervisor.resume(now_ns, devices), now_ns)
 
     def released(self) -> Mapping[str | None, int]:
-        """Return what is released -> until when (boot time); the key None means all GPUs."""
+        """Return the end of release (boot time) per released GPU; the key None means all GPUs."""
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Return whether some sampler may have a handle of one of these GPUs; None: of any, or of their driver."""
+        """Return whether a sampler may have a handle of one of these GPUs; None: of any GPU, or of the driver."""
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:
@@ -466,7 +472,7 @@ class SamplerPool:
         self._execute(self._supervisor.quarantine_gpu(now_ns, device, reason), now_ns)
 
     def record(self, number: int, seconds: int) -> bool:
-        """Order the sampler of the GPUs to record; what comes of it is `recorded`. False: there is no such sampler now."""
+        """Start a recording in the GPUs' sampler; `recorded` gets the result. False: no such sampler is running."""
         process = self._supervisor.group_process(GPU)
         if process is None:
             return False
@@ -480,34 +486,34 @@ class SamplerPool:
         self.recorded = message.number, data, message.message
 
     def states(self) -> Sequence[DeviceState]:
-        """Return what is not well, and for a minute what is well again."""
+        """Return the states that are not normal, and for one minute those that returned to normal."""
         return self._supervisor.states(self._clock.boottime_ns())
 
     @property
     def abandoned_count(self) -> int:
-        """Processes ever left behind."""
+        """Number of processes ever abandoned."""
         return self._supervisor.abandoned_count
 
     @property
     def takeovers_count(self) -> int:
-        """How often another sampler had to take a lane over."""
+        """Number of times that another sampler took over a lane."""
         return self._supervisor.takeovers_count
 
     @property
     def processes(self) -> int:
-        """How many processes live, the fork server among them."""
+        """Number of live processes, including the fork server."""
         return len(self._workers) + self._started
 
     @property
     def cpu_seconds(self) -> float:
-        """What all of them have used since the start, those that ended too."""
+        """CPU seconds of all samplers since the start, including ended ones."""
         return self._ended_cpu_seconds + sum(
             worker.cpu_seconds for worker in self._workers.values()
         )
 
     @property
     def memory_bytes(self) -> int:
-        """What they share counted once; as each of them last said."""
+        """Memory of all samplers by their last reports; shared memory counts once."""
         return sum(worker.memory_bytes for worker in self._workers.values())
 
     # ---- what comes
@@ -534,7 +540,7 @@ class SamplerPool:
             log.exception("a sampler sent an invalid message", extra={"cause": "sampler.codec"})
             worker.decoder = messages.SampleBatchDecoder(
                 self.collectors
-            )  # nothing else that it said is heard
+            )  # ignore the rest of its data
             worker.closed_ns = worker.closed_ns or now_ns
             self._fork_server.kill(worker.serial)
 
@@ -569,7 +575,7 @@ class SamplerPool:
         process = self._supervisor.processes.get(worker.serial)
         if process is None:
             return
-        seconds = 0.0  # asked for of a solo sampler only
+        seconds = 0.0  # used for a solo sampler only
         if process.role is ProcessRole.GROUP:
             if process.group == DCGM:
                 batch_results = self._overlay.divert(batch_results, now_ns)
@@ -588,7 +594,7 @@ class SamplerPool:
         for report in reports or ():
             worker = self._workers.get(report.serial)
             if worker is not None and report.message:
-                worker.read(now_ns)  # its last words
+                worker.read(now_ns)  # messages from before its end
                 self._decode(worker, now_ns, results)
                 self._ended(worker, report.message, now_ns)
             elif worker is not None:
@@ -597,7 +603,7 @@ class SamplerPool:
             self._start_fork_server(now_ns)
 
     def _check_workers(self, now_ns: int) -> None:
-        """Look after those that were not born in time, and those that have closed their socket."""
+        """Replace a fork server whose forks take too long; kill samplers that closed their socket but did not exit."""
         pending = [each for each in self._workers.values() if each.closed_ns or not each.pid]
         if any(not each.pid and now_ns - each.fork_requested_ns > FORK_NS_MAX for each in pending):
             self._start_fork_server(now_ns)
@@ -661,7 +667,7 @@ class SamplerPool:
                 self._inherited.add(serial)
 
     def _check_inherited(self, now_ns: int) -> None:
-        """They are nobody's children: who of them has ended is only seen by looking."""
+        """Check inherited processes once per second: they are not our children, so no exit is reported."""
         if now_ns - self._inherited_checked_ns >= SECOND_NS:
             self._inherited_checked_ns = now_ns
             for serial in [each for each in self._inherited if not self._abandoned[each].is_alive]:
@@ -675,7 +681,7 @@ class SamplerPool:
         }
 
     def _save_abandoned(self, file: AbandonedProcessFile) -> None:
-        """Keep the file as it is; a disk is written to only when somebody was abandoned, or has ended."""
+        """Rewrite the file only if a process was abandoned or has ended, to spare the disk."""
         processes = self._supervisor.processes.values()
         units = {p.serial: p.unit for p in processes if p.role is ProcessRole.ABANDONED and p.unit}
         if units.keys() == self._abandoned.keys():
