@@ -165,12 +165,14 @@ def _file() -> Path:
 def _exists(file: Path) -> bool:
     """Return whether *file* can be found; the file that FILE_VARIABLE names must exist. Raises SettingsError."""
     try:
-        file.stat()
+        found = file.exists()
     except OSError as error:
         if os.environ.get(FILE_VARIABLE):
             raise SettingsError(f"{FILE_VARIABLE}={file}: {error.strerror}") from error
         return False
-    return True
+    if not found and os.environ.get(FILE_VARIABLE):
+        raise SettingsError(f"{FILE_VARIABLE}={file}: No such file")
+    return found
 
 
 def open_channel(
