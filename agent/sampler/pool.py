@@ -226,7 +226,7 @@ class ProbeTables:
         released: Iterable[str | None],
         key_of: Callable[[str], str],
     ) -> list[Block]:
-        """Return the nonempty tables. Of two states with one row name the longer hang wins.
+        """Return the nonempty tables. If two states have the same row name, the longer hang is shown.
 
         *released*: addresses of released GPUs; None: all GPUs.
         """
@@ -463,7 +463,7 @@ class SamplerPool:
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Return whether a sampler may have a handle of one of these GPUs; None: of any GPU, or of the driver."""
+        """Return whether a sampler may hold a handle of these GPUs; None: of any GPU, or of the driver."""
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:

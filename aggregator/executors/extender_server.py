@@ -99,7 +99,7 @@ class Extender:
             self._table, self._stamp = table, stamp
 
     def _lose(self, reason: str) -> None:
-        self.complain(f"all nodes pass: {self._path}: {reason}")
+        self.complain(f"all nodes pass once the last mirror expires: {self._path}: {reason}")
         self._stamp = None
 
     def complain(self, line: str) -> None:

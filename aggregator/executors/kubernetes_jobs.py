@@ -203,14 +203,14 @@ def parse_time(text: Any) -> float:
 class GangRun:
     """The observed state of a gang.
 
-    `members`: uids of its pods with a node; `size`: their number when the gang was whole.
+    `members`: uids of its pods with a node; `size`: their number when the gang was complete.
     `restarts`: how often the gang lost pods.
     """
 
     members: set[str] = field(default_factory=set)
     size: int = 0
     restarts: int = 0
-    #: The gang lost a pod and is not whole again; further losses until then belong to the same restart.
+    #: The gang lost a pod and is not complete again; further losses until then belong to the same restart.
     is_healing: bool = False
     #: An executor evicted the gang's pods, and the gang has no new pods yet. `gone`: when its last pod vanished; 0: it
     #: has pods.

@@ -189,6 +189,17 @@ def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
     assert seen.mean(CHECKPOINT) < 0.06
 
 
+@pytest.mark.parametrize(("has_steps", "low", "high"), [(False, 0.5, 0.9), (True, 0.9, 1.0)])
+def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
+    has_steps: bool, low: float, high: float
+) -> None:
+    """The exchanges of a step of 28 s were checkpoints with a probability of .97."""
+    tracker = PhaseTracker(1)
+    made = trace(checkpointing(20, 23, 5.0) if has_steps else steps(20, 23.0, 5.0))
+    follow(tracker, made)
+    assert low < job(tracker, made)["next_checkpoint_probability_ratio"] <= high
+
+
 def test_a_wait_in_each_step_is_no_checkpoint() -> None:
     """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the straggler would go free."""
     tracker = PhaseTracker(1)
