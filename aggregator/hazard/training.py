@@ -12,18 +12,26 @@ import numpy as np
 
 from .events import EventsError, FaultTable, Flags, Floats, Indexes
 from .features import (
+    AVERAGE_RANK,
     BASIC_AND_CLASS_NAMES,
     FEATURE_NAMES,
+    HISTORY_FORM,
     MEASURED_FORM,
-    RICHER_FORMS,
-    SIMPLE_FORMS,
     ModelForm,
     features_of,
     weighted_sum,
 )
 from .history import HARDWARE, WINDOW_DAYS, Units, units_of
 from .measured import HostDays, model_inputs
-from .metrics import BINS, BootstrapFigure, CalibrationBins, Ranking, bootstrap, draws_of_ranking
+from .metrics import (
+    BASELINES,
+    BINS,
+    BootstrapFigure,
+    CalibrationBins,
+    Ranking,
+    bootstrap,
+    draws_of_ranking,
+)
 from .model import SPREAD_ASSUMED, SPREAD_MAX, HazardModel
 
 # ----------------------------------------------------------------------
@@ -121,7 +129,7 @@ class TimeFold(NamedTuple):
     node: Indexes
     day: Indexes
     positive: Floats
-    chances: tuple[Floats, ...]  # P(a fault within the window), by form
+    chances: tuple[Floats, ...]  # P(a fault within the window), by form; then each of BASELINES
 
 
 def folds_of(
@@ -152,11 +160,20 @@ def folds_of(
         if not daily_positive[before].any() or known[before].mean() < known_share_min:
             continue
         if 0 < weekly_positive[after].sum() < after.sum():
-            later = _FutureUnits(weekly.take(after))
+            judged = weekly.take(after)
+            later = _FutureUnits(judged)
             chances = tuple(
-                later.chance(*fit(features[before], daily_positive[before], one.ridge, one.names, one.ordered_by))
-                for one in forms
-            )  # fmt: skip
+                later.chance(
+                    *fit(
+                        features[before],
+                        daily_positive[before],
+                        form.ridge,
+                        form.names,
+                        form.ordered_by,
+                    )
+                )
+                for form in forms
+            ) + tuple(rank(judged.state) for rank in BASELINES.values())
             folds.append(
                 TimeFold(weekly.node[after], weekly.day[after], weekly_positive[after], chances)
             )
@@ -278,48 +295,32 @@ class FormResult:
 def choose_form(
     daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int
 ) -> FormResult:
-    """Return the first simple form, a richer one that plainly ranks better than it, or the one with what is measured where
-    that plainly ranks better than both.
+    """Return the average rank, or the learned model if that plainly ranks hosts better on days ahead.
 
-    No other simple form: on a public record the folds had a decayed count plainly better, and after them it was worse.
-
-    *daily*, *weekly*: units with windows of a day and of a week; *nodes*: of the fleet. Raises EventsError where there
-    is no fold to choose by.
+    The learned model has measurements if with them it beats every ranking by history alone, in folds that have enough
+    measurements: a gain of its history would not be theirs. *daily*, *weekly*: all units, with windows of a day and of
+    a week. *nodes*: size of the fleet. Raises EventsError if no fold has positives on both sides.
     """
-    forms = (SIMPLE_FORMS[0], *RICHER_FORMS)
-    folds = folds_of(daily, weekly, outcome, end_days, forms)
+    forms = (AVERAGE_RANK, HISTORY_FORM, MEASURED_FORM)
+    if daily.state.measured is not None:
+        folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
+        if folds:
+            rankings = [
+                FormEvaluation(folds, index, nodes) for index in range(len(folds[0].chances))
+            ]
+            measured = rankings.pop(forms.index(MEASURED_FORM))
+            if all(ranks_better(measured, other) for other in rankings):
+                return _form_result(MEASURED_FORM, measured)
+    folds = folds_of(daily, weekly, outcome, end_days, forms[:2])
     if not folds:
         raise EventsError(
             "no fault in the second half of the days to learn from, or none before it, so no "
             "ranking can be chosen"
         )
-    evaluations = [FormEvaluation(folds, at, nodes) for at in range(len(forms))]
-    best = 0
-    for at in range(1, len(forms)):
-        best = at if ranks_better(evaluations[at], evaluations[best]) else best
-    measured = _choose_measured(daily, weekly, outcome, end_days, nodes, forms[best])
-    return measured or _form_result(forms[best], evaluations[best])
-
-
-def _choose_measured(
-    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int, best: ModelForm
-) -> FormResult | None:
-    """Return the form with what is measured if it plainly ranks better than *best*, than itself without it, and than each
-    simple ranking: what it gains by its history is no gain of what is measured.
-
-    Judged on the folds before whose cut enough was measured.
-    """
-    if daily.state.measured is None:
-        return None
-    # RICHER[0] is the same without it, so that no gain is of the history's.
-    forms = (best, RICHER_FORMS[0], *SIMPLE_FORMS[1:], MEASURED_FORM)
-    folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
-    if not folds:
-        return None
-    *others, measured = (FormEvaluation(folds, at, nodes) for at in range(len(forms)))
-    if all(ranks_better(measured, other) for other in others):
-        return _form_result(MEASURED_FORM, measured)
-    return None
+    average, learned = (FormEvaluation(folds, index, nodes) for index in range(2))
+    if ranks_better(learned, average):
+        return _form_result(HISTORY_FORM, learned)
+    return _form_result(AVERAGE_RANK, average)
 
 
 def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
