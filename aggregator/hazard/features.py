@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model import Inputs
-from .events import CLASSES, Floats
+from .events import Floats
+from .fault_classes import CLASSES
 from .history import BY_CLASS_DAYS, UnitState
 from .measured import MEASURED, Feature, model_inputs
 

@@ -14,7 +14,7 @@ from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import TABLES
 from ..counter_deltas import nature_of
 from ..fleet.tables import SLOW_SECONDS
-from ..hazard import events
+from ..hazard import fault_classes
 from ..hazard.features import CLASS_FEATURES
 from ..hazard.history import RANK_DECAY_DAYS
 from ..rule_catalogue import gpu
@@ -196,7 +196,7 @@ def _faults(host: str, at_ns: int, days: int = 0) -> str:
 
 def _of_class(name: str) -> Query:
     """Return the query for the faults that have a finding of the class *name*."""
-    found = f"len(list_filter(names, lambda name: {events.class_condition(name)})) > 0"
+    found = f"len(list_filter(names, lambda name: {fault_classes.class_condition(name)})) > 0"
     return lambda host, at_ns: f"FROM ({_faults(host, at_ns)}) WHERE {found} ORDER BY began DESC"
 
 
@@ -287,7 +287,7 @@ _QUERIES: Mapping[str, Query] = {
     "fault_rank": _ranked,
     **{
         one.name: _of_class(name)
-        for one, name in zip(CLASS_FEATURES, events.CLASS_NAMES, strict=True)
+        for one, name in zip(CLASS_FEATURES, fault_classes.CLASS_NAMES, strict=True)
     },
     "corrected_errors": _counters_query(CORRECTED),
     "remaps_waiting": _remaps,

@@ -13,12 +13,12 @@ from gangline.aggregator.hazard.events import EventsError, FaultTable, Floats, p
 from gangline.aggregator.hazard.features import AVERAGE_RANK, FEATURE_NAMES
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.regression import fit
 from gangline.aggregator.hazard.training import (
     GAINS_MIN,
     FormEvaluation,
     TimeFold,
     choose_form,
-    fit,
     ranks_better,
 )
 from tests.aggregator.hazard.fleets import data_of, fault, recording

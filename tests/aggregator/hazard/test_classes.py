@@ -10,11 +10,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard import events
-from gangline.aggregator.hazard.events import (
-    CLASSES,
-    parse_events,
-)
+from gangline.aggregator.hazard import fault_classes
+from gangline.aggregator.hazard.events import parse_events
+from gangline.aggregator.hazard.fault_classes import CLASSES
 from gangline.aggregator.hazard.features import (
     BASIC_AND_CLASS_NAMES,
     BASIC_FEATURE_NAMES,
@@ -37,7 +35,7 @@ def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
     """What an operator looks up must be what was counted."""
     for each in CLASSES:
         found = duckdb.execute(
-            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.class_condition(each.name)}", [list(FAULTS)]
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {fault_classes.class_condition(each.name)}", [list(FAULTS)]
         ).fetchall()  # fmt: skip
         assert [name for (name,) in found] == [
             name for name, class_name in FAULTS.items() if class_name is each.name
@@ -117,7 +115,9 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     host = evaluate(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
     assert host.inputs is not None and host.inputs.model == model.version
     by_class = host.inputs.features[len(BASIC_FEATURE_NAMES) : len(BASIC_AND_CLASS_NAMES)]
-    assert by_class[events.CLASS_NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
+    assert by_class[fault_classes.CLASS_NAMES.index("driver")] == pytest.approx(
+        np.log(2.0), rel=1e-3
+    )
     assert not [
         e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in CLASS_FEATURES}
     ]

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.events import FaultTable
 from gangline.aggregator.hazard.features import AVERAGE_RANK, FEATURE_NAMES, FEATURES
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, UnitState, fault_rank_of, units_of
-from gangline.aggregator.hazard.metrics import BASELINES, Ranking
+from gangline.aggregator.hazard.metrics import Ranking
 from gangline.aggregator.hazard.model import HazardModel
-from gangline.aggregator.hazard.training import ORDER_WEIGHT_MIN, fit
+from gangline.aggregator.hazard.regression import ORDER_WEIGHT_MIN, fit
 
 #: Minutes, so that no two differ by less.
 SINCE = st.lists(st.integers(0, 400 * 1440), min_size=2, max_size=20, unique=True)
