@@ -114,7 +114,9 @@ def _public(path: Path, data: bytes) -> bytes:
     except TypeError:
         raise CertificateError(f"{path}: the key is encrypted. Store it unencrypted") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise CertificateError(f"{path}: not a private key in PEM") from None  # content is secret
+        raise CertificateError(
+            f"{path}: not a private key in PEM"
+        ) from None  # the content is secret
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -33,7 +33,7 @@ _SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
 
 
 class EventInterpretation(NamedTuple):
-    """Meaning of an event by its policy (`policy`: of XIDs and SXIDs) and its decoded message."""
+    """Meaning of an event by its policy (`policy`: only for XIDs and SXIDs) and its decoded message."""
 
     clear_condition: ClearCondition | None  # None: it leaves no active record
     clears_codes: tuple[int, ...] = ()  # codes of the same device
@@ -165,7 +165,7 @@ class EventRecord:
 
     @property
     def clears_when(self) -> str:
-        """Return the condition that ends it, as text."""
+        """Return the text of the condition that ends the record."""
         if self.name == SXID and self.clear_condition.clears is Clears.RESET:
             return "all GPUs of the host are reset, and its switches with them, or the host boots"
         if self.name == LINK:

@@ -23,7 +23,8 @@ REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 UTILIZATION_MIN = 0.5
 POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
 #: A GPU is at its power limit above AT_LIMIT_SHARE, or with the driver's cap flag above
-#: CAPPED_SHARE: the power is a mean over a second that includes collectives (assumed).
+#: CAPPED_SHARE: the power is a mean over a second that includes collectives, and the limit is the
+#: current one (assumed).
 AT_LIMIT_SHARE, CAPPED_SHARE = 0.95, 0.75
 #: A GPU counts as limited if it was at its limit for this share of the clock's mean.
 AT_LIMIT_TIME = 0.25

@@ -1,6 +1,6 @@
 """The devices of all hosts: each has one row, which all tables share.
 
-A device keeps its row while the aggregator runs, or until it is gone and makes room for another (`evictions.py`).
+A device keeps its row while the aggregator runs, or until it disappears and another device needs the row (`evictions.py`).
 """
 
 from __future__ import annotations

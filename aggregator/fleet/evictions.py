@@ -1,7 +1,7 @@
-"""Eviction of devices that are gone: a host has at most DEVICES_PER_HOST_MAX of a kind in memory.
+"""Eviction of disappeared devices: a host has at most DEVICES_PER_HOST_MAX of a kind in memory.
 
-The mounts of a Kubernetes node come and go with its pods, and so do its interfaces. A new device gets the row of the one
-that was reported longest ago. GPUs keep their rows: a snapshot that is read elsewhere names them by row.
+The mounts of a Kubernetes node come and go with its pods, and so do its interfaces. A new device gets the row of the
+device that was reported longest ago. GPUs keep their rows: a snapshot that is read elsewhere names them by row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device not reported for this long is gone: every table is more frequent, and no reading is
+#: A device not reported for this long has disappeared: every table is more frequent, and no reading is
 #: valid for longer.
 GONE_NS = 180_000_000_000
 #: Candidates chosen at once, because this examines all rows of the host.
@@ -57,7 +57,7 @@ class Evictions:
         has_findings: HasFindings,
         using: set[int],
     ) -> int:
-        """Return a row of *host* whose device is gone; -1: there is none.
+        """Return a row of *host* whose device has disappeared, -1 without such a row.
 
         *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether a device has
         an active finding. *using*: rows in the current frame.

@@ -45,8 +45,8 @@ ATTRIBUTES = (
     "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
     "vbios", "vendor",
 )  # fmt: skip
-#: Devices of these kinds are kept even without attributes: a mount that disappeared is not
-#: read-only, and a bond that disappeared is not down.
+#: Devices of these kinds are kept even without attributes, because rules check that they exist: a
+#: mount that disappeared is no longer read-only, and a bond that disappeared is not down.
 ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
 #: Limit of distinct shared values, against hosts that invent devices; further ones are not shared.
 SHARED_MAX = 100_000
@@ -387,9 +387,7 @@ class Fleet:
     def _make_room(
         self, host: int, devices: Devices, names: tuple[str, ...], rows: Indexes
     ) -> None:
-        """Assign *rows* of devices that are gone to *names* without a row (-1), while there are
-        any.
-        """
+        """Assign rows of disappeared devices to *names* without a row (-1), while any exist."""
         now = self.boot_of(host), int(self._boottime_ns[host])
         has_findings, using = self._findings_check(host), set(rows.tolist())
         for index in np.flatnonzero(rows < 0).tolist():
@@ -403,7 +401,7 @@ class Fleet:
             using.add(row)
 
     def _findings_check(self, host: int) -> Callable[[str], bool]:
-        """Return a function that tells whether a device of *host* has a finding or a symptom."""
+        """Return a function: whether a device of *host* has a finding or a symptom."""
         judged = {device for _, device in self.active_symptoms.get(host, ())}
         name = self.names[host]
         # The subject of a finding is a device, or a device and a signal.
@@ -447,8 +445,8 @@ class Fleet:
             self.jobs.observe(host, self._boots[host][-1].hex() if self._boots[host] else "", event)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # An older event waited on disk through a reboot, which has cleared it.
-            at = self._event_times(host, event, received_ns, time_ns)
-            return self.active_events.record(host, self.device_of(host, event), event, at, self)
+            times = self._event_times(host, event, received_ns, time_ns)
+            return self.active_events.record(host, self.device_of(host, event), event, times, self)
         return False
 
     def _event_times(
@@ -463,7 +461,7 @@ class Fleet:
         return EventTimes(first_ns, last_ns, last_time_ns, received_ns)
 
     def device_of(self, host: int, event: HealthEvent) -> str:
-        """Return the device of *event*; a GPU that is gone by its former UUID."""
+        """Return the device of *event*; for a GPU that disappeared its former UUID."""
         device = device_of(self.attributes[host], event)
         if event.name.startswith("gpu.") and ":" in device:
             return self.known_gpus.key_at(self.names[host], device) or device

@@ -38,7 +38,7 @@ BUSY_NOISE_MIN = 0.003
 #: Companions of a change: the member's work, and the logarithm of its gang's pace.
 CHANGE_WORK, CHANGE_PACE = range(2)
 #: A member that became slow must slow its gang by this share of its own slowdown. If the gang
-#: became faster, a member recovered from a checkpoint, heat or a busy host.
+#: became faster, a member recovered: its past contains a checkpoint, a hot GPU or a busy host.
 PACE_SHARE_MIN = 0.2
 #: Fine windows per coarse window, and coarse windows until a member that was slow from the start is
 #: named; each has several steps, so few suffice.

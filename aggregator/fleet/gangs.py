@@ -189,12 +189,12 @@ class GangComparison(NamedTuple):
     divided: Flags  # its GPUs compute for several jobs
     windows: Codes
     busy: Floats  # how much longer its SMs were busy, at its clock
-    busy_often: (
-        Floats  # share of windows in which it led by half of that, except over the few longest
-    )
+    # Share of windows in which it led by half of that, except over the few longest.
+    busy_often: Floats
     work: Floats  # how much more its tensor cores did
     gap_often: Floats
-    gap_run: Codes  # consecutive windows with a gap until now: of two hosts, twelve windows cannot show the culprit
+    # Consecutive windows with a gap until now: twelve windows cannot show the culprit of two hosts.
+    gap_run: Codes
     gap: Floats  # share of time without work on its GPUs beyond that of the others
     gap_median: Floats  # median of that share in its gang
     cpu: Floats  # pressure beyond that of the others

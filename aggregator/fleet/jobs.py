@@ -108,7 +108,7 @@ class Jobs:
     def gangs(self, index: Mapping[str, int], gpus: Codes) -> list[Job]:
         """Return the running jobs, and gangs known only from a scheduler.
 
-        *index*: of hosts; *gpus*: of each host. Reported processes of a job of several hosts take
+        *index*: node index by name; *gpus*: count per host. Reported processes of a job of several hosts take
         precedence, because they show which GPUs it holds.
         """
         jobs = self.all()
@@ -127,7 +127,7 @@ class Jobs:
     def observe(self, host: int, boot: str, event: HealthEvent) -> None:
         """Store a report of *host* about a process. *boot*: its boot id in hex. Never raises."""
         if event.event_id.partition("/")[0] not in ("", boot):
-            return  # of an earlier boot: the process has ended
+            return  # from an earlier boot: the process has ended
         processes = self._of_boot(host, boot)
         if event.name == REANNOUNCED:
             if event.attributes.get("what") == PROCESS:

@@ -303,7 +303,7 @@ class PeerGroups:
     def _keys(self, fields: frozenset[str]) -> Keys:
         chosen = [index for index, noun in enumerate(MAKE_ATTRIBUTES.values()) if noun in fields]
         codes: dict[tuple[str, ...], int] = {}
-        alike = np.array(
+        make_codes = np.array(
             [
                 codes.setdefault(tuple(values[index] for index in chosen), len(codes))
                 for values in self._make_ids
@@ -314,7 +314,7 @@ class PeerGroups:
         for noun, index, bits in ((LIMIT, _LIMIT, 12), (SETTING, _SETTING, 12), (MIG, _MIG, 2)):
             if noun in fields:
                 keys = keys | (self._setting_keys & (((1 << bits) - 1) << index))
-        return np.asarray(keys | (alike[self._makes] << _MAKE) if alike.size else keys)
+        return np.asarray(keys | (make_codes[self._makes] << _MAKE) if make_codes.size else keys)
 
 
 def _cells(fleet: PeerSource) -> list[NDArray[Any]]:

@@ -62,7 +62,7 @@ class ReportedSteps:
         self.current = HostSteps(keys[0], keys[1], step_seconds)
 
     def _name_rows(self, fleet: Fleet) -> None:
-        """Find the jobs of new rows; of all rows after an eviction, which may reassign rows."""
+        """Find the jobs of new rows, or of all rows after an eviction, which may reassign rows."""
         devices = fleet.devices["step"]
         if fleet.evictions.count != self._evictions:
             self._evictions, self._codes = fleet.evictions.count, {}

@@ -74,8 +74,8 @@ SLOW_SECONDS = 600.0
 class DeviceTable:
     """The readings of a catalogue table. Cells are kept raw; `advance` evaluates the counters.
 
-    Arrays are column by row. `rates` and `recent` use two leaky sums per counter, so the memory
-    does not depend on the rate of frames.
+    Arrays are column by row. `recent` uses two leaky sums per counter, so the memory does not
+    depend on the rate of frames.
     """
 
     def __init__(
@@ -387,7 +387,7 @@ class DeviceTable:
 
 #: The column of such a number.
 EPOCH_COLUMN = "counter_epoch_count"
-#: Not a valid number: all ones is the register of a device that is gone.
+#: Not a valid number: all ones is read from the register of a missing device.
 _NEVER = np.uint64(2**64 - 1)
 
 

@@ -28,7 +28,10 @@ _TABLE_NUMBERS = {
 }
 #: Table -> signal id -> column in the fleet.
 _COLUMNS = {
-    name: {s.signal_id: at for at, s in enumerate(s for s in signals if s.name in TRACKED_SIGNALS)}
+    name: {
+        s.signal_id: index
+        for index, s in enumerate(s for s in signals if s.name in TRACKED_SIGNALS)
+    }
     for name, signals in TABLES.items()
 }
 #: Columns of agents' tables, shared by all streams.

@@ -206,9 +206,8 @@ class Ingest:
             self._previous_boots[host] = boot_id
         for event in store.recent_events:
             event_id, revision = event.event.event_id, event.event.revision
-            if self._deduplicator.mark_reported(
-                event.host, event_id, revision
-            ):  # the journal may have a later one
+            # False: the journal has a later revision.
+            if self._deduplicator.mark_reported(event.host, event_id, revision):
                 self._deduplicator.mark_durable(event.host, event_id, revision)
                 self._restored_events.setdefault(event.host, {})[event_id] = event
 
@@ -228,9 +227,8 @@ class Ingest:
         self, request: wire.RegisterNodeRequest, address: str, principal: Principal = LOCAL
     ) -> wire.RegisterNodeResponse:
         """Answer RegisterNode. Raises InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted."""
-        check_name(
-            principal, request.node
-        )  # first: a caller with a false name needs no further checks
+        # First: a caller with a false name needs no further checks.
+        check_name(principal, request.node)
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
         session = self.sessions.register(
@@ -273,9 +271,8 @@ class Ingest:
         # before the restart.
         cleared = self._cleared.pop(host, [])
         if self._previous_boots.pop(host, boot_id) != boot_id:
-            self._restored_events.pop(
-                host, None
-            )  # the host rebooted, or another machine has its name
+            # The host rebooted, or another machine has its name.
+            self._restored_events.pop(host, None)
         for event in self._restored_events.pop(host, {}).values():
             if not self._was_cleared(event, cleared):
                 self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)

@@ -106,6 +106,7 @@ class Alarms:
 
 
 # The alarms: figure, bounds, and remedy. To add an alarm, add a row.
+
 #: Prefix of their names.
 ALARMS = "aggregator."
 #: The live file should contain about five minutes of closed readings; three times as much is too

@@ -106,7 +106,8 @@ def memory_message(memory_bytes_max: int) -> str:
 
 
 class QueryError(Exception):
-    """The query failed; the message says why, with advice. Services map subclasses to statuses."""
+    """The query failed; the message says why, with advice. The service maps subclasses to statuses, the
+    shell to exit codes."""
 
 
 class QueryRefused(QueryError):

@@ -411,7 +411,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
-    """Return whether `ops.NAME(...)` in an expression is our macro: `ops` may also be a column."""
+    """Return whether `ops.NAME(...)` in an expression is our macro: `ops` may be a column, and NAME any function."""
     macros = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
         "AND function_type = 'macro'",

@@ -62,12 +62,12 @@ _TRAFFIC: Mapping[str, tuple[str, str]] = {
 #: Rows of the sums: NUMBERS, confidence of the step, and count of readings.
 _CONFIDENCE, _SEEN = len(NUMBERS), len(NUMBERS) + 1
 _WIDTH = len(NUMBERS) + 2
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_AT = {name: index for index, name in enumerate(NUMBERS)}
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """A running job. `sums`, `counts`: of GPUs that it held before, and from before a restart."""
+    """A running job. `sums`, `counts`: totals of GPUs that it held before, and from before a restart."""
 
     key: str
     job: str
@@ -166,9 +166,8 @@ class RunAccumulator:
             self._fit(fleet.devices["gpu"].capacity)
             self._assign(fleet, now_ns, gangs)
             self._version = version
-        self._sample(
-            fleet
-        )  # without any run, too: readings from before a run must not count for it
+        # Even without a run: readings from before a run must not count for it.
+        self._sample(fleet)
 
     def take_ended(self) -> list[RunSummary]:
         """Return the runs that ended since the last call and were long enough."""

@@ -307,9 +307,7 @@ class RunLog:
             await loop.run_in_executor(None, self._store.in_transaction, put)
             if with_forecasts:
                 self._forecasts_version = version
-        except (
-            asyncio.CancelledError
-        ):  # it may still be written; writing the same row again is harmless
+        except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             if changes is not None:
                 self.verdicts.put_back(changes)

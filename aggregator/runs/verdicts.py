@@ -124,7 +124,7 @@ class JobVerdicts:
             self._jobs.pop(run_id, None)
 
     def put_back(self, changes: VerdictChanges) -> None:
-        """Return changes that could not be written to the pending ones."""
+        """Make changes that could not be written pending again."""
         self._changed = {
             **{verdict.verdict_id: verdict for verdict in changes.changed},
             **self._changed,

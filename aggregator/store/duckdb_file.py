@@ -32,6 +32,7 @@ from .live_tables import actions_sql
 
 # Header of a DuckDB file (DuckDB's `main_header.hpp` and `database_header`), little endian: a block
 # of 4096 bytes with "DUCK" at 8, then two blocks of 4096 bytes; the higher iteration is valid.
+
 #: Bytes 8 to 12 of every DuckDB file.
 MAGIC = b"DUCK"
 #: The three blocks of the header; data begins here.

@@ -83,10 +83,10 @@ class EventJournal:
         self.loss_message = ""
         if later := list(_salvage_records(data, whole)):
             self.loss_message = self._set_aside(path, data, whole, [size for _, size in later])
-            good = data[:whole] + b"".join(encode_record(event) for event, _ in later)
-            self._replace(good)
+            intact = data[:whole] + b"".join(encode_record(event) for event, _ in later)
+            self._replace(intact)
             self._sync_folder()
-            data, records = good, list(parse_records(good))
+            data, records = intact, list(parse_records(intact))
         #: Acknowledged events that may not be in the store yet; the store takes them.
         self.replayed = [event for event, _ in records]
         self._size = records[-1][1] if records else 0

@@ -57,7 +57,7 @@ def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
 
 
 def gpus(connection: Connection) -> list[tuple[str, str]]:
-    """Return (GPU, host) of each GPU that was present when last seen."""
+    """Return (GPU, host) of each GPU that `parts` records as present."""
     rows: list[tuple[str, str]] = connection.execute(
         "SELECT device, host FROM parts WHERE present AND kind = 'gpu' ORDER BY last_seen"
     ).fetchall()

@@ -175,9 +175,7 @@ def _time_ns(host_frame: HostFrame, block: Block) -> int:
 
 
 def _by_name_table(foreign_blocks: Iterable[ForeignBlock]) -> Any | None:
-    """Return the rows of all blocks as one table; its names are shared, as an agent may have any
-    number of signals.
-    """
+    """Return the rows of all blocks as one table, as an agent may have any number of signals."""
     name_codes: dict[str, int] = {}
     devices: list[str] = []
     parts: list[ForeignCells] = []

@@ -381,17 +381,13 @@ class OpsFile:
     folder: Path
     cursor: Cursor
     rows_max: int
-    _hosts: tuple[Any, ...] = field(
-        default=(), init=False
-    )  # count and last registration of the hosts in the base
+    # Count and last registration of the hosts in the base.
+    _hosts: tuple[Any, ...] = field(default=(), init=False)
     _base_ns: int = field(default=0, init=False)
     _base_devices: int = field(default=0, init=False)
-    _base_left_out: list[str] = field(
-        default_factory=list[str], init=False
-    )  # omissions of the base
-    _lag_seconds: float = field(
-        default=FIRST_LOOKBACK_SECONDS, init=False
-    )  # as of the previous file
+    _base_left_out: list[str] = field(default_factory=list[str], init=False)
+    # As of the previous file.
+    _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:

@@ -36,7 +36,7 @@ REQUESTS_FILE = "operators.requests"
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
     """Return the pause after a file that took *write_seconds*: the rest of the period.
 
-    The period is doubled if necessary, to limit a large fleet's file to an eighth of a processor.
+    The period is extended, at most doubled, to limit the file to an eighth of a processor.
     """
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)
@@ -151,7 +151,7 @@ class RequestFile:
     """
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
-        """Create and lock the file, which shows that requests are served; nothing unless *enabled*."""
+        """Create the file, unless not *enabled*. `poll` locks it, which shows that requests are served."""
         self._path = folder / REQUESTS_FILE
         self._last_request_ns = 0
         self._file: IO[str] | None = None

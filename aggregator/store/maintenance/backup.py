@@ -401,9 +401,8 @@ def remove_all_but(to: Path, keep: int) -> list[Path]:
     """Remove the oldest backups in *to* except *keep*; return them. Raises OSError."""
     old = backup_files.backups(to)[:-keep]
     for folder in old:
-        (
-            folder / backup_files.MANIFEST_FILE
-        ).unlink()  # first: an incomplete backup must not look complete
+        # First, because a partially deleted backup must not look complete.
+        (folder / backup_files.MANIFEST_FILE).unlink()
         shutil.rmtree(folder)
     return old
 

@@ -78,7 +78,7 @@ def compact(
 
 
 class Compaction:
-    """A compaction: `begin` and `copy_growing` in any thread, `finish` in the writer's, `close`
+    """A compaction: `begin` and `copy_growing` outside the writer's thread, `finish` in it, `close`
     always.
 
     The new file is open in a separate DuckDB instance, so that the live one does not list its

@@ -76,7 +76,7 @@ def restore(
 def _refuse_store(data: Path, *, force: bool) -> None:
     if force or not data.is_dir():
         return
-    existing = sorted(each.name for each in data.iterdir() if each.name not in _PRESERVED)
+    existing = sorted(entry.name for entry in data.iterdir() if entry.name not in _PRESERVED)
     if existing:
         raise CopyError(
             f"{data} has a store or other files already ({', '.join(existing[:3])}); nothing was written. Name an "

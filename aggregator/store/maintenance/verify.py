@@ -24,6 +24,7 @@ from . import backup_files
 # that was resent has the same times and the same host, so duplicates fall into the same span. A
 # span with many readings is searched by ranges of hosts, because sorting it at once would spill to
 # the store's disk.
+
 #: Approximate number of readings per span, and its maximum number of files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 

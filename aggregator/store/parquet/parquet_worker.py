@@ -158,11 +158,8 @@ def _candidates(kind: Any) -> tuple[str, ...]:
         return ("DICTIONARY",)
     if pa.types.is_floating(kind):
         return ("DICTIONARY", "BYTE_STREAM_SPLIT", "PLAIN")
-    return (
-        "DICTIONARY",
-        "DELTA_BINARY_PACKED",
-        "PLAIN",
-    )  # DuckDB 1.5 reads split bytes for doubles only
+    # DuckDB 1.5 reads split bytes for doubles only.
+    return ("DICTIONARY", "DELTA_BINARY_PACKED", "PLAIN")
 
 
 def _size(one: Any, column: str, encoding: str) -> int:

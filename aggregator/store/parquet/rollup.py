@@ -128,7 +128,7 @@ class _Chunk:
     def steps(self, column: Any, signal: Signal) -> tuple[_CounterSteps, Indexes]:
         """Return the steps from reading to reading, and each device's last row with a usable value.
 
-        A device without a usable value has a row before its first.
+        For a device without a usable value that row is less than its first row.
         """
         shape = Shape.of([nature_of(signal)])
         value, valid = _uints(column)
