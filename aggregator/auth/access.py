@@ -282,7 +282,7 @@ class AccessControl:
 
     @property
     def ended_connections(self) -> int:
-        """Return the number of connections that were ended: without a login in time, or too many."""
+        """Return the number of ended connections: without a login in time, or too many."""
         return self.connections.ended_count if self.connections is not None else 0
 
     def bind(self, server: Any, address: str, *, by_token: bool = False) -> int:

@@ -147,7 +147,7 @@ class Connections:
         self.count = 0
 
     def refresh(self, peers: dict[str, Principal]) -> None:
-        """End excess connections, and remove closed ones from *peers* (gRPC's names). Never raises."""
+        """End excess connections; remove closed ones from *peers* (gRPC's names). Never raises."""
         now = self._seconds()
         open_connections = self._open_connections(now)
         for peer in list(peers):

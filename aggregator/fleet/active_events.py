@@ -1,4 +1,4 @@
-"""Active events: one record per device and kind of event that was reported and has not ended.
+"""Active events: one record per device and kind of event that was reported and has not ended; hangs.
 
 A record ends when its condition is over: the host rebooted, the device was reset, the event did not recur for a given time,
 or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived: an event that an
@@ -33,7 +33,7 @@ _SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
 
 
 class EventInterpretation(NamedTuple):
-    """Meaning of an event by its policy (`policy`: only for XIDs and SXIDs) and its decoded message."""
+    """Meaning of an event by its decoded message and, for XIDs and SXIDs, its policy."""
 
     clear_condition: ClearCondition | None  # None: it leaves no active record
     clears_codes: tuple[int, ...] = ()  # codes of the same device

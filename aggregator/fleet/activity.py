@@ -1,6 +1,6 @@
-"""Activity of each GPU, and its clock during each activity.
+"""Activity of each GPU, its clock during each activity, and its resets.
 
-A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. One that waits for others shows 100 %
+A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. A GPU that waits for others shows 100 %
 utilization at low power (H100: about 150 W against 550 W), and its clock means nothing.
 """
 
@@ -139,7 +139,7 @@ class Activity:
 
 
 def is_throttled(second: DeviceTable) -> Flags:
-    """Return which GPUs' clocks are reduced by heat or the hardware's brake, as the driver reports."""
+    """Return which GPUs the driver reports as throttled by heat or the hardware's brake."""
     flags = second.state("clock_event_reasons_flags")
     throttle_flags = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
     return np.asarray(throttle_flags != 0, dtype=bool)

@@ -116,7 +116,7 @@ class CollectorStatuses:
             self._forget_messages(reporting_host, table)
 
     def _forget_messages(self, host: int, table: DeviceTable) -> None:
-        """Remove collectors that were reported as text only and no longer are, as after a restart."""
+        """Remove collectors reported as text only that no longer are, as after a restart."""
         message_only = self._message_only[host]
         for name, reported_ns in list(message_only.items()):
             row = table.devices.find(host, name)

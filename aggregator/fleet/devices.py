@@ -1,4 +1,4 @@
-"""The devices of all hosts: each has one row, which all tables share.
+"""The devices of all hosts, each with a row that all tables share; PCIe topology.
 
 A device keeps its row while the aggregator runs, or until it disappears and another device needs the row (`evictions.py`).
 """

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device not reported for this long has disappeared: every table is more frequent, and no reading is
-#: valid for longer.
+#: A device not reported for this long has disappeared: every table is more frequent, and no
+#: reading is valid for longer.
 GONE_NS = 180_000_000_000
 #: Candidates chosen at once, because this examines all rows of the host.
 CANDIDATES_MAX = 64
@@ -100,7 +100,7 @@ class Evictions:
         return result[::-1]
 
     def _ages_ns(self, devices: Devices, rows: Codes, now: tuple[int, int]) -> Times:
-        """Return the time since each row was reported; for an earlier boot, since the current boot."""
+        """Return the time since each row was reported, or since the current boot began."""
         boot, boottime_ns = now
         last_ns = np.zeros(rows.size, dtype=np.int64)
         for table in self._tables[devices.kind]:

@@ -1,4 +1,4 @@
-"""The current state of the fleet: the latest readings of every host, in memory.
+"""The current state of the fleet: the latest readings and inventory of every host, in memory.
 
 Owned by one thread; takes no locks, does no I/O. Live frames update it, late frames do not.
 """
@@ -141,7 +141,7 @@ class FaultIsolation:
         return True
 
     def failing(self, now_ns: int) -> str:
-        """Return a message about the parts that failed within FAILURE_REPORT_SECONDS; "" if none."""
+        """Return a message about failures within FAILURE_REPORT_SECONDS; "" if there were none."""
         until_ns = now_ns + round(FAILURE_REPORT_SECONDS * 1e9)
         reported = {
             part: item for part, item in self._reported.items() if now_ns < item[1] <= until_ns

@@ -1,4 +1,4 @@
-"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales.
+"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales; pace of gangs.
 
 A window of ten seconds finds a change within a minute if it holds several steps of the job. With steps of half a minute each
 such window covers a different part of the step, so windows of minutes find the slow host, later.

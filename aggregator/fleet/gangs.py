@@ -84,7 +84,7 @@ def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
 
 
 def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    """Return the rate per second of a counter for each port, in about the last 10 s; NaN: not read."""
+    """Return each port's rate of a counter per second, in about the last 10 s; NaN: not read."""
     table = fleet.tables[table_name]
     age_seconds = table.age_seconds(fleet.boot, fleet.host_now_ns(now_ns))
     # A periodic table is current; a table sent on change has not changed since.
@@ -368,7 +368,7 @@ class GangMonitor:
         self._number += 1
 
     def unattributed_jobs(self, host: int) -> list[Job]:
-        """Return the host's job of several hosts, if it is known only from a scheduler or inferred."""
+        """Return the host's job of several hosts, if it is only scheduled or inferred."""
         gang = self.comparison.gang if self.comparison is not None else np.zeros(0, dtype=np.intp)
         job = self.jobs[gang[host]] if host < gang.size and gang[host] >= 0 else None
         return [job] if job is not None and job.key[0] in (SCHEDULER, INFERRED) else []

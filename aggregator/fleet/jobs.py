@@ -1,4 +1,4 @@
-"""Jobs on each GPU, from the processes that agents report. `ops.jobs` shows the same in SQL.
+"""Jobs on each GPU, from the processes that agents report (in SQL: `ops.jobs`); shared hosts.
 
 Stored by process, because processes begin and end; lookup by host and by job.
 """

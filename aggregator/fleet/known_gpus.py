@@ -48,7 +48,7 @@ class ExpectedGpus(NamedTuple):
 
     @property
     def missing_gpus(self) -> dict[str, str]:
-        """Return expected GPUs that are absent, and neither hidden nor given to a virtual machine."""
+        """Return absent expected GPUs, without hidden ones and those of virtual machines."""
         if self.registered is None:
             return {}
         listed_keys = {*self.registered.found, *self.registered.hidden}

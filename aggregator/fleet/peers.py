@@ -1,4 +1,6 @@
-"""Peer groups: GPUs that match in everything that affects the clock, or in less of it where too few match.
+"""Peer groups of GPUs that match in everything that affects the clock, and their relative speeds.
+
+If too few GPUs match in everything, groups are wider.
 
 Simulated GPUs are never peers of real ones. A rack that is capped on purpose has its own peers and does not count as slow.
 """
@@ -395,7 +397,7 @@ SPREAD_MAX = 0.05
 
 
 class Speeds(NamedTuple):
-    """Per GPU row: its clock relative to the median of its peers (NaN: unknown), and their number."""
+    """Per GPU row: its clock relative to its peers' median (NaN: unknown), and their number."""
 
     relative: Floats
     peers: Codes

@@ -1,4 +1,4 @@
-"""The latest value of every signal, in arrays: one row per device of all hosts, one column per signal."""
+"""The latest value of every signal: a row per device, a column per signal; device identities."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class DeviceTable:
         return np.flatnonzero(self._touched)
 
     def advance(self, rows: Indexes) -> None:
-        """Evaluate all counters of *rows* (a part of `pending_rows`) since their last evaluation."""
+        """Evaluate all counters of *rows*, a part of `pending_rows`, since the last time."""
         self._touched[rows] = False
         if rows.size and self.counter_columns.size:
             self._count(rows)
@@ -227,7 +227,7 @@ class DeviceTable:
         return np.asarray(self._skipped_seconds[:, rows])
 
     def _note_skipped(self, rows: Indexes, cells: Flags, span: Floats) -> None:
-        """Record *cells* (columns x rows) as missing over *span* seconds, and no others of *rows*."""
+        """Record only *cells* (columns x rows) of *rows* as missing over *span* seconds."""
         has_cell = cells.any(axis=0)
         changed = has_cell | self._has_skipped[rows]
         if changed.any():
@@ -257,7 +257,7 @@ class DeviceTable:
             write_changed(sums, rows, now.astype(np.float32))
 
     def age_seconds(self, boot: Codes, now_ns: Times) -> Floats:
-        """Return the seconds since each row was read; infinite if it was not in the current boot."""
+        """Return the seconds since each row was read in the current boot; else infinite."""
         self._fit()
         host, count = self.devices.host, self.devices.count
         age = (now_ns[host] - self._boottime_ns[:count]) / 1e9
@@ -486,7 +486,7 @@ class EverUp:
         self.removed: set[tuple[int, str]] = set()
 
     def restore(self, host: int, device: str, signal: str) -> None:
-        """Restore a symptom from before the start, which implies that the device was well before."""
+        """Restore a symptom from before the start: it implies that the device was well."""
         if signal == REMOVED:
             self.removed.add((host, device))
         if signal in _EVER_UP:

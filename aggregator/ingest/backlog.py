@@ -49,7 +49,7 @@ class HostQuota:
     __slots__ = ("_hertz", "_since", "_used", "live_frames")
 
     def __init__(self, hertz: float, now: float) -> None:
-        """*hertz*: late frames per second for a host with few live ones, whose sampling may hang."""
+        """*hertz*: late frames per second of a host with few live ones (sampling may hang)."""
         self._hertz = hertz
         self._begin(now)
 
@@ -103,7 +103,7 @@ class BacklogStream(Protocol):
     def quota(self) -> HostQuota: ...
 
     def take_backlog(self, message: TelemetryBatch, frames_max: int) -> int:
-        """Take the next late frames of *message*; return their number, fewer if the store is full."""
+        """Take late frames of *message*; return their number, fewer if the store is full."""
         ...
 
     def request_resend(self, frames: int) -> None:

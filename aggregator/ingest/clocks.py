@@ -1,4 +1,4 @@
-"""Offset of each host's clocks from the aggregator's, estimated from message arrival times.
+"""Offset of each host's clocks from the aggregator's, estimated from message arrival times, and its storage.
 
 Boot time never jumps, so (aggregator's clock - boot time) is constant except for network delay: the smallest value of the last
 minutes is the best estimate (as in NTP's clock filter, RFC 5905 section 10). A host's wall clock is compared with that

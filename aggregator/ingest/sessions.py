@@ -167,7 +167,7 @@ class Sessions:
         return session is None or session.is_silent(now_ns)
 
     def get(self, token: str, principal: Principal = LOCAL) -> Session:
-        """Return the session of *token* if *principal* registered it. Raises NoSession otherwise."""
+        """Return the session of *token* if *principal* registered it, else raise NoSession."""
         session = self._by_token.get(token)
         if session is None or (session.principal.role, session.principal.name) != (
             principal.role,

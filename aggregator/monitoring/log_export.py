@@ -1,4 +1,4 @@
-"""Exports findings and advisories as OTLP log records: what began, changed and ended since the last poll."""
+"""Exports findings and advisories that began, changed or ended since the last poll as OTLP log records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m gangline.aggregator.query.forkserver SETTINGS`: forks a process per query, and kills those that exceed their time.
+"""`python -m gangline.aggregator.query.forkserver SETTINGS`: forks a process per query.
 
-It has DuckDB and Arrow loaded, runs no query itself and has one thread, so forking it is safe and takes milliseconds. It is
+It kills queries that exceed their time. It has DuckDB and Arrow loaded, runs no query itself and has one thread, so forking it is safe and takes milliseconds. It is
 separate from the aggregator's process, which has threads. It leads a session with a small CPU share, and has priority over
 its queries, so that it can kill one that does not end.
 

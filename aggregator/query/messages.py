@@ -1,4 +1,4 @@
-"""Limits of a query, and the messages between its process and the caller."""
+"""Limits of a query, messages between its process and the caller, errors, and the times that SQL names."""
 
 from __future__ import annotations
 
@@ -106,8 +106,10 @@ def memory_message(memory_bytes_max: int) -> str:
 
 
 class QueryError(Exception):
-    """The query failed; the message says why, with advice. The service maps subclasses to statuses, the
-    shell to exit codes."""
+    """The query failed; the message says why, with advice.
+
+    The service maps subclasses to statuses, the shell to exit codes.
+    """
 
 
 class QueryRefused(QueryError):

@@ -1,4 +1,4 @@
-"""The query sandbox: what the connection can reach, and which statements are allowed."""
+"""The query sandbox: accessible files, allowed statements and functions, and error messages."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]])
 
 
 def located(sql: str, position: int | None, message: str) -> str:
-    """Return *message* with line and column of *position* (bytes), that line, and a mark below it."""
+    """Return *message* with line and column of *position* (bytes), and that line with a mark."""
     if position is None or position < 0:
         return message
     before = sql.encode(errors="replace")[:position].decode(errors="replace")
@@ -411,7 +411,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
-    """Return whether `ops.NAME(...)` in an expression is our macro: `ops` may be a column, and NAME any function."""
+    """Return whether `ops.NAME(...)` is our macro: `ops` may be a column, NAME any function."""
     macros = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
         "AND function_type = 'macro'",

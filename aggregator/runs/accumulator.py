@@ -67,7 +67,7 @@ _AT = {name: index for index, name in enumerate(NUMBERS)}
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """A running job. `sums`, `counts`: totals of GPUs that it held before, and from before a restart."""
+    """A running job. `sums`, `counts`: of GPUs that it released, and from before a restart."""
 
     key: str
     job: str

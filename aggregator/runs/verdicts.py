@@ -1,4 +1,4 @@
-"""The verdicts of each job: which host, link or shared cause slows or stops it, since when, and what that has cost so far.
+"""The verdicts of each job: the host, link or shared cause that slows or stops it, and the cost.
 
 One place for `gangline job`, `ops.stragglers` and tags. A gang runs at the pace of its slowest member. So each
 moment is charged to the verdict with the largest slowdown, and the lost hours of a job add up. No I/O; times are arguments.
@@ -189,7 +189,7 @@ class JobVerdicts:
         self._changed[before.verdict_id] = before
 
     def _absorb(self, job: _RunVerdicts, shared: JobVerdict) -> None:
-        """Merge the verdicts on single hosts from the seconds before their shared cause was known."""
+        """Merge verdicts on single hosts from the seconds before their shared cause was known."""
         if not shared.fault.shared_cause:
             return
         for host in shared.fault.hosts:

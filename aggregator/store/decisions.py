@@ -81,7 +81,7 @@ def put_decisions(
 
 
 def drop_old_decisions(connection: duckdb.DuckDBPyConnection, before_ns: int) -> None:
-    """Delete the decisions made before *before_ns*, their inputs and choices. Raises duckdb.Error."""
+    """Delete decisions before *before_ns*, their inputs and choices. Raises duckdb.Error."""
     since = [before_ns // 1000]
     for name in ("decisions", "decision_records", "decision_inputs", "decision_choices"):
         connection.execute(f"DELETE FROM {name} WHERE time < make_timestamp(?)", since)

@@ -1,4 +1,4 @@
-"""Opens the store: locks the folder, checks that the file is Gangline's, runs migrations."""
+"""DuckDB files: opens and migrates the store, detects lost data, runs scripts, writes new files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Header:
 
 
 def parse_header(head: bytes) -> Header | None:
-    """Return the header in *head* (the first 12,288 bytes of a file); None if it is not DuckDB's."""
+    """Return the header in *head* (first 12,288 bytes of a file); None if it is not DuckDB's."""
     if len(head) < HEAD_BYTES or head[8:12] != MAGIC:
         return None
     newest = max(_HEAD.unpack_from(head, offset) for offset in (4096, 8192))
@@ -150,7 +150,7 @@ def lock_folder(folder: Path) -> FolderLock:
         # A reader of the store sees hosts, jobs and users, even if the service requires a login.
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         new = not (folder / LOCK_FILE).exists()
-        lock = open(folder / LOCK_FILE, "a+", encoding="ascii")  # noqa: SIM115 - held until the process ends
+        lock = open(folder / LOCK_FILE, "a+", encoding="ascii")  # noqa: SIM115 - kept open
     except OSError as error:
         raise StoreError(
             f"{error.filename or folder}: the data folder cannot be used: {error.strerror}"
@@ -732,7 +732,7 @@ class NewFile:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[NewFile]:
-    """Yield the new or existing file at *path*; on exit everything is in it. Raises duckdb.Error."""
+    """Yield the new or existing file at *path*; it is complete on exit. Raises duckdb.Error."""
     # DuckDB's default would be in the working directory.
     spill = path.with_name("spill-operators")
     rmtree(spill, ignore_errors=True)  # left by a killed process

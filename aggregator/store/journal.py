@@ -209,7 +209,7 @@ class EventJournal:
         self._descriptor, self._is_folder_unsynced = descriptor, True
 
     def _sync_folder(self) -> None:
-        """Make the latest `_replace` survive a power cut. Raises OSError: then do not acknowledge."""
+        """Make the last `_replace` survive a power cut. Raises OSError: then do not acknowledge."""
         if self._is_folder_unsynced:
             sync_folder(self._path.parent)
             self._is_folder_unsynced = False

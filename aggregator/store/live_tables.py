@@ -1,4 +1,4 @@
-"""Recent readings in the live file: one table per catalogue table and five minutes of arrival, and their views.
+"""Recent readings in the live file: a table per catalogue table and five minutes, and views.
 
 The five minutes are those of the commit, so a closed table stays closed however late a reading comes. A closed table is exported
 to Parquet (`parquet/export.py`) and dropped; a DELETE would not free the file's space.
@@ -121,7 +121,7 @@ class LiveTables:
             types[column] = kind
 
     def drop_before(self, oldest_ns: int) -> int:
-        """Drop tables received before the hour of *oldest_ns*; return the number of dropped tables."""
+        """Drop tables received before the hour of *oldest_ns*; return their number."""
         limit, dropped = hour_name(oldest_ns), 0
         for table, parts in self._parts.items():
             old = sorted(part for part in parts if part[:10] < limit)

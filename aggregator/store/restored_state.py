@@ -35,7 +35,7 @@ Connection = duckdb.DuckDBPyConnection
 
 
 class LastScore(NamedTuple):
-    """The last score of a host, its number of GPUs, and the state that scoring kept then, as JSON."""
+    """The last score of a host, its number of GPUs, and the state that scoring kept, as JSON."""
 
     score: HostScore
     gpus: int

@@ -1,4 +1,4 @@
-"""Converts frames to Arrow: one table per catalogue table, column by column."""
+"""Converts frames and all other stored records to Arrow tables."""
 
 from __future__ import annotations
 

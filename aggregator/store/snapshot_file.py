@@ -214,7 +214,7 @@ class LatestTables:
         return left_out
 
     def _host_conditions(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
-        """Return conditions that split all hosts into groups with about CELLS_AT_ONCE cells each."""
+        """Return conditions that split hosts into groups of about CELLS_AT_ONCE cells."""
         rows = self._previous_rows.get(table, 0)
         if is_stored:
             query = f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._since_condition}"
@@ -240,7 +240,8 @@ class LatestTables:
         new_rows = self._rows_since(table, condition) if is_stored else ()
         if len(new_rows):
             connection.register("came_since", new_rows)
-            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"  # two readings of the same time
+            # Two readings of a device may have the same time.
+            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"
             self.file.run(
                 f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._has_duplicates() else ''}",
                 len(layout.columns),

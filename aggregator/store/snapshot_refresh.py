@@ -151,14 +151,14 @@ class RequestFile:
     """
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
-        """Create the file, unless not *enabled*. `poll` locks it, which shows that requests are served."""
+        """Create the file if *enabled*; `poll` locks it, to show that requests are served."""
         self._path = folder / REQUESTS_FILE
         self._last_request_ns = 0
         self._file: IO[str] | None = None
         if not enabled:
             return
         with suppress(OSError):
-            self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - held while the process runs
+            self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - kept open
             with suppress(OSError):
                 self._path.chmod(0o666)  # any user with access to the folder may request
 

@@ -250,7 +250,7 @@ class Store(Queue):
         self._journal.replayed.clear()
 
     def release_restored_state(self) -> None:
-        """Release the state read at start: 0.2 GB for a large fleet, and its users have copied it."""
+        """Release the state read at start: 0.2 GB for a large fleet, and copied by its users."""
         self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
         self.recent_events = []
@@ -430,7 +430,7 @@ class Store(Queue):
             self.write_ops()
 
     def write_ops(self) -> None:
-        """Write the operators' file now. Never raises: it logs a failure, and the old file stays."""
+        """Write the operators' file now. Never raises: a failure is logged, the old file stays."""
         try:
             begin, cpu_begin = time.monotonic(), time.thread_time()
             with self._ops_lock:

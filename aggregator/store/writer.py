@@ -133,7 +133,7 @@ class Ledger:
             self.add(row)
 
     def surplus(self) -> list[Run]:
-        """Return the runs to remove from memory: all except the last RUNS_IN_MEMORY of each host."""
+        """Return the runs to remove from memory: all but each host's last RUNS_IN_MEMORY."""
         return [
             (host, run)
             for host in self._hosts_to_trim
@@ -291,7 +291,7 @@ _COPY_PAST_FINDINGS = (
 
 
 def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: int) -> None:
-    """Delete expired rows, after copying data for training: times of findings, daily measurements."""
+    """Delete expired rows, after copying times of findings and daily measurements for training."""
 
     def cutoff_us(days: int) -> int:
         return clock.cutoff_ns(days * DAY_US * 1000) // 1000
@@ -419,7 +419,7 @@ class Writer:
         self._mark_writer.write(now_ns)
 
     def hold_checkpoints(self) -> PinnedFile:
-        """Prevent checkpoints until `resume_checkpoints`; return the state of the file and its WAL."""
+        """Prevent checkpoints until `resume_checkpoints`; return the file's and WAL's state."""
         if self._saved_threshold:
             message = "another backup is running; cancel it, or wait for it"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)

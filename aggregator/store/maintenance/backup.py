@@ -249,7 +249,7 @@ class Backup:
         self._copied_bytes = 0
 
     def make(self, open_view: Callable[[], AbstractContextManager[ConsistentView]]) -> BackupResult:
-        """Make the backup. Raises CopyError or the errors of *open_view*, and leaves no files then."""
+        """Make the backup; leave no files if it raises CopyError or an error of *open_view*."""
         try:
             self._to.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()

@@ -41,7 +41,7 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A backup as of `as_of_ns` (aggregator's wall clock); file names are relative to its folder."""
+    """A backup as of `as_of_ns` (aggregator's clock); file names are relative to its folder."""
 
     as_of_ns: int
     host: str

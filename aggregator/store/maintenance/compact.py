@@ -108,7 +108,7 @@ class Compaction:
         self._target = duckdb.connect(str(self._new), config=CONNECTION_CONFIG)
 
     def copy_growing(self, open_cursor: OpenCursor) -> None:
-        """Copy the growing tables until few rows are missing. Readers can run between two pieces."""
+        """Copy growing tables until few rows are missing. Readers can run between pieces."""
         for _ in range(TURNS_MAX):
             before = self._rows
             with open_cursor() as source:
@@ -241,7 +241,7 @@ class Compaction:
 
 
 def _shapes(connection: Connection) -> dict[Table, tuple[int, list[Any]]]:
-    """Return DuckDB's id, columns and types of each table, in one query as DuckDB reads all anyway."""
+    """Return DuckDB's id, columns and types of each table: DuckDB reads all for any query."""
     rows = connection.execute(
         "SELECT schema_name, table_name, table_oid, list((column_name, data_type) ORDER BY column_index) "
         "FROM duckdb_columns() WHERE NOT internal GROUP BY ALL"

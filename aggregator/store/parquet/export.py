@@ -1,4 +1,4 @@
-"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute.
+"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute; merges.
 
 The steps are: write, sync, reveal (each file), record (one transaction that also drops the live table), publish. A crash between
 any two loses and duplicates nothing. Until `record` the rows belong to the live table, and the next start removes leftover files.

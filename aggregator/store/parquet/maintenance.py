@@ -1,4 +1,4 @@
-"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, reloading.
+"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, findings.
 
 Each job is a generator that yields between its steps, with a message when it did something; `history.py` runs the steps.
 """

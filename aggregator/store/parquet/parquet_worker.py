@@ -1,6 +1,6 @@
-"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts and rolls up readings, writes Parquet files.
+"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: writes Parquet files.
 
-It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
+It sorts and rolls up readings. It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
 opens no file of the store. Readings arrive as a file in memory, and its output counts only once the aggregator has synced,
 named and recorded it, so killing it at any point loses nothing.
 
@@ -307,7 +307,7 @@ class Packer:
     def begin(
         self, file_set: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]
     ) -> None:
-        """Begin a file per grain at its path; *encodings*: by grain, from `end` of an earlier set."""
+        """Begin a file per grain at its path; *encodings*: by grain, from an earlier `end`."""
         files = {
             grain: ParquetFile(self._folder, place, encodings.get(grain))
             for grain, place in places.items()
@@ -440,7 +440,7 @@ def serve(control: socket.socket, packer: Packer) -> None:
             name, arguments = json.loads(data)
             try:
                 answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
-            except Exception as error:  # noqa: BLE001 - reported to the aggregator, which retries later
+            except Exception as error:  # noqa: BLE001 - reported to the aggregator
                 answer = {"error": _error_message(error)}
             finally:
                 for descriptor in descriptors:

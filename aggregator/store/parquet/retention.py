@@ -1,4 +1,4 @@
-"""Retention of the history: chooses Parquet files to delete, by age, by size, and when the disk is almost full. Deletes nothing."""
+"""Retention of the history: chooses Parquet files to delete by age, size, and free disk space."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def choose_for_room(
 
 
 def free_bytes_target(total_bytes: int, free_bytes_min: int, free_share_min: float) -> int:
-    """Return the target of free bytes: the smaller limit, so that a small disk has space for data."""
+    """Return the target of free bytes: the smaller limit, because a small disk needs space."""
     return min(free_bytes_min, int(total_bytes * free_share_min))
 
 

@@ -320,7 +320,7 @@ def rollup_columns(table: str) -> tuple[Column, ...]:
 
 
 def merge_query(table: str, sources: Iterable[str], bucket: str) -> str:
-    """Return the query that merges all pieces of a device and *bucket* (minute, hour) into a row."""
+    """Return the query that merges pieces of a device and *bucket* (minute, hour) into a row."""
     spec = rollup_spec(table)
     out = ["min(first_time) AS first_time", "max(last_time) AS last_time"]
     out.append("sum(readings_count)::UINTEGER AS readings_count")

@@ -74,7 +74,7 @@ class SegmentStore:
 
     @contextmanager
     def live_stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[int]:
-        """Yield the descriptor of an Arrow stream in memory with rows of the live file, for `pack`."""
+        """Yield the descriptor of an Arrow stream with rows of the live file, for `pack`."""
         memory = os.memfd_create("gangline-readings")
         try:
             with self._access.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Views over the Parquet files: the same for the live file and for any other DuckDB.
+"""Views over the Parquet files, for the live file and any other DuckDB; locations of parts.
 
 Files are grouped by the day of arrival and by their columns, each group with the time span of its readings as a condition. So a
 query for some minutes opens the files of one day, and plans over a few groups for any number of files.

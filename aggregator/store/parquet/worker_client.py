@@ -22,7 +22,7 @@ class PackerError(Exception):
 
 
 class PackerStarvedError(PackerError):
-    """A packer of the lowest priority did not answer in time; start the next with normal priority."""
+    """A packer of the lowest priority did not answer in time; the next needs normal priority."""
 
 
 class PackerHandle(Protocol):
