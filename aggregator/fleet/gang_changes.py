@@ -177,8 +177,8 @@ class BusyMonitor:
             changes.append(scale.changes(group, gpu_group, count))
         fine, coarse = changes
         hosts, gpus = (
-            either(_only_of_short_steps(values, steps, members), coarse_change)
-            for values, coarse_change, members in zip(fine, coarse, gangs, strict=True)
+            either(_only_of_short_steps(fine_change, steps, members), coarse_change)
+            for fine_change, coarse_change, members in zip(fine, coarse, gangs, strict=True)
         )
         return BusyChanges(hosts, gpus, by_power)
 

@@ -63,9 +63,9 @@ def host_families(
     states = [([name, *_state_labels(*kind)], 1) for name, *kind in zip(names, *kinds, strict=True)]
     advised = _gravest(advisories)
     advice = [
-        ([name, host.action.name, host.state.name], 1)
+        ([name, advisory.action.name, advisory.state.name], 1)
         for name in names
-        if (host := advised.get(name)) is not None
+        if (advisory := advised.get(name)) is not None
     ]
     samples: dict[str, Sequence[Sample]] = {
         "state": states,

@@ -125,7 +125,7 @@ class PaceTracker:
     def changes(self) -> list[PaceChange]:
         """Return where the pace changed: the largest change within half a minute."""
         measure = self.measure
-        works = [other_size.works[measure] for other_size in self.windows]
+        works = [window.works[measure] for window in self.windows]
         sizes = [_change(works, index) for index in range(len(works))]
         changes: list[PaceChange] = []
         for index, (size, ratio) in enumerate(sizes):

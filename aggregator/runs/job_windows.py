@@ -186,7 +186,7 @@ class JobWindows:
         pairs, pair_of = np.unique(windows.run * hosts + windows.host, return_inverse=True)
         counts = np.bincount(pair_of)
         shares = np.array(
-            [np.bincount(pair_of, weights=host_weights) / counts for host_weights in windows.shares]
+            [np.bincount(pair_of, weights=state_shares) / counts for state_shares in windows.shares]
         ).T
         estimated = np.bincount(pair_of, weights=windows.is_estimated) > 0
         for number, run in accumulator.active_runs.items():
@@ -194,9 +194,7 @@ class JobWindows:
             if number >= size or first == last:
                 continue
             record = self.records[run.key]
-            names = tuple(
-                fleet.names[host_weights % hosts] for host_weights in pairs[first:last].tolist()
-            )
+            names = tuple(fleet.names[pair % hosts] for pair in pairs[first:last].tolist())
             is_estimated = bool(estimated[first:last].any())
             record.windows.append(HostWindow(begin_ns, names, shares[first:last], is_estimated))
             step = float(steps[number])

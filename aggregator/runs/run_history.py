@@ -149,10 +149,12 @@ class RunHistory:
         ]
         workload_id = earlier[0][1].workload_id if earlier else summary.run_id
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
-        comparable = [match for match in same if is_comparable(match, summary.fingerprint)]
+        comparable = [
+            fingerprint for fingerprint in same if is_comparable(fingerprint, summary.fingerprint)
+        ]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
-        intervals = [match.value("checkpoint_interval_seconds") for match in same]
-        intervals = [match for match in intervals if isfinite(match) and match > 0]
+        intervals = [fingerprint.value("checkpoint_interval_seconds") for fingerprint in same]
+        intervals = [interval for interval in intervals if isfinite(interval) and interval > 0]
         self._put(
             KnownRun(
                 summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job, summary.user_id,

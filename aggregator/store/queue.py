@@ -129,9 +129,7 @@ class Pending:
         )  # fmt: skip
         middle = max(len(collection) for collection in kinds) // 2
         return [
-            collection
-            for collection in (half(slice(middle)), half(slice(middle, None)))
-            if not collection.empty
+            batch for batch in (half(slice(middle)), half(slice(middle, None))) if not batch.empty
         ]
 
 

@@ -312,7 +312,7 @@ class History:
 
     def _clear_dropped_exports(self) -> None:
         # A table that was dropped from the live file needs no export.
-        waiting = {_export_name(*name) for name in self._due}
+        waiting = {_export_name(*part) for part in self._due}
         for name in [name for name in self._failures if name.startswith(_EXPORTING)]:
             if name not in waiting:
                 del self._failures[name]
