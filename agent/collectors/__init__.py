@@ -149,7 +149,8 @@ def _dcgm_1s(roots: Roots) -> Collector:
     return DcgmListener(roots)
 
 
-#: Collectors that fill another collector's tables: name -> the collector with the names of the tables.
+#: Collectors that fill another collector's tables: name -> the collector with the names of the
+#: tables.
 SAME_TABLES = {
     "amdgpu_1s": "gpu_1s",
     "amdgpu_10s": "gpu_10s",

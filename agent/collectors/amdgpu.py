@@ -53,7 +53,10 @@ STATUS_BITS = (
 
 
 class MetricSource(NamedTuple):
-    """A signal and its fields of the table: the first field present is used. Bounds apply before scaling."""
+    """A signal and its fields of the table: the first field present is used.
+
+    Bounds apply before scaling.
+    """
 
     signal: str
     fields: tuple[str, ...]
@@ -152,7 +155,10 @@ def held_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[HeldT
 
 
 class MetricsTables:
-    """`gpu_metrics` of every GPU. An unreadable table leaves its GPU's cells missing, with a text in `errors`."""
+    """`gpu_metrics` of every GPU.
+
+    An unreadable table leaves its GPU's cells missing, with a text in `errors`.
+    """
 
     def __init__(
         self,
@@ -176,9 +182,9 @@ class MetricsTables:
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
         """Read all tables; never raises. `errors` has a text per missing table.
 
-        *plan*: sets the values to take from the table of a GPU, by the GPU's number. It is passed to each read,
-        because a stored reference would form a cycle that keeps the collector and its GPUs alive until the next
-        garbage collection.
+        *plan*: sets the values to take from the table of a GPU, by the GPU's number. It is passed
+        to each read, because a stored reference would form a cycle that keeps the collector and its
+        GPUs alive until the next garbage collection.
         """
         if not self._files.read():
             if self.errors:
@@ -200,7 +206,10 @@ class MetricsTables:
     def _is_current(
         self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
     ) -> bool:
-        """Plan a table with a new header and return False; if it is unreadable note the error and return True."""
+        """Plan a table with a new header and return False.
+
+        If it is unreadable note the error and return True.
+        """
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""
@@ -264,7 +273,7 @@ class AmdCollector(Collector):
         self._exclude(devices)
 
     def skip(self) -> bool:
-        """Without a GPU, run only one turn in ten (to report NoData) and the turns that list the GPUs."""
+        """Without a GPU, run one turn in ten, and the turns that list the GPUs."""
         if not 0 < self._turns_without < NO_DATA_TURNS or not self._session.rests:
             return False
         self._turns_without += 1
@@ -357,10 +366,10 @@ NEVER_FALL = {"gpu.energy_joules": 0}
 
 
 class AmdGpuSecond(AmdTables):
-    """Signals that change within a second: clocks, throttle reasons, power, heat, use, memory, sums of RAS counts.
+    """Signals that change within a second: clocks, throttling, power, heat, use, memory, RAS sums.
 
-    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory when
-    the GPUs change. A GPU whose counters restarted gets a new epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new
+    inventory when the GPUs change. A GPU whose counters restarted gets a new epoch.
     """
 
     tables = ("gpu_1s", "gpu_1s_changes")
@@ -478,7 +487,7 @@ class AmdGpuSecond(AmdTables):
 
 
 class AmdGpuTenSeconds(AmdTables):
-    """Signals that change slowly: limits, the PCIe link and its errors, bad pages, whether the GPU is split."""
+    """Signals that change slowly: limits, PCIe link and its errors, bad pages, partitioning."""
 
     tables = ("gpu_10s", "gpu_10s_changes")
 

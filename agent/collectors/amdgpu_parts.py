@@ -1,6 +1,7 @@
 """Parts of AMD GPUs: XGMI links, compute partitions, RAS error counters, and processes.
 
-XGMI links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's processes.
+XGMI links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's
+processes.
 """
 
 from __future__ import annotations

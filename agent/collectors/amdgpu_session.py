@@ -28,7 +28,8 @@ from ..hardware.amdgpu import (
 from ..hardware.files import Roots, device_key
 
 SECOND_NS = 1_000_000_000
-#: Interval of the check for cards and KFD nodes that came or went; at once when a GPU does not respond.
+#: Interval of the check for cards and KFD nodes that came or went; at once when a GPU does not
+#: respond.
 CHECK_NS = 10 * SECOND_NS
 #: GPUs are listed again after this time, and at once when a card, a node or a GPU's mode changes.
 LIST_NS = 3600 * SECOND_NS
@@ -50,7 +51,10 @@ _RAS_FIELDS = {
 
 
 class RasCounts:
-    """The counts of all RAS blocks of all GPUs, in one block of readings; each GPU is read separately."""
+    """The counts of all RAS blocks of all GPUs, in one block of readings.
+
+    Each GPU is read separately.
+    """
 
     def __init__(self, gpus: Sequence[AmdGpu]) -> None:
         rows = [(gpu, block) for gpu in gpus for block in gpu.ras_blocks]
@@ -87,7 +91,10 @@ class RasCounts:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Read at most *gpus_max* GPUs whose counts are due. A sleeping GPU is not woken and keeps its counts."""
+        """Read at most *gpus_max* GPUs whose counts are due.
+
+        A sleeping GPU is not woken and keeps its counts.
+        """
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -127,7 +134,10 @@ def ras_key(gpu: AmdGpu, block: str) -> str:
 
 
 class AmdGpuSession:
-    """The AMD GPUs of a host. `generation` rises when the list of GPUs or their partitions change."""
+    """The AMD GPUs of a host.
+
+    `generation` rises when the list of GPUs or their partitions change.
+    """
 
     def __init__(self, roots: Roots, clock: Clock) -> None:
         self.gpus: Sequence[AmdGpu] = ()
@@ -148,7 +158,10 @@ class AmdGpuSession:
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
-        """List the GPUs if a check shows a change; return the boot time. Raises NoData without a GPU."""
+        """List the GPUs if a check shows a change; return the boot time.
+
+        Raises NoData without a GPU.
+        """
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
@@ -187,7 +200,10 @@ class AmdGpuSession:
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Return the holdings, read again every HOLDINGS_NS or when a process came or went. None: no KFD."""
+        """Return the holdings, read again every HOLDINGS_NS or when a process came or went.
+
+        None: no KFD.
+        """
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None
@@ -212,7 +228,10 @@ _SESSIONS: weakref.WeakValueDictionary[Roots, AmdGpuSession] = weakref.WeakValue
 
 
 def amd_session_of(roots: Roots, clock: Clock | None = None) -> AmdGpuSession:
-    """Return the host's session, which lives while a caller holds it. *clock* is used at its creation."""
+    """Return the host's session, which lives while a caller holds it.
+
+    *clock* is used at its creation.
+    """
     session = _SESSIONS.get(roots)
     if session is None:
         session = _SESSIONS[roots] = AmdGpuSession(roots, clock or SystemClock())

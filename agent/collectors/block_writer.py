@@ -12,7 +12,9 @@ from ..hardware.files import device_key
 
 
 def put(block: Block, signal: str, row: int, value: float | None) -> None:
-    """Store a gauge as a double, any other signal as a whole number; None is missing. KeyError: unknown signal.
+    """Store a gauge as a double, any other signal as a whole number; None is missing.
+
+    KeyError: unknown signal.
 
     A whole number that does not fit 64 unsigned bits is missing too.
     """
@@ -24,7 +26,7 @@ def put(block: Block, signal: str, row: int, value: float | None) -> None:
 
 
 def row_writer(block: Block, signals: Iterable[str]) -> Places:
-    """Return a writer that fills a row of *block* in one call, with the values of *signals* in their order."""
+    """Return a writer that fills a row of *block* with the values of *signals* in one call."""
     columns = [(index_of(name), BY_NAME[name].kind is Kind.GAUGE) for name in signals]
     return Places(block.cells, block.valid, block.rows, columns)
 
@@ -41,7 +43,10 @@ def block_of(block: Block, names: Iterable[str]) -> Block:
 
 
 class Cells:
-    """A view of a lane's blocks, which have the same rows. A signal of another lane reads as missing."""
+    """A view of a lane's blocks, which have the same rows.
+
+    A signal of another lane reads as missing.
+    """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self._columns = {
@@ -70,17 +75,23 @@ class Cells:
         return None if value is None else int(value)
 
     def put(self, name: str, row: int, value: int | None) -> None:
-        """Set a counter or a state; None: missing. KeyError if the lane does not have the signal."""
+        """Set a counter or a state; None: missing.
+
+        KeyError if the lane does not have the signal.
+        """
         block, column, _ = self._columns[name]
         block.put_int(column, row, value)
 
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
-        """Return cells, valid bytes and column of a signal. KeyError if the lane does not have it."""
+        """Return cells, valid bytes and column of a signal.
+
+        KeyError if the lane does not have it.
+        """
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 
     def mask_writes(self, name: str, rows: bytes) -> list[tuple[bytearray, slice, bytes]]:
-        """Return writes (valid bytes, slice, new bytes) that hide a signal in each nonzero row of *rows*."""
+        """Return writes (valid bytes, slice, new bytes) that hide a signal in nonzero *rows*."""
         block, column, _ = self._columns[name]
         first = column * block.rows
         if all(rows):

@@ -15,13 +15,14 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
 RESYNC_NAME = "gpu.told_anew"
-#: Active events are reported again at this interval: the aggregator may be new or have lost its data.
+#: Active events are reported again at this interval: the aggregator may be new or have lost its
+#: data.
 REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000
 _BOOT = re.compile("[0-9a-f]{32}")
-#: Rate limit, so that short processes cannot fill the aggregator: a burst (a job that starts on every instance
-#: of a large host), then one event per REFILL_SECONDS.
+#: Rate limit, so that short processes cannot fill the aggregator: a burst (a job that starts on
+#: every instance of a large host), then one event per REFILL_SECONDS.
 AT_ONCE_MAX = 512
 REFILL_SECONDS = 5.0
 

@@ -1,4 +1,4 @@
-"""Collectors that read folders of counter files: one class, with a table of sources for each collector."""
+"""Collectors that read folders of counter files: a class, and a table of sources for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class PeriodicListing(Generic[T]):
-    """A list that is read again periodically, because devices come and go. Time is counted in turns."""
+    """A list that is read again periodically, because devices come and go.
+
+    Time is counted in turns.
+    """
 
     def __init__(
         self,
@@ -88,9 +91,8 @@ class FileField:
     key: bytes = b""
     scale: float = 1
     raw_max: int = U64_MAX  # larger raw numbers (before scaling) are not readings
-    wraps_at: int | None = (
-        None  # a counter that restarts after this number; the value is the accumulated count
-    )
+    # A counter that restarts after this number; the value is the accumulated count
+    wraps_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class CounterDevice:
     path: str
     fields: Mapping[str, FileField]  # by signal
     constants: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    #: The responding device if it has several rows (the chip of a sensor); empty: the device by its name.
+    #: The responding device if it has several rows (the chip of a sensor); empty: the device by its
+    #: name.
     responder: str = ""
 
     @property
@@ -130,12 +133,12 @@ class CollectorSpec:
 
     @property
     def open_files_max(self) -> int:
-        """Descriptors kept open: 1/8 for each of the four 1 s collectors, 1/32 for each of the nine others."""
+        """Descriptors kept open: 1/8 for each of four 1 s collectors, 1/32 for nine others."""
         return descriptors_max(8 if self.pace is Pace.SECOND else 32)
 
 
 def descriptors_max(share: int) -> int:
-    """Return the descriptors of one of *share* equal parts, so that all parts stay below the process's limit."""
+    """Return the descriptors of one of *share* equal parts of the process's limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
     return descriptors // share
@@ -144,8 +147,8 @@ def descriptors_max(share: int) -> int:
 class CounterFileCollector(ExcludingCollector):
     """One block per table, filled in one pass over the devices' files.
 
-    The devices are listed every `list_seconds`; a changed list makes new blocks. With `enters_driver` each read
-    is recorded in the call slot.
+    The devices are listed every `list_seconds`; a changed list makes new blocks. With
+    `enters_driver` each read is recorded in the call slot.
     """
 
     def __init__(self, spec: CollectorSpec) -> None:
@@ -189,7 +192,10 @@ class CounterFileCollector(ExcludingCollector):
         self._listing = self._new_listing()
 
     def _refusals_text(self) -> str:
-        """Return a message about devices that refuse all reads, with the remedy; "" if none does."""
+        """Return a message about devices that refuse all reads, with the remedy.
+
+        "" if none does.
+        """
         access_error_of = self._spec.access_error
         refusals = self._files.refusals if access_error_of and self._files else ()
         return access_error_of(refusals) if access_error_of and refusals else ""
@@ -219,7 +225,7 @@ class CounterFileCollector(ExcludingCollector):
         self._files = files
 
     def _add(self, files: CounterFiles, row: int, device: CounterDevice) -> None:
-        """Add a device's files, grouped by folder: files of one folder (`counters/`) succeed or fail together."""
+        """Add a device's files. Files of one folder (`counters/`) succeed or fail together."""
         call_device = device.call_device if self.enters_driver else ""
         for path, cells in _by_file(device, self._spec.tables):
             files.add_file(

@@ -1,8 +1,8 @@
-"""DCGM, if a host engine runs: profiling, health watches, policy violations, XIDs, NVSwitches, vGPUs.
+"""DCGM's profiling, health watches, policy violations, XIDs, NVSwitches and vGPUs.
 
-Mode `listen` reads only values that other clients have the engine watch. Mode `watch` adds watches of its own, and
-yields to a profiler. Neither mode starts an engine, sets a policy or runs a diagnostic. An engine that hangs is
-abandoned like a driver, in its own lane.
+Mode `listen` reads only values that other clients have the engine watch. Mode `watch` adds watches
+of its own, and yields to a profiler. Neither mode starts an engine, sets a policy or runs a
+diagnostic. An engine that hangs is abandoned like a driver, in its own lane.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ HEALTH_SECONDS = 10
 RECHECK_SECONDS = 60
 #: An active incident is reported again at this interval, else the aggregator forgets it.
 RETELL_SECONDS = 300
-#: The agent's counts about DCGM are reported at a change and at this interval: a reading is stale after 5 s.
+#: The agent's counts about DCGM are reported at a change and at this interval: a reading is stale
+#: after 5 s.
 SHOWN_SECONDS = 3
 #: Maximum of active incidents, and of waiting XIDs; further ones are not reported.
 INCIDENTS_MAX, XIDS_MAX = 256, 256
@@ -93,7 +94,10 @@ def version_error(of_library: str, of_engine: str) -> str:
 
 
 class DcgmListener(Collector):
-    """DCGM's readings and events. `collect` raises NoData without an engine, AccessDenied if the engine refuses."""
+    """DCGM's readings and events.
+
+    `collect` raises NoData without an engine, AccessDenied if the engine refuses.
+    """
 
     name = "dcgm_1s"
     pace = Pace.SECOND
@@ -200,7 +204,7 @@ class DcgmListener(Collector):
             self._retry_ns = now_ns
 
     def _begin(self, dcgm: Dcgm, now_ns: int) -> None:
-        """Read the identity of the GPUs, once per connection: the only values that are requested live."""
+        """Read the GPUs' identity, once per connection: the only values requested live."""
         self._reconnects += 1
         self._zeros += self._profiling.multiplexed_zeros
         self._profiling, self._watched_health = ProfilingReader(), {}
@@ -299,7 +303,10 @@ class DcgmListener(Collector):
                 self._publisher.publish(self._violation_event(violation))
 
     def _watch(self, dcgm: Dcgm) -> None:
-        """Set the watches that no other client has; they end with the connection. Retry the refused ones later."""
+        """Set the watches that no other client has; they end with the connection.
+
+        Retry the refused ones later.
+        """
         self._watch_error = ""
         steps = (
             ("health", self._watch_health),
@@ -404,7 +411,7 @@ def _listen_to_policies(dcgm: Dcgm) -> None:
 
 
 def _boottime_ns(timestamp_us: int, clock: Clock) -> int:
-    """Return the boot time of a DCGM timestamp (microseconds since 1970 by the host's clock), at most now."""
+    """Return the boot time of a DCGM timestamp, which is host wall-clock time, at most now."""
     now_ns = clock.boottime_ns()
     return max(1, min(now_ns, now_ns - (clock.wall_ns() - timestamp_us * 1000)))
 
@@ -444,7 +451,7 @@ def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
 
 
 class _StandingIncidents:
-    """Active incidents of DCGM's health watches, with their begin and the time of the last report."""
+    """Active incidents of DCGM's health watches, with their begin and last report."""
 
     def __init__(self) -> None:
         self._standing: dict[tuple[int, int, int, int], tuple[Incident, int, int, int]] = {}
@@ -453,7 +460,10 @@ class _StandingIncidents:
         return len(self._standing)
 
     def update(self, found: Sequence[Incident], now_ns: int) -> None:
-        """Replace the active incidents. An empty list does not prove health, so no end is reported."""
+        """Replace the active incidents.
+
+        An empty list does not prove health, so no end is reported.
+        """
         new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
         for incident in found[:INCIDENTS_MAX]:
             if incident.health >= fields.WARNING:
@@ -465,7 +475,7 @@ class _StandingIncidents:
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
-        """Return (incident, begin, revision) to report: new ones at once, others every `RETELL_SECONDS`."""
+        """Return (incident, begin, revision) if new or last reported RETELL_SECONDS ago."""
         due = list[tuple[Incident, int, int]]()
         for key, (incident, began_ns, revision, published_ns) in self._standing.items():
             if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:
@@ -497,7 +507,10 @@ class _CodeReports:
         self._last = {}
 
     def take(self, group: int, values: Sequence[library.FieldValue], clock: Clock) -> None:
-        """Take values of one kind of entity. A field keeps its last code, so only a change is a new report."""
+        """Take values of one kind of entity.
+
+        A field keeps its last code, so only a change is a new report.
+        """
         for value in values:
             code = value.value if isinstance(value.value, int) else 0
             key = (group, value.entity, value.field)
@@ -506,17 +519,20 @@ class _CodeReports:
             self._last[key] = code
 
     def add(self, report: _CodeReport, timestamp_us: int, clock: Clock) -> None:
-        """Queue a code until the other sources may have shown it; only those report a code without a GPU."""
+        """Queue a code until the other sources may have shown it.
+
+        Only those report a code without a GPU.
+        """
         if report.entity != library.NO_GPU and len(self._waiting) < XIDS_MAX:
             self._waiting.append((report, _boottime_ns(timestamp_us, clock)))
 
     def due(
         self, now_ns: int, addresses_of: Callable[[_CodeReport], Sequence[str]]
     ) -> list[tuple[_CodeReport, int]]:
-        """Return reports with their boot times that have waited long enough and no other source has shown.
+        """Return reports, with boot times, that have waited and no other source has shown.
 
-        *addresses_of*: the PCI addresses under which other sources may have shown the report. A switch and its link
-        report the same SXID; the link's is returned.
+        *addresses_of*: the PCI addresses under which other sources may have shown the report. A
+        switch and its link report the same SXID; the link's is returned.
         """
         old = {waiting for waiting in self._waiting if now_ns - waiting[1] >= 2 * DUPLICATE_NS_MAX}
         self._waiting = [waiting for waiting in self._waiting if waiting not in old]

@@ -16,7 +16,8 @@ UUID, PCI_ADDRESS, COMPUTE_CAPABILITY = 54, 57, 63
 IDENTITY_FIELDS = (UUID, PCI_ADDRESS, COMPUTE_CAPABILITY)
 GPU_UTILIZATION, XID = 203, 230
 GRAPHICS_ACTIVE = 1001
-#: Since this compute capability (Hopper) NVML reports by GPM the values that DCGM reports for older GPUs.
+#: Since this compute capability (Hopper) NVML reports by GPM the values that DCGM reports for older
+#: GPUs.
 GPM_CAPABILITY = 9
 #: Profiling field -> column of `gpu_fast_1s`, a signal that GPM fills on newer GPUs.
 PROFILING_COLUMNS: Mapping[int, int] = {
@@ -126,8 +127,9 @@ def _major(capability: object) -> int:
 class ProfilingReader:
     """Selects the profiling values that are readings, for one connection.
 
-    Before Hopper the hardware has too few counters for all fields: DCGM multiplexes them, and an inactive field
-    sometimes reads 0 (DCGM #169). So a zero of a busy GPU is dropped unless it comes twice in a row.
+    Before Hopper the hardware has too few counters for all fields: DCGM multiplexes them, and an
+    inactive field sometimes reads 0 (DCGM #169). So a zero of a busy GPU is dropped unless it comes
+    twice in a row.
     """
 
     multiplexed_zeros: int = 0

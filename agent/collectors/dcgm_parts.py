@@ -53,7 +53,10 @@ NOTHING_THERE = (
 
 
 class PartField(NamedTuple):
-    """The signal that a field fills. A value outside `least` to `most`, in DCGM's unit, is not a reading."""
+    """The signal that a field fills.
+
+    A value outside `least` to `most`, in DCGM's unit, is not a reading.
+    """
 
     signal: str
     scale: float = 1.0
@@ -69,7 +72,8 @@ SWITCH_FIELDS: Mapping[int, PartField] = {
     860: PartField("nvswitch.temperature_shutdown_celsius", 1.0, 1, 200),
     864: PartField("nvswitch.reset_required_state", 1, 0, 1),
 }
-#: Without throughput (780, 781, 861, 862): its unit depends on the library below DCGM (NSCQ: mebibits).
+#: Without throughput (780, 781, 861, 862): its unit depends on the library below DCGM (NSCQ:
+#: mebibits).
 LINK_FIELDS: Mapping[int, PartField] = {
     784: PartField("nvswitch_link.replay_errors"),
     785: PartField("nvswitch_link.recovery_errors"),
@@ -106,7 +110,7 @@ class EngineParts:
         self._list_ns, self._watched = 0, {}
 
     def addresses_of(self, group: int, entity: int) -> Sequence[str]:
-        """Return the PCI addresses under which the kernel log may name a switch, or a link's switch."""
+        """Return the PCI addresses of a switch, or a link's switch, in the kernel log."""
         key = self.switch_key(group, entity)
         return (key,) if key in self._addresses else self._addresses
 
@@ -141,7 +145,10 @@ class EngineParts:
         return list(self._blocks.values()), sxids
 
     def watch(self, dcgm: Dcgm, name: str, seconds: float) -> None:
-        """Have the engine watch the fields of switches and links. It watches vGPUs without a request."""
+        """Have the engine watch the fields of switches and links.
+
+        It watches vGPUs without a request.
+        """
         if not self._addresses:
             return
         if not self._keys:
@@ -257,7 +264,10 @@ _TABLES = {
 
 
 def link_parts(link: int) -> tuple[int, int]:
-    """Return switch and index of a link. Its id (dcgm_link_t): kind in 8 bits, index in 8, switch in 16."""
+    """Return switch and index of a link.
+
+    Its id (dcgm_link_t): kind in 8 bits, index in 8, switch in 16.
+    """
     return link >> 16, link >> 8 & 0xFF
 
 

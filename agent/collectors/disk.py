@@ -26,7 +26,8 @@ _SPACE_SIGNALS = (
     "filesystem.inodes_count",
     "filesystem.inodes_available_count",
 )
-#: In the order of /proc/diskstats (Documentation/admin-guide/iostats.rst), without the merged requests.
+#: In the order of /proc/diskstats (Documentation/admin-guide/iostats.rst), without the merged
+#: requests.
 COUNTERS = (
     "disk.reads_operations",
     "disk.read_bytes",
@@ -86,7 +87,8 @@ class Disks(Collector):
 class Filesystems(ExcludingCollector):
     """Free space of each local filesystem, and whether it is writable.
 
-    Only filesystems on local block devices are read: statvfs of a network filesystem may not return.
+    Only filesystems on local block devices are read: statvfs of a network filesystem may not
+    return.
     """
 
     name = "filesystem_60s"
@@ -131,12 +133,15 @@ class Filesystems(ExcludingCollector):
 
 
 def _refuse_statvfs(point: str) -> os.statvfs_result:
-    """Raise: the mount points belong to another root, and this machine would answer for another filesystem."""
+    """Raise: this machine would answer for another filesystem than the one of the other root."""
     raise FileNotFoundError(errno.ENOENT, "a mount point of another root", point)
 
 
 def _space_of(answer: os.statvfs_result) -> dict[str, int | None]:
-    """Return statvfs's values. A filesystem that makes inodes on demand (btrfs) reports 0 inodes."""
+    """Return statvfs's values.
+
+    A filesystem that makes inodes on demand (btrfs) reports 0 inodes.
+    """
     inodes = (answer.f_files, answer.f_favail) if answer.f_files else (None, None)
     return dict(
         zip(
@@ -173,7 +178,10 @@ _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
 
 
 class NvmeControllers(Collector):
-    """State, namespaces and queues of each controller from sysfs, without a command to the drive."""
+    """State, namespaces and queues of each controller from sysfs.
+
+    No command is sent to the drive.
+    """
 
     name = "nvme_10s"
     pace = Pace.TEN_SECONDS
@@ -212,7 +220,7 @@ def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
 
 
 class NvmeSmart(ExcludingCollector):
-    """Temperature, wear, errors and identity of each live controller, from its sensor and its SMART log.
+    """Temperature, wear, errors and identity of each live controller, from sensor and SMART log.
 
     Both read the drive. The log needs privileges: without them only the temperature is present, and
     `access_error` names the missing privilege.
@@ -231,7 +239,10 @@ class NvmeSmart(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; a controller that is not live has no values. Raises NoData without a controller."""
+        """Return the block; a controller that is not live has no values.
+
+        Raises NoData without a controller.
+        """
         folders = _controllers(self._sys)
         self._block = block_of(self._block, folders)
         self._block.clear()

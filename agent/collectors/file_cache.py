@@ -1,4 +1,7 @@
-"""Caches values derived from files that rarely change; recomputes a value when a file or folder changes."""
+"""Caches values derived from files that rarely change.
+
+Recomputes a value when a file or folder changes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from .counter_files import descriptors_max
 T = TypeVar("T")
 #: The value is recomputed at the latest after this number of turns.
 TURNS_MAX = 60
-#: Each cache keeps at most this part (1/64) of the process's descriptors open, and reopens other files.
+#: Each cache keeps at most this part (1/64) of the process's descriptors open, and reopens other
+#: files.
 DESCRIPTORS_SHARE = 64
 
 
@@ -27,7 +31,10 @@ class ReadRecorder(FileReader):
         self.folders: dict[str, None] = {}
 
     def text(self, path: Path | str, device: str = "") -> str | None:
-        """Return the text as `FileReader` does; a read that enters a driver is recorded in the call slot."""
+        """Return the text as `FileReader` does.
+
+        A read that enters a driver is recorded in the call slot.
+        """
         self.files[str(path)] = device
         if not device:
             return read_text(path)
@@ -41,7 +48,9 @@ class ReadRecorder(FileReader):
 
 
 class FileCache(Generic[T]):
-    """A value and the files from which it was computed. A turn checks them in one pass, by kept descriptors.
+    """A value and the files from which it was computed.
+
+    A turn checks them in one pass, by kept descriptors.
 
     For sysfs and /proc: there a kept descriptor of a removed file fails to read.
     """
@@ -56,7 +65,10 @@ class FileCache(Generic[T]):
         self._watch(ReadRecorder())
 
     def refresh(self) -> bool:
-        """Recompute the value if a file changed or after `turns_max` turns; return whether it was recomputed."""
+        """Recompute the value if a file changed or after `turns_max` turns.
+
+        Return whether it was recomputed.
+        """
         before, self._last_contents = self._last_contents, self._read_contents()
         self._turns_left -= 1
         if self._turns_left > 0 and before == self._last_contents:

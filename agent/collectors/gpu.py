@@ -1,9 +1,10 @@
 """GPUs, through NVML, in three groups: read every second, every 10 s and every 60 s.
 
-Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created when the GPUs were
-listed. A GPU's name is its UUID, or its PCI address if it fell off the bus before its UUID was read. The 1 s lane
-reports lost and returned GPUs, and withholds fields that are not verified yet. Values that have not changed since
-the last second are skipped without running Python code.
+Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created
+when the GPUs were listed. A GPU's name is its UUID, or its PCI address if it fell off the bus
+before its UUID was read. The 1 s lane reports lost and returned GPUs, and withholds fields that are
+not verified yet. Values that have not changed since the last second are skipped without running
+Python code.
 """
 
 from __future__ import annotations
@@ -34,18 +35,21 @@ from .block_writer import Cells
 from .gpu_field_check import FieldFilter, FieldValidators
 from .nvml_session import DEVICES_CLOSED, OTHER_VERSION, REFUSED, collector_error, session_of
 
-#: Budget of a pass, in equal parts per GPU: values that a slow GPU returns after its part are missing.
+#: Budget of a pass, in equal parts per GPU: values that a slow GPU returns after its part are
+#: missing.
 PASS_SECONDS_MAX = 0.5
-#: Average time for slow NVML calls per GPU and pass. On an H200 the energy takes 3 to 5 ms, many others 0.2 to 3 ms:
-#: with this and GPM's share (`gpu_fast.GPM_SECONDS`) NVML stays below 1 ms per second and GPU.
+#: Average time for slow NVML calls per GPU and pass. On an H200 the energy takes 3 to 5 ms, many
+#: others 0.2 to 3 ms: with this and GPM's share (`gpu_fast.GPM_SECONDS`) NVML stays below 1 ms per
+#: second and GPU.
 SLOW_SECONDS = {Pace.SECOND: 150e-6, Pace.TEN_SECONDS: 400e-6, Pace.MINUTE: 600e-6}
 
 
 class NvmlCollector(Collector):
     """The GPU signals of one pace.
 
-    `collect` raises NoData without a driver or a GPU, AccessDenied without permission. An error of a GPU makes only
-    its own cells missing, and is counted in a signal. `access_error` names values that a GPU did not show.
+    `collect` raises NoData without a driver or a GPU, AccessDenied without permission. An error of
+    a GPU makes only its own cells missing, and is counted in a signal. `access_error` names values
+    that a GPU did not show.
     """
 
     enters_driver = True
@@ -92,7 +96,7 @@ class NvmlCollector(Collector):
         self._session.exclude(devices)
 
     def slow_devices(self) -> frozenset[str]:
-        """Return the GPUs that repeatedly took longer than their part of a pass, while others did not."""
+        """Return the GPUs that, unlike others, repeatedly exceeded their part of a pass."""
         return self._sweep.slow() if self._sweep else frozenset()
 
     def release(self) -> None:
@@ -140,7 +144,10 @@ class NvmlCollector(Collector):
         raise collector_error(error, self._roots)
 
     def _access_error(self, sweep: Sweep | None) -> str:
-        """Return the first value that the turn was refused, with the remedy; "" without a refusal."""
+        """Return the first value that the turn was refused, with the remedy.
+
+        "" without a refusal.
+        """
         session = self._session
         refusals = sweep.refusals() if sweep and sweep.is_refused else {}
         if session.mig_addresses:
@@ -175,8 +182,8 @@ class GpuStateChange:
 class GpuLifecycle:
     """The GPUs of a host, over all openings of NVML in the life of the agent. Pure.
 
-    A GPU's key is its UUID if known. A restart of its counters raises its epoch, so that no difference is taken across
-    the restart.
+    A GPU's key is its UUID if known. A restart of its counters raises its epoch, so that no
+    difference is taken across the restart.
     """
 
     def __init__(self) -> None:
@@ -249,7 +256,7 @@ class GpuLifecycle:
         return changes
 
     def recall(self, key: str, epoch: int, *, lost: bool) -> None:
-        """Take the state of a GPU from another process of this agent, which has already reported a loss."""
+        """Take the state of a GPU from an earlier process, which has reported a loss."""
         if key not in self.epochs and lost:
             self._lost.add(key)
         self.epochs[key] = max(epoch, self.epochs.get(key, 0))
@@ -280,8 +287,8 @@ log = logging.getLogger(__name__)
 class GpuSecond(NvmlCollector):
     """Signals that change within a second: clocks, throttle reasons, power, heat, use, ECC totals.
 
-    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory when
-    the GPUs or the driver change. A GPU whose counters restarted gets a new epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new
+    inventory when the GPUs or the driver change. A GPU whose counters restarted gets a new epoch.
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
@@ -349,7 +356,7 @@ class GpuSecond(NvmlCollector):
             self._cells.put("gpu.driver_updating_state", row, 0)
 
     def _start_validation(self, driver_version: str) -> None:
-        """Discard the validation results of another driver, but take over those of an earlier process."""
+        """Discard validation results of another driver, but keep those of another process."""
         self._validators, self._validated_driver = FieldValidators(NEEDS_VALIDATION), driver_version
         is_same = library.account("").uuid == driver_version
         for gpu in self._session.gpus:
@@ -385,7 +392,10 @@ class GpuSecond(NvmlCollector):
             self._session.schedule_reopen()
 
     def _check_lost(self, rows: Sequence[int]) -> bool:
-        """Report GPUs that were lost or are back; return whether one is back. An unknown state is neither."""
+        """Report GPUs that were lost or are back; return whether one is back.
+
+        An unknown state is neither.
+        """
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.update_lost(
             {k: bool(v) for k, v in states.items() if v is not None}
@@ -399,7 +409,10 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _check_error_codes(self) -> None:
-        """Note whether a GPU answers no call. NVML returns the same code (999) if this container may not open it."""
+        """Note whether a GPU answers no call.
+
+        NVML returns the same code (999) if this container may not open it.
+        """
         codes = {
             self._cells.integer("gpu.error_code_state", row) for row in range(len(self._keys))
         } - {None, 0}
@@ -416,7 +429,10 @@ class GpuSecond(NvmlCollector):
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Restart the validation of GPUs whose counters restarted; store their epochs, also for later processes."""
+        """Restart the validation of GPUs whose counters restarted.
+
+        Store their epochs, also for later processes.
+        """
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)
         for gpu in self._session.gpus:
@@ -488,8 +504,7 @@ class GpuSecond(NvmlCollector):
 
 
 class GpuTenSeconds(NvmlCollector):
-    """Signals that change slowly: limits, ECC counts by location, row remapping, repairs, the PCIe link, the MIG
-    mode; and the number of driver calls per GPU."""
+    """Signals that change slowly: limits, ECC by location, row remaps, PCIe, MIG, driver calls."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(Pace.TEN_SECONDS, roots)

@@ -1,8 +1,8 @@
-"""Sub-second GPU samples, summarized each second: ten of clock, power and clock reasons, five of use and GPM.
+"""GPU samples, summarized each second: ten of clock, power and reasons, five of use and GPM.
 
-The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample also goes to the
-phase tracker (`ext/phases`) and into a history of the last minutes, from which the period of a job's step is
-estimated.
+The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample
+also goes to the phase tracker (`ext/phases`) and into a history of the last minutes, from which the
+period of a job's step is estimated.
 """
 
 from __future__ import annotations
@@ -40,18 +40,22 @@ from .nvml_session import NvmlGpu, NvmlSession, session_of
 SECOND_NS = 1_000_000_000
 #: 10 Hz: NVML renews power no faster.
 PERIOD_NS = 100_000_000
-#: GPM's samples must be more than 100 ms apart (nvml.h), so every second sample reads GPM; its means cover all time
-#: between. The other samples read the utilization, which NVML renews at most every 1/6 s.
+#: GPM's samples must be more than 100 ms apart (nvml.h), so every second sample reads GPM; its
+#: means cover all time between. The other samples read the utilization, which NVML renews at most
+#: every 1/6 s.
 GPM_EVERY = 2
-#: GPM's time per second and GPU. A sample takes 0.25 ms on an H200: five would take more than all other reads.
+#: GPM's time per second and GPU. A sample takes 0.25 ms on an H200: five would take more than all
+#: other reads.
 GPM_SECONDS = 400e-6
-#: Budget of a sample of all GPUs, in equal parts per GPU. A GPU above its part is left out for a second, then longer.
+#: Budget of a sample of all GPUs, in equal parts per GPU. A GPU above its part is left out for a
+#: second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
-#: The handles are opened again after this time without a clock reading, or with GPM errors of a GPU that answers;
-#: the time doubles while that does not help.
+#: The handles are opened again after this time without a clock reading, or with GPM errors of a GPU
+#: that answers; the time doubles while that does not help.
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
-#: Columns of the ring: readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale and maximum.
+#: Columns of the ring: readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale
+#: and maximum.
 SWEEP_READINGS = (
     "sm_clock_hertz",
     "power_watts",
@@ -82,18 +86,21 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: Turns between estimates: each takes 0.5 ms of CPU for one GPU, so each of eight GPUs has about two per minute.
+#: Turns between estimates: each takes 0.5 ms of CPU for one GPU, so each of eight GPUs has about
+#: two per minute.
 PERIOD_TURNS = 4
 #: Relative difference below which two estimates are of the same step.
 STEP_NEAR = 0.1
-#: A first step is reported once estimates have agreed on it for FIRST_NS. Another step replaces it once estimates have
-#: agreed on the new step, with none near the first, for CHANGED_NS. A step of twice or half the length needs
-#: OTHER_JOB_NS: it is a multiple or a part of the step, unless another job runs in the same processes. Until YOUNG_NS
-#: FIRST_NS suffices: the first step may have been a multiple.
+#: A first step is reported once estimates have agreed on it for FIRST_NS. Another step replaces it
+#: once estimates have agreed on the new step, with none near the first, for CHANGED_NS. A step of
+#: twice or half the length needs OTHER_JOB_NS: it is a multiple or a part of the step, unless
+#: another job runs in the same processes. Until YOUNG_NS FIRST_NS suffices: the first step may have
+#: been a multiple.
 FIRST_NS, YOUNG_NS, CHANGED_NS, OTHER_JOB_NS = (
     seconds * SECOND_NS for seconds in (20, 90, 90, 300)
 )
-#: A step is not reported after LOST_NS without an estimate near it, or HUNG_NS without computation of its job.
+#: A step is not reported after LOST_NS without an estimate near it, or HUNG_NS without computation
+#: of its job.
 LOST_NS, HUNG_NS = 300 * SECOND_NS, 30 * SECOND_NS
 #: After this time without computation a job pauses: its signals show nothing new about the step.
 PAUSED_NS = 3 * SECOND_NS
@@ -102,12 +109,13 @@ PAUSED_NS = 3 * SECOND_NS
 RECORDING_HEADER_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
-#: Signal -> bits of the reasons (nvml.h, nvmlClocksEventReason*); it is the share of samples with such a bit.
+#: Signal -> bits of the reasons (nvml.h, nvmlClocksEventReason*); it is the share of samples with
+#: such a bit.
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
 
 def _summary() -> list[tuple[int, int, int, float, int]]:
-    """Return the plan of each column of the table: form, column of the ring, bits, maximum (0: any), column."""
+    """Return each column's plan: form, column of the ring, bits, maximum (0: any), column."""
     rows = [("samples_count", COUNT, 0, 0, 0.0)]
     for source, name in enumerate(("sm_clock", "power")):
         unit = SWEEP_READINGS[source].rpartition("_")[2]
@@ -135,7 +143,10 @@ class Samples:
         driver_version: str,
         before: Samples | None = None,
     ) -> None:
-        """*gpus* is not empty; excluded GPUs are not read. The state of *before* is kept if its GPUs are the same."""
+        """*gpus* is not empty; excluded GPUs are not read.
+
+        The state of *before* is kept if its GPUs are the same.
+        """
         rows = len(gpus)
         addresses = [gpu.address for gpu in gpus]
         cells, valid = bytearray(8 * COLUMNS * rows), bytearray(COLUMNS * rows)
@@ -187,10 +198,12 @@ class Samples:
         self.block = Block("gpu_fast_1s", self.keys)
 
     def follow_jobs(self, processes: Mapping[str, frozenset[int]]) -> None:
-        """Begin a job if none of the processes that began the last job remains; end the job if no process remains.
+        """Begin a job if none of the processes that began the last job remains.
 
-        *processes*: compute processes by GPU key, for each GPU that answered. Other processes (a checker, a worker of
-        the data loader) that come or go do not change the job.
+        End the job if no process remains.
+
+        *processes*: compute processes by GPU key, for each GPU that answered. Other processes (a
+        checker, a worker of the data loader) that come or go do not change the job.
         """
         for row, key in enumerate(self.keys):
             pids, before = processes.get(key), self._pids.get(key)
@@ -270,7 +283,10 @@ class _JobStep:
             self.accepted_ns = self.confirmed_ns = now_ns
 
     def settled_seconds(self, now_ns: int) -> float:
-        """Return the step that estimates must contradict before another step counts; NaN: none, or it is young."""
+        """Return the step that estimates must contradict before another step counts.
+
+        NaN: none, or it is young.
+        """
         return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
 
     def _patience_ns(self, now_ns: int, seconds: float) -> int:
@@ -284,7 +300,10 @@ def _is_near(seconds: float, other: float) -> bool:
 
 
 class StepPeriods:
-    """The step of each GPU's job, from the samples of the last minutes. It continues during checkpoints."""
+    """The step of each GPU's job, from the samples of the last minutes.
+
+    It continues during checkpoints.
+    """
 
     def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
         self._history, self._tracker = history, tracker

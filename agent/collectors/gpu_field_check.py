@@ -1,12 +1,14 @@
 """Checks NVML fields whose ids moved between drivers before their values are used.
 
-A wrong id returns another quantity without an error. So such a field is verified only after it has behaved as expected:
-nanoseconds that grow while their clock event reason is set, no faster than time, and stay constant otherwise. Settings
-and percentages do not behave like that. A field that contradicts this is excluded until the driver changes.
+A wrong id returns another quantity without an error. So such a field is verified only after it has
+behaved as expected: nanoseconds that grow while their clock event reason is set, no faster than
+time, and stay constant otherwise. Settings and percentages do not behave like that. A field that
+contradicts this is excluded until the driver changes.
 
-A constant zero neither proves nor contradicts a field. On a GPU that was never throttled a zero is published as
-unverified if it has the right type (unsigned 64 bits, checked by the sweep) and the neighboring fields answer too. From
-the first sample with its reason set only a verified value is published.
+A constant zero neither proves nor contradicts a field. On a GPU that was never throttled a zero is
+published as unverified if it has the right type (unsigned 64 bits, checked by the sweep) and the
+neighboring fields answer too. From the first sample with its reason set only a verified value is
+published.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ...ext import nvml as library
 from ...ext.nvml import ALL_BITS, Rows
 from .block_writer import Cells
 
-#: Samples (one per second) in which the value must grow with its reason set; a setting changes less often.
+#: Samples (one per second) in which the value must grow with its reason set; a setting changes less
+#: often.
 CONFIRMATIONS_MIN = 3
 #: Samples in which the value must rest without its reason, else it may count something permanent.
 IDLE_SAMPLES_MIN = 1
@@ -29,13 +32,15 @@ CONFIRMING_STEP_NS_MIN = 1_000_000
 CONFIRMING_LATE_NS_MAX = 50_000_000
 #: A larger excess is not a measure of time: drivers renew their counts about once a second.
 IMPOSSIBLE_LATE_NS = 1_000_000_000
-#: Allowed steps of more than half the time between samples without the reason at either end or at the sample before
-#: (a late count). Each CONFIRMATIONS_PER_REASONLESS confirmations allow one more, for months of true throttling.
+#: Allowed steps of more than half the time between samples without the reason at either end or at
+#: the sample before (a late count). Each CONFIRMATIONS_PER_REASONLESS confirmations allow one more,
+#: for months of true throttling.
 REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
 #: After a GPU's values stop changing its fields are evaluated for this many more samples.
 SETTLING_TURNS = 2
-#: Fields of the same request with unchanged ids: an answer from any shows that the GPU's fields are readable.
+#: Fields of the same request with unchanged ids: an answer from any shows that the GPU's fields are
+#: readable.
 STABLE_FIELDS = ("gpu.violation_power_nanoseconds", "gpu.violation_board_limit_nanoseconds")
 
 log = logging.getLogger(__name__)
@@ -79,14 +84,15 @@ class FieldValidator:
             self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
-        """Forget the evidence after a reload of the driver or a reset of the GPU; keep a contradiction."""
+        """Forget the evidence after a reload of the driver or a reset of the GPU.
+
+        Keep a contradiction.
+        """
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._last_sample: tuple[int | None, int | None] | None = None
-        self._reason_was_set = (
-            False,
-            False,
-        )  # whether the reason was set at the last two samples
+        # Whether the reason was set at the last two samples
+        self._reason_was_set = (False, False)
         self._confirmations = self._idle_samples = self._reasonless = 0
         self._reason_ever_set = self._reason_set_meanwhile = False
 
@@ -131,7 +137,10 @@ class FieldValidator:
             self._count_reasonless(step, elapsed)
 
     def _count_reasonless(self, step: int, elapsed: int) -> None:
-        """Count a step without its reason; less than half the time may have passed unseen between samples."""
+        """Count a step without its reason.
+
+        Less than half the time may have passed unseen between samples.
+        """
         self._reasonless += 2 * step >= elapsed
         allowed = REASONLESS_STEPS_MAX + self._confirmations // CONFIRMATIONS_PER_REASONLESS
         if self._reasonless > allowed:
@@ -158,7 +167,7 @@ class FieldValidators:
                 self._validator(key, reading).restart()
 
     def state_bits(self, key: str) -> int:
-        """Return a GPU's evidence for `recall`: a bit per verified field, then a bit per contradicted field."""
+        """Return a GPU's evidence for `recall`: bits of verified, then of contradicted fields."""
         validators = [self._validator(key, reading) for reading in self._flags]
         bits = [validator.is_verified for validator in validators] + [
             bool(validator.contradiction) for validator in validators
@@ -178,10 +187,10 @@ class FieldValidators:
     def evaluate(
         self, time_ns: int, row: int, key: str, cells: Cells
     ) -> list[tuple[bool, int | None]]:
-        """Take a turn's values of a GPU, and return per field whether it may be published, and its state.
+        """Take a turn's values of a GPU, and return (may be published, state) per field.
 
-        The state is None if the GPU is lost or its fields cannot be read. An unverified field is not published unless
-        its neighbors answer as well.
+        The state is None if the GPU is lost or its fields cannot be read. An unverified field is
+        not published unless its neighbors answer as well.
         """
         reasons = cells.integer("gpu.clock_event_reasons_flags", row)
         has_answer = any(cells.integer(signal, row) is not None for signal in STABLE_FIELDS)
@@ -223,7 +232,10 @@ class FieldValidators:
 
 
 class FieldFilter:
-    """Evaluates the fields of the open GPUs, and hides unverified values. A row without a change runs no Python code."""
+    """Evaluates the fields of the open GPUs, and hides unverified values.
+
+    A row without a change runs no Python code.
+    """
 
     def __init__(
         self,

@@ -21,9 +21,10 @@ Answer = TypeVar("Answer")
 class GpuPartsCollector(Collector, ABC):
     """A collector of one kind of part, of all GPUs.
 
-    `collect` raises NoData without a driver, a GPU or such a part, AccessDenied without permission. A GPU that answers
-    with an error is left out of the turn, with a message in `access_error`; a lost or excluded GPU is left out without
-    a message: `gpu.lost_state` shows it. Other GPUs are not affected.
+    `collect` raises NoData without a driver, a GPU or such a part, AccessDenied without permission.
+    A GPU that answers with an error is left out of the turn, with a message in `access_error`; a
+    lost or excluded GPU is left out without a message: `gpu.lost_state` shows it. Other GPUs are
+    not affected.
     """
 
     enters_driver = True
@@ -83,9 +84,8 @@ class GpuPartsCollector(Collector, ABC):
     def _find(self) -> Parts:
         """Open all GPUs; after an error repeat it until the next try is due."""
         if self._last_error is not None and self._turns_to_wait > 0:
-            raise self._last_error.with_traceback(
-                None
-            )  # else each raise would lengthen the traceback
+            # Else each raise would lengthen the traceback
+            raise self._last_error.with_traceback(None)
         nvml = self._session.nvml
         if nvml is None:
             raise NoData("all GPUs are skipped")
@@ -120,7 +120,10 @@ class GpuPartsCollector(Collector, ABC):
     def _query(
         self, query: Callable[[str], Answer], addresses: Iterable[str] | None = None
     ) -> dict[str, Answer]:
-        """Return each GPU's answer by address. If none answers raise AccessDenied or the first error."""
+        """Return each GPU's answer by address.
+
+        If none answers raise AccessDenied or the first error.
+        """
         answers: dict[str, Answer] = {}
         errors: dict[str, NvmlError] = {}
         for address in self._gpus if addresses is None else addresses:

@@ -53,7 +53,10 @@ class GpuProcessList(NamedTuple):
 
 
 class ProcessListing:
-    """The last listing of each driver, for `gpu_job_1s`. No lock: the collectors take turns in one process."""
+    """The last listing of each driver, for `gpu_job_1s`.
+
+    No lock: the collectors take turns in one process.
+    """
 
     def __init__(self) -> None:
         self._new: dict[str, GpuProcessList] = {}
@@ -97,7 +100,8 @@ def process_listing_of(roots: Roots) -> ProcessListing:
 #: Maximum per host; processes with higher PIDs are left out, with a message in `access_error`.
 ROWS_MAX = 8192
 
-#: Turns with unchanged lists after which the start times are read again, in case a PID was reused within a second.
+#: Turns with unchanged lists after which the start times are read again, in case a PID was reused
+#: within a second.
 UNCHANGED_TURNS_MAX = 9
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -123,7 +127,10 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Return the block; refill it only if a GPU's answer changed or after UNCHANGED_TURNS_MAX turns."""
+        """Return the block.
+
+        Refill it only if a GPU's answer changed or after UNCHANGED_TURNS_MAX turns.
+        """
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()
@@ -177,7 +184,10 @@ def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess,
 
 
 def merge_processes(processes: Iterable[Process]) -> list[Process]:
-    """Return one entry per process and instance. A process may be in several of a GPU's lists, each with all memory."""
+    """Return one entry per process and instance.
+
+    A process may be in several of a GPU's lists, each with all memory.
+    """
     merged: dict[tuple[int, int | None, int | None], Process] = {}
     for process in processes:
         key = process.pid, process.gpu_instance, process.compute_instance
@@ -199,7 +209,8 @@ def process_key(gpu: str, process: Process) -> str:
 
 #: Turns with an unchanged list after which known processes are read again.
 RECHECK_TURNS = 10
-#: Reads after which an ended process that is still listed counts as dead: its memory will not be freed.
+#: Reads after which an ended process that is still listed counts as dead: its memory will not be
+#: freed.
 DEAD_OBSERVATIONS_MIN = 2
 
 FOREIGN = "its PID belongs to another PID namespace than the agent's"
@@ -280,8 +291,9 @@ class TrackedProcess:
 class ProcessTracker:
     """All processes on the host's GPUs, over time. No clock, no I/O.
 
-    A process is identified by PID and start, but NVML names only the PID. So a report needs two reads with the same
-    start: else a process that ended between listing and read would pass its GPU to the next owner of its PID.
+    A process is identified by PID and start, but NVML names only the PID. So a report needs two
+    reads with the same start: else a process that ended between listing and read would pass its GPU
+    to the next owner of its PID.
     """
 
     def __init__(
@@ -305,7 +317,7 @@ class ProcessTracker:
         )
 
     def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Take a listing, and read the processes if it changed, if one is unsettled, or after RECHECK_TURNS.
+        """Take a listing; if it changed or a read is due, read all its processes.
 
         Return whether they were read.
         """
@@ -363,7 +375,10 @@ class ProcessTracker:
         return self._listing.gpus
 
     def refresh(self, tracked: TrackedProcess) -> None:
-        """Read a process again: it may be in another control group. Ignore an ended process, which may show none."""
+        """Read a process again: it may be in another control group.
+
+        Ignore an ended process, which may show none.
+        """
         snapshot = self._read_process(tracked.gpu_process.pid)
         runs = snapshot.state is ProcessState.RUNNING
         if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:
@@ -476,11 +491,13 @@ _RELATIVE_REMEDY = (
 
 
 class GpuJobs(Collector):
-    """Owners of the processes on GPUs: Slurm job, pod, container, unit. `collect` raises NoData without a listing.
+    """Owners of the processes on GPUs: Slurm job, pod, container, unit.
 
-    An owner is reported as the event `gpu.process`, because a frame carries only numbers: when a process appears,
-    changes or ends, and every REPEAT_NS for an aggregator that lost it. A process on a GPU keeps one event id, with
-    rising revisions. The table `gpu_job_1s` has the counts.
+    `collect` raises NoData without a listing.
+
+    An owner is reported as the event `gpu.process`, because a frame carries only numbers: when a
+    process appears, changes or ends, and every REPEAT_NS for an aggregator that lost it. A process
+    on a GPU keeps one event id, with rising revisions. The table `gpu_job_1s` has the counts.
     """
 
     name = "gpu_job_1s"
@@ -520,9 +537,8 @@ class GpuJobs(Collector):
 
     def exclude(self, devices: frozenset[str]) -> None:
         """Skip /proc if it has blocked a sampler."""
-        self._is_excluded = DEVICE_NAME in tuple(
-            devices
-        )  # listed by name: "all but one GPU" contains every name
+        # Listed by name: "all but one GPU" contains every name
+        self._is_excluded = DEVICE_NAME in tuple(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the block, with a row per GPU that answered."""
@@ -625,7 +641,7 @@ class GpuJobs(Collector):
         return True
 
     def _publish_resync(self, publisher: EventPublisher, now_ns: int) -> bool:
-        """Announce once per GPU that all its processes were reported, except those that ended unobserved."""
+        """Announce once per GPU that all its present processes were reported."""
         for gpu in self._processes.gpus:
             self._since.setdefault(gpu, now_ns)
         waiting = {

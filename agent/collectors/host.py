@@ -25,7 +25,8 @@ from .counter_files import (
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
-#: Cores whose frequency is read, spread over the host: each read may take 10 ms (x86 before Linux 5.18).
+#: Cores whose frequency is read, spread over the host: each read may take 10 ms (x86 before Linux
+#: 5.18).
 FREQUENCIES_MAX = 32
 
 
@@ -93,7 +94,10 @@ class HostSecond(Collector):
         self._pass = HostPass(roots.proc, writer, host.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn. Raises NoData without /proc/stat."""
+        """Return the block; shares are missing in the first turn.
+
+        Raises NoData without /proc/stat.
+        """
         if not self._pass.take():
             raise NoData("/proc/stat cannot be read")
         return (self._block,)
@@ -158,7 +162,10 @@ def _hertz(kilohertz: Sequence[int | None]) -> tuple[float | None, ...]:
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None without files or if a count is missing, so that the sum does not fall."""
+    """Return the sum.
+
+    None without files or if a count is missing, so that the sum does not fall.
+    """
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
@@ -166,8 +173,8 @@ def _total(counts: Sequence[int | None]) -> int | None:
 class _CoreFiles:
     """Frequencies, and three kinds of throttle counts, from files of cores.
 
-    The files are listed again when a core or a frequency domain goes offline or comes back (its driver may be loaded
-    late), and every hour: a host of 512 cores has thousands of them.
+    The files are listed again when a core or a frequency domain goes offline or comes back (its
+    driver may be loaded late), and every hour: a host of 512 cores has thousands of them.
     """
 
     def __init__(self, sys: Path) -> None:
@@ -277,7 +284,10 @@ class CpuMinute(CounterFileCollector):
         )
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn. Raises NoData without /proc/stat."""
+        """Return the block; shares are missing in the first turn.
+
+        Raises NoData without /proc/stat.
+        """
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
@@ -291,7 +301,10 @@ _ADJTIMEX_REFUSED = "adjtimex(2) is blocked by a system call filter; allow it wi
 
 
 class ClockTenSeconds(Collector):
-    """Offset, errors and state of the system clock. Wrong clocks show events of several hosts in a wrong order."""
+    """Offset, errors and state of the system clock.
+
+    Wrong clocks show events of several hosts in a wrong order.
+    """
 
     name = "clock_10s"
     pace = Pace.TEN_SECONDS
@@ -303,7 +316,10 @@ class ClockTenSeconds(Collector):
         self._block = Block("clock_10s", ("host",))
 
     def collect(self) -> Sequence[Block]:
-        """Return the block. Raises AccessDenied if the call is refused, NoData if the kernel does not have it."""
+        """Return the block.
+
+        Raises AccessDenied if the call is refused, NoData if the kernel does not have it.
+        """
         if self._read is None:
             raise NoData("only this machine's own clock can be read")
         try:
@@ -342,7 +358,10 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
 
 
 def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
-    """Return the fields of a location. Most old drivers count uncorrected errors by row, not by channel."""
+    """Return the fields of a location.
+
+    Most old drivers count uncorrected errors by row, not by channel.
+    """
     fields = EDAC_FIELDS[location.kind]
     if location.uncorrected:
         return fields
@@ -350,7 +369,7 @@ def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
 
 
 def edac_10s(roots: Roots) -> CounterFileCollector:
-    """Return the collector of memory errors per controller and DIMM, from the kernel's EDAC drivers."""
+    """Return the collector of memory errors per controller and DIMM, from EDAC drivers."""
 
     def devices() -> list[CounterDevice]:
         return [

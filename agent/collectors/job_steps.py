@@ -1,7 +1,7 @@
 """Step times that ranks report through `gangline.steps`: one row per rank and second.
 
-The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot with a false job
-id or a torn write affects only its own process's job.
+The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot
+with a false job id or a torn write affects only its own process's job.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .block_writer import block_of, row_writer
 
 #: Below the root of devices: `/dev/shm/gangline`.
 FOLDER = Path("shm/gangline")
-#: Maximum of slots that are read, and of those of one user. Beyond it users take turns, each with its longest running
-#: process first, and `access_error` reports the number of slots left out.
+#: Maximum of slots that are read, and of those of one user. Beyond it users take turns, each with
+#: its longest running process first, and `access_error` reports the number of slots left out.
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
 #: Per collection: names read from the folder, and files removed that are not live slots.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
@@ -45,7 +45,8 @@ LISTING_TURNS = 10
 DEAD_TURNS = 30
 #: Step times cover the steps of this window, and at least the last step.
 WINDOW_NS = 10_000_000_000
-#: Without a step for this many mean steps, and this long, no step time is reported: the job is stopped.
+#: Without a step for this many mean steps, and this long, no step time is reported: the job is
+#: stopped.
 STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
 #: Steps needed for a spread.
 SPREAD_STEPS_MIN = 3
@@ -91,7 +92,7 @@ class OpenSlot:
             self.counts.popleft()
 
     def times(self, now_ns: int) -> tuple[float | None, float | None, float]:
-        """Return mean and standard deviation of the step time, and the time since the last step, in seconds."""
+        """Return step time (mean, standard deviation) and time since the last step, in seconds."""
         last_ns, last = self.counts[-1]
         _, first = self.counts[0]
         since_seconds = (now_ns - last_ns) / 1e9
@@ -129,7 +130,10 @@ def fair_choice(live: dict[str, Candidate]) -> set[str]:
 
 
 class JobSteps(Collector):
-    """Step times. `collect` raises NoData without the folder, AccessDenied if it may not be read."""
+    """Step times.
+
+    `collect` raises NoData without the folder, AccessDenied if it may not be read.
+    """
 
     name = "step_1s"
     pace = Pace.SECOND
@@ -239,7 +243,10 @@ class JobSteps(Collector):
         return Candidate(user_id, self._started(process), process, head)
 
     def _started(self, process: int) -> float:
-        """Return the start of *process* in clock ticks since boot; infinity if it is not visible."""
+        """Return the start of *process* in clock ticks since boot.
+
+        Infinity if it is not visible.
+        """
         try:
             with open(self._roots.proc / str(process) / "stat", "rb") as file:
                 return float(file.read(4096).rpartition(b")")[2].split()[19])
@@ -250,9 +257,8 @@ class JobSteps(Collector):
         pods = None
         for name, (user_id, started, process, head) in sorted(chosen.items()):
             opened = step_slots.open_slot(folder, name)
-            if (
-                opened is None or opened[1] != user_id
-            ):  # replaced meanwhile: retried at the next listing
+            # Replaced meanwhile: retried at the next listing
+            if opened is None or opened[1] != user_id:
                 if opened is not None:
                     os.close(opened[0])
                 continue
@@ -323,7 +329,9 @@ class JobSteps(Collector):
         return block
 
     def _rows(self) -> dict[str, OpenSlot]:
-        """Return the slots with counts, by device. Of two slots with one rank, or two users with one job, the first wins.
+        """Return the slots with counts, by device.
+
+        Of two slots with one rank, or two users with one job, the first wins.
 
         Attested jobs are first, so that nobody can report for an existing job.
         """

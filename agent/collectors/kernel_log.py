@@ -241,8 +241,8 @@ def _job_lookup(proc: Path, publisher: EventPublisher | None) -> Callable[[int],
 def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:
     """Read a group of records; return whether no further record is available.
 
-    *live*: the first record was written just now. Raises OSError; NoData at the end of a file, which the
-    kernel's log does not have.
+    *live*: the first record was written just now. Raises OSError; NoData at the end of a file,
+    which the kernel's log does not have.
     """
     for _ in range(RECORDS_PER_GROUP):
         try:

@@ -30,7 +30,10 @@ WAIT_TURNS_MAX = 60
 
 
 class KubeletAllocations(Collector):
-    """Allocations. `collect` raises NoData without kubelet, AccessDenied without permission, KubeletError."""
+    """Allocations.
+
+    `collect` raises NoData without kubelet, AccessDenied without permission, KubeletError.
+    """
 
     name = "kubelet_10s"
     pace = Pace.TEN_SECONDS

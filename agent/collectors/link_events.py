@@ -31,7 +31,8 @@ from .block_writer import put
 
 #: Further interfaces are not watched; sysfs still counts their changes.
 INTERFACES_MAX = 1024
-#: Rate limit per interface: a burst, then one event per EVENT_SECONDS, which counts the suppressed ones.
+#: Rate limit per interface: a burst, then one event per EVENT_SECONDS, which counts the suppressed
+#: ones.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
 #: Last states of an interface that are reported with its next event.
@@ -53,7 +54,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """An event to report: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """An event: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -74,7 +75,10 @@ class _Interface:
 
 @dataclass(slots=True)
 class _LinkRate:
-    """Rate limit of one interface name. It is kept while the interface is absent, which may flap too."""
+    """Rate limit of one interface name.
+
+    It is kept while the interface is absent, which may flap too.
+    """
 
     bucket: TokenBucket
     suppressed: dict[LinkEventCode, LinkEvent] = field(
@@ -85,8 +89,9 @@ class _LinkRate:
 class LinkFlapFilter:
     """The state of the watched links. Methods return the events to report, in order. No I/O.
 
-    The kernel merges changes of a carrier: a link that went down and up may be reported once, as still up. So the
-    counts of ups and downs are compared too. A flapping interface causes few events with large counts.
+    The kernel merges changes of a carrier: a link that went down and up may be reported once, as
+    still up. So the counts of ups and downs are compared too. A flapping interface causes few
+    events with large counts.
     """
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
@@ -182,8 +187,8 @@ class LinkFlapFilter:
 def transitions(before: LinkInfo, after: LinkInfo) -> tuple[int, int]:
     """Return how often the link went down and up between two messages, by the kernel's counts.
 
-    Kernels before 4.16 count only changes, half of which were downs. An interface that is switched off may keep its
-    count, so a changed state is at least one change.
+    Kernels before 4.16 count only changes, half of which were downs. An interface that is switched
+    off may keep its count, so a changed state is at least one change.
     """
     downs = counter_delta(before.downs, after.downs, COUNT)
     ups = counter_delta(before.ups, after.ups, COUNT)
@@ -288,7 +293,8 @@ class LinkListener(Collector):
     def collect(self) -> Sequence[Block]:
         """Return the counts.
 
-        Raises AccessDenied when netlink is refused, RuntimeError when the thread ended, NoData before `start`.
+        Raises AccessDenied when netlink is refused, RuntimeError when the thread ended, NoData
+        before `start`.
         """
         if isinstance(self._error, OSError) and self._thread is None:
             raise AccessDenied(_refusal_message(self._error))
@@ -355,13 +361,15 @@ class LinkListener(Collector):
             self._end_dump(content)
         else:
             if self._dump_indexes is not None:
-                self._dump_indexes.add(
-                    content.index
-                )  # also if its own message came during the listing
+                # Also if its own message came during the listing
+                self._dump_indexes.add(content.index)
             self._publish(self._filter.observe(content, self._now_ns()))
 
     def _end_dump(self, end: DumpEnd) -> None:
-        """End a listing; repeat it if it was refused (EBUSY: the last one was not read to its end) or interrupted."""
+        """End a listing.
+
+        Repeat it if it was refused (EBUSY: the last one was not read to its end) or interrupted.
+        """
         indexes, self._dump_indexes = self._dump_indexes, None
         self._dump_wanted |= bool(end.failed)
         if indexes is not None and not self._dump_wanted:

@@ -1,4 +1,4 @@
-"""MIG devices of each GPU, with placement, memory and occupancy, every 10 s (`gpu.mig_mode_state` is the mode).
+"""MIG devices of each GPU, with placement, memory and occupancy, every 10 s.
 
 Looking up MIG devices is expensive (a dozen calls each), so it is done only if MIG mode is on. It is repeated each time,
 because NVML reuses the handles of deleted instances.
@@ -32,7 +32,7 @@ InstanceKey = tuple[str, str, int]
 
 
 class Occupancy:
-    """The shares of MIG devices since the turn before, by GPM (Hopper and later), from samples kept between turns.
+    """GPM shares of MIG devices (Hopper and later), from samples kept between turns.
 
     A device that is new, or failed in the turn before, has no share yet.
     """
@@ -41,7 +41,7 @@ class Occupancy:
         self._instances: dict[InstanceKey, GpmInstance] = {}
 
     def retain(self, instance_keys: Collection[InstanceKey]) -> None:
-        """Free the samples of all other devices: an instance that is recreated in their place is new."""
+        """Free the samples of other devices: a recreated instance in their place is new."""
         for key in self._instances.keys() - set(instance_keys):
             self._instances.pop(key).close()
 
@@ -77,7 +77,10 @@ class GpmInstance:
         self._gpm = Gpm(nvml, handles, targets, [number], addresses=[address])
 
     def read(self, now_ns: int) -> dict[str, float]:
-        """Take a sample, and return the means since the last sample; empty at first. Raises NvmlError."""
+        """Take a sample, and return the means since the last sample; empty at first.
+
+        Raises NvmlError.
+        """
         self._gpm.run(now_ns)
         error = self._gpm.error(0)
         if error is not None and error.code not in LACKING:
@@ -112,7 +115,10 @@ DEVICE_FIELDS = {
 
 
 class MigDevices(GpuPartsCollector):
-    """MIG devices. A removed device has no row; a changed list of devices requests a new inventory."""
+    """MIG devices.
+
+    A removed device has no row; a changed list of devices requests a new inventory.
+    """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__("mig_10s", Pace.TEN_SECONDS, roots)
@@ -159,7 +165,10 @@ class MigDevices(GpuPartsCollector):
     def _compare(
         self, modes: Mapping[str, tuple[int, int]], found: Mapping[str, list[MigDevice]]
     ) -> None:
-        """Request a new inventory when a GPU's devices changed; a GPU that did not answer keeps its devices."""
+        """Request a new inventory when a GPU's devices changed.
+
+        A GPU that did not answer keeps its devices.
+        """
         for address, mode in modes.items():
             if mode[0] and address not in found:
                 continue
@@ -170,7 +179,10 @@ class MigDevices(GpuPartsCollector):
             self._known[key] = now
 
     def _shares(self, found: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
-        """Return the shares of each device's GPU instance by the device's key; errors are recorded."""
+        """Return the shares of each device's GPU instance by the device's key.
+
+        Errors are recorded.
+        """
         nvml = self._session.nvml
         assert nvml is not None
         instance_keys: list[InstanceKey] = [

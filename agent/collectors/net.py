@@ -71,11 +71,11 @@ def net_1s(
 ) -> CounterFileCollector:
     """Return the collector of carrier, traffic and errors.
 
-    Reading `carrier` waits for the kernel's network lock (Linux 6.8 and later), which a driver may hold while its firmware
-    does not respond; the driver may compute the statistics.
+    Reading `carrier` waits for the kernel's network lock (Linux 6.8 and later), which a driver may
+    hold while its firmware does not respond; the driver may compute the statistics.
 
-    A new or removed interface is listed in the next turn. An interface that was replaced under its name is recognized by
-    its ifindex, in the same block as its first counters.
+    A new or removed interface is listed in the next turn. An interface that was replaced under its
+    name is recognized by its ifindex, in the same block as its first counters.
     """
     return CounterFileCollector(
         CollectorSpec(
@@ -94,7 +94,10 @@ def net_1s(
 def net_10s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
-    """Return the collector of speed and MTU. Reading `speed` calls driver and firmware under the network lock."""
+    """Return the collector of speed and MTU.
+
+    Reading `speed` calls driver and firmware under the network lock.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "net_10s",
@@ -127,7 +130,7 @@ _BOND = (
 
 
 class Bonds(ExcludingCollector):
-    """Bonds, with their slaves that are up: a bond without half its bandwidth shows no other sign."""
+    """Bonds and their active slaves: a bond without half its bandwidth shows no other sign."""
 
     name = "bond_10s"
     pace = Pace.TEN_SECONDS
@@ -208,7 +211,7 @@ class EthtoolInterfaces:
         return self._listing.value
 
     def is_asleep(self, interface: Interface) -> bool:
-        """Return whether the device is suspended: the kernel would wake it for any ethtool request."""
+        """Return whether the device is suspended: any ethtool request would wake it."""
         return is_asleep(self._sys / "class/net" / interface.name / "device")
 
     def _list(self) -> list[Interface]:
@@ -233,7 +236,10 @@ class _SelectedStatistics:
 
 
 class NicStatistics(ExcludingCollector):
-    """The driver's statistics, under the kernel's network lock: one ioctl per interface and turn; names are read once."""
+    """The driver's statistics, under the kernel's network lock: one ioctl per interface and turn.
+
+    Names are read once.
+    """
 
     name = "nic_10s"
     pace = Pace.TEN_SECONDS
@@ -292,7 +298,10 @@ class NicStatistics(ExcludingCollector):
         return 0
 
     def _read(self, statistics: DriverStatistics, interface: Interface) -> _SelectedStatistics:
-        """Return the selected statistics with their values; read the names again if their number changed."""
+        """Return the selected statistics with their values.
+
+        Read the names again if their number changed.
+        """
         selected = self._selected.get(interface)
         if selected is None or not _is_read(statistics, interface, selected):
             selected = self._selected[interface] = _select(statistics, interface.name)
@@ -325,7 +334,7 @@ def refusal_message(what: str, refused: Sequence[str]) -> str:
 
 
 class LinkDetails(ExcludingCollector):
-    """Signal, speed, FEC and pause of the link, by ethtool netlink: four requests per interface and turn.
+    """Signal, speed, FEC and pause of each link, by four ethtool netlink requests per turn.
 
     A request enters the driver, and possibly its firmware, under the kernel's network lock.
     """
@@ -349,7 +358,8 @@ class LinkDetails(ExcludingCollector):
     def collect(self) -> Sequence[Block]:
         """Return both blocks.
 
-        Raises NoData without an interface or with a kernel before Linux 5.6, AccessDenied when netlink is refused.
+        Raises NoData without an interface or with a kernel before Linux 5.6, AccessDenied when
+        netlink is refused.
         """
         if not self._roots.is_this_machine:
             raise NoData(FOLDER_REASON)

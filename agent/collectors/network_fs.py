@@ -60,7 +60,10 @@ class NfsMounts(Collector):
         self._writer = row_writer(self._block, _COLUMNS)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; an unmounted filesystem has no row. Raises NoData without an NFS mount."""
+        """Return the block; an unmounted filesystem has no row.
+
+        Raises NoData without an NFS mount.
+        """
         mount_list = parse_mountstats(self._stats.read())[:DEVICES_MAX]
         mounts = {device_key(mount.point): mount for mount in mount_list}
         if not mounts:
@@ -123,7 +126,9 @@ class _LustreInstances:
         return self._listing.skip()
 
     def read(self) -> dict[str, bytes | None]:
-        """Return the file of each instance; None if it is not shown, empty if the instance is excluded.
+        """Return the file of each instance.
+
+        None if it is not shown, empty if the instance is excluded.
 
         Raises NoData without an instance.
         """
@@ -173,7 +178,10 @@ class LustreMounts(Collector):
 
 
 def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
-    """Return the value of each signal; None without a line, which an operation that never happened does not have."""
+    """Return the value of each signal.
+
+    None without a line, which an operation that never happened does not have.
+    """
     statistics = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
     return [
         (stat.total if is_total else stat.samples) if stat else None
@@ -243,7 +251,10 @@ class _TextRows:
 
 
 def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
-    """Return the mount point of each llite instance, by name; the instance's name if it is ambiguous."""
+    """Return the mount point of each llite instance, by name.
+
+    The instance's name if it is ambiguous.
+    """
     points: dict[str, list[str]] = {}
     for mount in parse_network_mounts(mountinfo):
         if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
@@ -265,7 +276,10 @@ def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, 
 
 
 def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
-    """Return the message, with its remedy, about hidden files; raises AccessDenied if all are hidden."""
+    """Return the message, with its remedy, about hidden files.
+
+    Raises AccessDenied if all are hidden.
+    """
     hidden = [name for name, text in texts.items() if text is None]
     if not hidden:
         return ""

@@ -1,8 +1,9 @@
 """NVLink and C2C links of each GPU from NVML's field values, and its NVLink fabric.
 
-A field is requested with its link as scope. Drivers without scoped fields have one field per link, for links 0 to 11.
-Both are requested, and the first with a value is used; fields that a link does not support are left out of later calls.
-Ids: nvml.h of NVML 12.9; none has changed since it was introduced.
+A field is requested with its link as scope. Drivers without scoped fields have one field per link,
+for links 0 to 11. Both are requested, and the first with a value is used; fields that a link does
+not support are left out of later calls. Ids: nvml.h of NVML 12.9; none has changed since it was
+introduced.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class GpuLinkCollector(GpuPartsCollector):
         count: Callable[[Parts, str], int],
         no_link_reason: str,
     ) -> None:
-        """*count* returns the number of a GPU's links; *no_link_reason*: the NoData message without any link."""
+        """*count* returns the number of a GPU's links.
+
+        *no_link_reason*: the NoData message without any link.
+        """
         super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
         self._kind, self._fields, self._count, self._no_link_reason = (
             kind,
@@ -118,7 +122,7 @@ class GpuLinkCollector(GpuPartsCollector):
         counts = self._query(lambda address: self._count(parts, address))
         self._open_error = self._open_error or self.access_error
         if len(counts) < len(self._gpus) or 0 in counts.values():
-            self._mark_unhealthy()  # retried: a GPU did not answer, or has no link where others may have some
+            self._mark_unhealthy()  # retry: a GPU did not answer, or has no link
         self._links = [
             (address, link) for address, count in counts.items() for link in range(count)
         ]
@@ -198,15 +202,15 @@ _BLANK = 0xFFFF_FFFF
 _YES_OR_NO = {1: 1, 2: 0}
 #: Degraded bandwidth, route recovery, unhealthy route, access timeout recovery.
 _YES_OR_NO_SHIFTS = (0, 2, 4, 6)
-_CONFIGURATION_SHIFT = (
-    8  # four bits: 0 not supported, 1 correct, larger: the kind of error (NVML 13)
-)
+# Four bits: 0 not supported, 1 correct, larger: the kind of error (NVML 13)
+_CONFIGURATION_SHIFT = 8
 
 
 class GpuFabric(GpuPartsCollector):
     """State and health of each GPU's registration with its NVLink fabric.
 
-    The compute trays of an NVL72 rack see nothing else: errors of the switches are in the switch trays' own logs.
+    The compute trays of an NVL72 rack see nothing else: errors of the switches are in the switch
+    trays' own logs.
     """
 
     def __init__(self, roots: Roots) -> None:

@@ -38,7 +38,8 @@ EVENTS_MAX = 256
 
 XID = 0x8
 MIG_CHANGE = 0x100
-#: nvmlEventType of nvml.h -> its name. Changes of clock, performance state and power supply do not concern health.
+#: nvmlEventType of nvml.h -> its name. Changes of clock, performance state and power supply do not
+#: concern health.
 EVENT_TYPES = {
     0x1: "single bit ECC error",
     0x2: "double bit ECC error",
@@ -133,7 +134,7 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _fail(self, error: Exception, now_ns: int) -> None:
-        """Release the sets, and retry: soon after an error (or a long success), then at growing intervals."""
+        """Release the sets, and retry: soon at first, then at growing intervals."""
         # After a long success a single lost GPU should not delay the events of its neighbors.
         since_ns, self._registered_ns = self._registered_ns or now_ns, 0
         lasted = now_ns - since_ns > RETRY_SECONDS * SECOND_NS
@@ -205,7 +206,10 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
-        """Release a GPU before the driver waits for us to be unbound from it; open a GPU that it is bound to."""
+        """Release a GPU before the driver waits for us to be unbound from it.
+
+        Open a GPU that it is bound to.
+        """
         if event.type not in (UNBIND, BIND):
             return
         self.received += 1
@@ -225,7 +229,10 @@ class NvmlEvents(Collector):
         )
 
     def _publish_due(self, publisher: EventPublisher, now_ns: int) -> None:
-        """Publish reports that are due. An XID waits for the kernel log while a collector reads the log."""
+        """Publish reports that are due.
+
+        An XID waits for the kernel log while a collector reads the log.
+        """
         hold_ns = DUPLICATE_NS_MAX if self._deduplicator.reads_the_kernel_log else 0
         for event, report in self._reports.due(now_ns, hold_ns):
             assert isinstance(event, Event)

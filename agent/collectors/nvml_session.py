@@ -34,16 +34,19 @@ from ..hardware.nvidia import (
 
 LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000
-#: Interval of attempts to open NVML: a driver may be loaded, and GPUs may appear, after the agent has started.
+#: Interval of attempts to open NVML: a driver may be loaded, and GPUs may appear, after the agent
+#: has started.
 RETRY_SECONDS = 60
-#: Interval while the kernel has a driver that NVML does not answer for: a reloaded one answers within seconds.
+#: Interval while the kernel has a driver that NVML does not answer for: a reloaded one answers
+#: within seconds.
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
 NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 6, 9, 15, 18, 999
 #: NVML's codes if it may not open the driver's devices.
 REFUSED = frozenset((NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN))
-#: nvidia-docker #1671: systemd rewrites a container's device rules without the additions of NVIDIA's runtime.
+#: nvidia-docker #1671: systemd rewrites a container's device rules without the additions of
+#: NVIDIA's runtime.
 DEVICES_CLOSED = (
     "the device rules of this container exclude the GPUs (/dev/nvidiactl); no GPU is at fault. `systemctl daemon-reload` "
     "on the node does this under NVIDIA's legacy runtime: delete the pod. CDI or a privileged container prevents it"
@@ -53,8 +56,9 @@ DEVICES_CLOSED = (
 class RetryTimer:
     """Decides when to open NVML again after a failure.
 
-    At once if the kernel has loaded another driver since, soon after an error while a driver is loaded, else rarely: NVML
-    may load the driver itself, against an operator who has just unloaded it.
+    At once if the kernel has loaded another driver since, soon after an error while a driver is
+    loaded, else rarely: NVML may load the driver itself, against an operator who has just unloaded
+    it.
     """
 
     def __init__(self, proc: Path) -> None:
@@ -95,7 +99,7 @@ def open_nvml(roots: Roots) -> Nvml:
 
 
 def no_gpu_error(reason: str, roots: Roots) -> Exception:
-    """Return the error of a turn in which NVML shows no GPU: AccessDenied if the PCI bus has some, else NoData.
+    """Return a turn's error if NVML shows no GPU: AccessDenied if the PCI bus has one.
 
     GPUs that the host passes to virtual machines do not count.
     """
@@ -132,8 +136,8 @@ def collector_error(error: NvmlError, roots: Roots) -> Exception:
     return error
 
 
-#: While a GPU is lost, missing or without a UUID, NVML is reopened so that it can come back: after this time, then
-#: at growing intervals up to the maximum, because that disturbs the healthy GPUs.
+#: While a GPU is lost, missing or without a UUID, NVML is reopened so that it can come back: after
+#: this time, then at growing intervals up to the maximum, because that disturbs the healthy GPUs.
 REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
 #: A GPU that was to be unbound is skipped this long; after that the unbinding is taken as canceled.
 UNBINDING_SECONDS = 60
@@ -179,11 +183,13 @@ class NvmlSession:
         self.hidden = ""  # message about GPUs that NVML does not show
         #: Rises whenever state that depends on the open NVML becomes invalid.
         self.generation = 0
-        #: Number of times that the driver was found gone or replaced: every GPU's counters restart then.
+        #: Number of times that the driver was found gone or replaced: every GPU's counters restart
+        #: then.
         self.driver_loads = 0
         #: PCI addresses of GPUs in MIG mode, as last read by their lane.
         self.mig_addresses: frozenset[str] = frozenset()
-        #: GPU key -> PIDs of its compute processes, as last read by their lane; without GPUs that did not answer.
+        #: GPU key -> PIDs of its compute processes, as last read by their lane; without GPUs that
+        #: did not answer.
         self.compute_processes: Mapping[str, frozenset[int]] = {}
         #: Whether library and driver differ in version.
         self.is_updating = False
@@ -214,7 +220,8 @@ class NvmlSession:
     def open(self) -> None:
         """Open NVML and every GPU that is not excluded; `nvml` is None if all are.
 
-        Raises NoData, AccessDenied or NvmlError, the same one until the next try is due; RestartRequired.
+        Raises NoData, AccessDenied or NvmlError, the same one until the next try is due;
+        RestartRequired.
         """
         if self._has_gpus and not self._reopen_ns and not self._unbinding:
             return
@@ -227,9 +234,8 @@ class NvmlSession:
         if self._has_gpus:
             return
         if self._last_error is not None and not self._retry_timer.is_due(now_ns):
-            raise self._last_error.with_traceback(
-                None
-            )  # else each raise would lengthen the traceback
+            # Else each raise would lengthen the traceback
+            raise self._last_error.with_traceback(None)
         try:
             self._find()
         except (NoData, AccessDenied, NvmlError) as reason:
@@ -295,7 +301,8 @@ class NvmlSession:
     def _addresses(self) -> list[str]:
         """Return the addresses of GPUs without a call to NVML.
 
-        If the kernel does not show them, return the last ones when one is excluded, because NVML would attach it.
+        If the kernel does not show them, return the last ones when one is excluded, because NVML
+        would attach it.
         """
         addresses = driver_gpus(self._roots.proc) or pci_gpus(self._roots.sys)
         if not addresses:
@@ -307,7 +314,7 @@ class NvmlSession:
         ]
 
     def _devices(self, nvml: Nvml, addresses: Sequence[str]) -> list[Device]:
-        """Return the GPUs that are not excluded, including GPUs that a fault keeps from being opened."""
+        """Return the GPUs that are not excluded, including GPUs that a fault keeps closed."""
         devices = []
         for address in addresses:
             if self._is_excluded(address):
@@ -326,7 +333,10 @@ class NvmlSession:
         return code in REFUSED and device_rules_deny(self._roots.dev)
 
     def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
-        """Return the GPUs in NVML's order, if only NVML knows the addresses. NVML attaches all of them for that."""
+        """Return the GPUs in NVML's order, if only NVML knows the addresses.
+
+        NVML attaches all of them for that.
+        """
         return [d for d in nvml.devices(count) if not self._is_excluded(d.address)]
 
     def _uuid(self, address: str) -> str:
@@ -365,14 +375,20 @@ class NvmlSession:
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
-        """Close every GPU and NVML, without an open descriptor; the next `open` opens them again."""
+        """Close every GPU and NVML, without an open descriptor.
+
+        The next `open` opens them again.
+        """
         self.refresh()
         if self.nvml is not None:
             self.nvml.close()
         self.nvml, self._reopen_ns = None, 0
 
     def reopen(self, *, driver_loaded: bool) -> None:
-        """Close NVML, so that it notices changes. *driver_loaded*: the driver was or may have been replaced."""
+        """Close NVML, so that it notices changes.
+
+        *driver_loaded*: the driver was or may have been replaced.
+        """
         self.driver_loads += driver_loaded
         self.close()
 
@@ -391,10 +407,12 @@ class NvmlSession:
             self._reopen_ns, self._reopen_wait_seconds = 0, REOPEN_SECONDS
 
     def exclude(self, devices: Collection[str]) -> None:
-        """Skip the GPUs at these PCI addresses, and no others; an empty name means the whole driver.
+        """Skip the GPUs at these PCI addresses, and no others.
 
-        If an open GPU is among them, everything is closed and reopened without it; also if a GPU is permitted again that
-        was not there before, because NVML shows it only after reopening.
+        An empty name means the whole driver.
+
+        If an open GPU is among them, everything is closed and reopened without it; also if a GPU is
+        permitted again that was not there before, because NVML shows it only after reopening.
         """
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
         returned = [address for address in self._excluded if address not in devices]
@@ -430,7 +448,7 @@ class NvmlSession:
         return address in self._excluded or "" in self._excluded or address in self._unbinding
 
     def _end_unbinding(self, now_ns: int) -> None:
-        """Open GPUs from which the driver was not unbound after all, or to which it is bound again."""
+        """Open GPUs that were not unbound after all, or are bound again."""
         for address, until_ns in list(self._unbinding.items()):
             if now_ns >= until_ns:
                 if is_bound(self._roots.sys, address) is False:

@@ -23,7 +23,8 @@ from .file_cache import FileCache
 #: Maximum width; 255 means unknown, and a device that fell off the bus seems to report 63.
 _LANES_MAX = 32
 NO_FUNCTION = "no GPU, network or NVMe function in /sys/bus/pci/devices"
-#: A listing costs as much as the readings of four minutes; a changed set of functions is listed at once.
+#: A listing costs as much as the readings of four minutes; a changed set of functions is listed at
+#: once.
 _LIST_SECONDS = 300
 #: Functions named in a request for a new inventory.
 _CHANGES_LISTED_MAX = 4
@@ -46,8 +47,8 @@ CORRECTABLE: Mapping[bytes, str] = {
     b"CorrIntErr": "pcie.aer_corrected_internal_errors",
     b"HeaderOF": "pcie.aer_header_log_overflow_errors",
 }
-#: The kernel's name of an uncorrectable error -> a part of the signal's name; it may be non-fatal or fatal.
-#: Older kernels lack the names from DMWrReqBlocked on: those signals are missing, not 0.
+#: The kernel's name of an uncorrectable error -> a part of the signal's name; it may be non-fatal
+#: or fatal. Older kernels lack the names from DMWrReqBlocked on: those signals are missing, not 0.
 UNCORRECTABLE: Mapping[bytes, str] = {
     b"Undefined": "undefined",
     b"DLP": "data_link_protocol",
@@ -102,8 +103,9 @@ AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
 class PcieTenSeconds(CounterFileCollector):
     """Links and AER. A link's speed is read from the device itself, which may be asleep or gone.
 
-    The functions are listed again, and their files reopened, in the turn after a function came, went, was replaced, fell
-    asleep or woke up. The link of a sleeping function is not read, because that would wake it.
+    The functions are listed again, and their files reopened, in the turn after a function came,
+    went, was replaced, fell asleep or woke up. The link of a sleeping function is not read, because
+    that would wake it.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -174,7 +176,7 @@ def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, in
 
 
 def _device(function: pci.Function, excluded: bool) -> CounterDevice:
-    """Return the function with its files: no link in the root complex, and no read of a sleeping function."""
+    """Return the function with its files. The link of a sleeping function is not read."""
     folder = function.folder
     speed_max, lanes_max = (
         (None, None) if excluded or pci.is_asleep(folder) else _link_max(function)
@@ -234,7 +236,7 @@ _EXCLUDED = _SysfsState()
 
 
 class PcieMinute(ExcludingCollector):
-    """Settings that decide a function's speed: sizes of requests, ordering, link power, access control, IOMMU."""
+    """Settings that affect speed: request sizes, ordering, link power, access control, IOMMU."""
 
     name = "pcie_60s"
     pace = Pace.MINUTE

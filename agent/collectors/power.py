@@ -22,7 +22,10 @@ _RAPL_REMEDY = (
 
 
 def rapl_1s(roots: Roots) -> CounterFileCollector:
-    """Return the collector of energy per RAPL zone since the agent started. A read interrupts a core of the package."""
+    """Return the collector of energy per RAPL zone since the agent started.
+
+    A read interrupts a core of the package.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "rapl_1s",
@@ -99,8 +102,8 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
 def hwmon_10s(roots: Roots) -> CounterFileCollector:
     """Return the collector of heat, fans, voltages and caps.
 
-    Many reads call the device: an NVMe by an admin command, a NIC or a BMC by its firmware, a processor by waking the
-    core.
+    Many reads call the device: an NVMe by an admin command, a NIC or a BMC by its firmware, a
+    processor by waking the core.
     """
 
     def devices() -> list[CounterDevice]:
@@ -131,7 +134,8 @@ def _chip(sensor: str) -> str:
     return sensor.rpartition("/")[0]
 
 
-#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV, uW).
+#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV,
+#: uW).
 _SENSORS: Mapping[str, Mapping[str, FileField]] = {
     "temp": {
         "hwmon.temperature_celsius": FileField("_input", SIGNED, scale=1e-3),

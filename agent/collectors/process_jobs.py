@@ -1,7 +1,8 @@
 """Jobs of processes that a GPU driver names in the kernel log.
 
-The collector `gpu_job_1s` reports the owner of each process on a GPU. A process shorter than its period is looked up in
-/proc, in a thread of its own, because reading a control group may wait for a lock of the kernel.
+The collector `gpu_job_1s` reports the owner of each process on a GPU. A process shorter than its
+period is looked up in /proc, in a thread of its own, because reading a control group may wait for a
+lock of the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ LOOKUP_SECONDS_MAX = 0.05
 
 
 class ProcessJobs:
-    """Jobs by PID. Any thread may call `observe`, only the kernel log's reader `attributes`. Neither raises."""
+    """Jobs by PID. Any thread may call `observe`, only the kernel log's reader `attributes`.
+
+    Neither raises.
+    """
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
@@ -39,7 +43,10 @@ class ProcessJobs:
             self._known.pop(next(iter(self._known)), None)
 
     def attributes(self, pid: int) -> Mapping[str, str]:
-        """Return a process's job as attributes of an event; empty if unknown. *pid*: in the host's namespace."""
+        """Return a process's job as attributes of an event; empty if unknown.
+
+        *pid*: in the host's namespace.
+        """
         if pid in self._known:
             return self._known[pid]
         if self._is_foreign or (self._lookup is not None and self._lookup.is_alive()):

@@ -13,10 +13,11 @@ from ..hardware.files import Roots, device_key, inode, names_in
 from ..hardware.network import LINK_LAYERS, rdma_ports
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
-# Names of counters, from their sources: drivers/infiniband/hw/mlx5/counters.c, bnxt_re/hw_counters.c,
-# efa/efa_verbs.c, irdma/verbs.c, hfi1/chip.c (Omni-Path: dev_cntrs, port_cntrs), mana/counters.c,
-# hns/hns_roce_main.c, erdma/erdma_verbs.c; ionic's come from its firmware (AMD's device-metrics-exporter lists
-# them). A signal is one quantity, whatever its names in drivers.
+# Names of counters, from their sources: drivers/infiniband/hw/mlx5/counters.c,
+# bnxt_re/hw_counters.c, efa/efa_verbs.c, irdma/verbs.c, hfi1/chip.c (Omni-Path: dev_cntrs,
+# port_cntrs), mana/counters.c, hns/hns_roce_main.c, erdma/erdma_verbs.c; ionic's come from its
+# firmware (AMD's device-metrics-exporter lists them). A signal is one quantity, whatever its names
+# in drivers.
 
 #: mlx5: file in hw_counters/ -> signal.
 QUEUE_COUNTERS: Mapping[str, str] = {
@@ -233,7 +234,7 @@ _OF_DEVICE: Mapping[str, str] = {
 
 
 def _alternative_files() -> dict[str, tuple[str, ...]]:
-    """Return the files of each signal. mlx5 in switchdev mode counts per virtual port, with the prefix `vport_`."""
+    """Return each signal's files. mlx5 in switchdev mode has the prefix `vport_` (virtual port)."""
     files: dict[str, list[str]] = {}
     for signal, names in _ALTERNATIVE_NAMES.items():
         files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
@@ -247,7 +248,8 @@ def _alternative_files() -> dict[str, tuple[str, ...]]:
 #: Signal -> files below a port's folder; the first that exists is read.
 ALTERNATIVE_FILES: Mapping[str, tuple[str, ...]] = _alternative_files()
 
-#: Files in these folders that are not counters: how long the kernel keeps a reading, and current amounts.
+#: Files in these folders that are not counters: how long the kernel keeps a reading, and current
+#: amounts.
 _SETTINGS = ("lifespan",)
 _POPULATIONS = ("active_", "watermark_", "current_")
 
@@ -259,9 +261,11 @@ def is_counter(name: str) -> bool:
 
 _WORD_BYTES = 4  # port_rcv_data and port_xmit_data count 32-bit words
 _GIGABIT_BYTES = 125_000_000
-#: Longest wait for a port that answers with errors (a restricted function): each read logs to the kernel log.
+#: Longest wait for a port that answers with errors (a restricted function): each read logs to the
+#: kernel log.
 _WAIT_SECONDS_MAX = 300
-#: Listing the counters of twelve ports costs as much as five turns; the files only change with their device.
+#: Listing the counters of twelve ports costs as much as five turns; the files only change with
+#: their device.
 _LIST_SECONDS = 300
 
 _PORT: Mapping[str, FileField] = {

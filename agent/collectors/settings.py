@@ -20,13 +20,15 @@ from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
 
 class SettingsMinute(ExcludingCollector):
-    """Kernel and driver settings: some 70 files, and two per frequency domain; a changed file is read again."""
+    """Kernel and driver settings: some 70 files, and two per frequency domain.
+
+    A changed file is read again.
+    """
 
     name = "settings_60s"
     pace = Pace.MINUTE
-    enters_driver = (
-        True  # a governor is read on its core: hundreds are too slow for the daemon's own thread
-    )
+    # A governor is read on its core: hundreds are too slow for the daemon's own thread
+    enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
@@ -151,7 +153,10 @@ class Services(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the block. Raises NoData without a service, AccessDenied if processes are hidden."""
+        """Return the block.
+
+        Raises NoData without a service, AccessDenied if processes are hidden.
+        """
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()

@@ -20,10 +20,11 @@ PROCESSES_MAX = 16384
 THREADS_MAX = 4096
 #: Known processes, neither blocked nor on a GPU, that are read per collection.
 READS_MAX = 512
-#: Descriptors of a process that are checked, from the first: a driver is opened before files and sockets.
+#: Descriptors of a process that are checked, from the first: a driver is opened before files and
+#: sockets.
 DESCRIPTORS_MAX = 512
-#: GPU holders are looked up again after this many turns, because each descriptor is a link to read; after more turns
-#: if that exceeds _CHECKS_MAX processes per turn.
+#: GPU holders are looked up again after this many turns, because each descriptor is a link to read;
+#: after more turns if that exceeds _CHECKS_MAX processes per turn.
 _CHECK_TURNS = 6
 _CHECKS_MAX = 512
 #: Prefix of the GPUs' device files, which have the same names in a container.
@@ -53,7 +54,10 @@ _COLUMNS = (
 
 
 class BlockedTimes:
-    """When each task in uninterruptible wait was first seen in it. A task that leaves it is forgotten."""
+    """When each task in uninterruptible wait was first seen in it.
+
+    A task that leaves it is forgotten.
+    """
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], float] = {}
@@ -75,8 +79,8 @@ class BlockedTimes:
 class GpuHolders:
     """The processes that have a GPU open, looked up periodically.
 
-    A killed process closes its descriptors while it exits; if the driver blocks it there, it shows none but still has the
-    GPU. So a holder without descriptors remains a holder until it is gone.
+    A killed process closes its descriptors while it exits; if the driver blocks it there, it shows
+    none but still has the GPU. So a holder without descriptors remains a holder until it is gone.
     """
 
     def __init__(self, proc: Path, dev: Path) -> None:
@@ -99,7 +103,10 @@ class GpuHolders:
         return bool(self._holding.get(task.identity))
 
     def find(self, processes: Sequence[TaskStat]) -> list[TaskStat]:
-        """Return the processes that hold a GPU. A new process is checked at once, others every few turns."""
+        """Return the processes that hold a GPU.
+
+        A new process is checked at once, others every few turns.
+        """
         self._turn += 1
         before, self._last_change_key = self._last_change_key, self._device_folder.look()
         if before != self._last_change_key:
@@ -133,8 +140,9 @@ def hides_processes(processes: Iterable[TaskStat]) -> bool:
 class BlockedTasks(ExcludingCollector):
     """Counts tasks in uninterruptible wait (D) and their durations, from /proc.
 
-    Every thread is read for GPU holders, only the main thread for other processes. Thousands of other processes are read
-    in parts, so that a blocked one may be seen some turns later (`ProcessScanner`).
+    Every thread is read for GPU holders, only the main thread for other processes. Thousands of
+    other processes are read in parts, so that a blocked one may be seen some turns later
+    (`ProcessScanner`).
     """
 
     name = "tasks_10s"
@@ -198,7 +206,10 @@ class BlockedTasks(ExcludingCollector):
         return threads
 
     def _counts(self, processes: Sequence[TaskStat]) -> tuple[int | None, ...]:
-        """Return the counts; None if not all processes are visible, because they would be too low."""
+        """Return the counts.
+
+        None if not all processes are visible, because they would be too low.
+        """
         blocked = [task for task in processes if task.is_blocked]
         kernel_count = sum(task.is_kernel for task in blocked)
         zombies = sum(task.state == "Z" for task in processes)

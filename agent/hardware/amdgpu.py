@@ -34,7 +34,10 @@ _LEVEL = re.compile(r"\s*\w{1,4}:\s*(\d{1,6})\s*[Mm][Hh]z")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A compute partition of a GPU (XCP), which programs see as a GPU. A GPU in SPX has a single one."""
+    """A compute partition of a GPU (XCP), which programs see as a GPU.
+
+    A GPU in SPX has a single one.
+    """
 
     number: int
     kfd_id: int
@@ -108,7 +111,10 @@ _COUNT = "_err_count"
 
 
 def unique_key(folder: Path) -> str:
-    """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES; empty: none."""
+    """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES.
+
+    Empty: none.
+    """
     text = (read_text(folder / "unique_id") or "").lower()
     return f"GPU-{text}" if _UNIQUE_ID.match(text) and text.strip("0") else ""
 
@@ -143,7 +149,10 @@ def _nodes(sys: Path) -> Iterator[KfdNode]:
 
 
 def pci_address(domain: int, location: int) -> str:
-    """Return the address of a node's GPU. The function's bits, and bits above 16, number the partition."""
+    """Return the address of a node's GPU.
+
+    The function's bits, and bits above 16, number the partition.
+    """
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
 
 
@@ -208,7 +217,10 @@ def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
 
 
 class BadPages(NamedTuple):
-    """Counts of a GPU's bad memory pages; `more`: the list is longer than the part that was read."""
+    """Counts of a GPU's bad memory pages.
+
+    `more`: the list is longer than the part that was read.
+    """
 
     reserved: int
     pending: int
@@ -218,8 +230,8 @@ class BadPages(NamedTuple):
 def parse_bad_pages(text: bytes) -> BadPages:
     """Return the counts of `ras/gpu_vram_bad_pages`, with lines `0x00000001 : 0x00001000 : R`.
 
-    R: reserved, no longer used. P and F: pending, or not yet removable; the driver reserves such a page
-    when it is loaded again. Other lines are ignored.
+    R: reserved, no longer used. P and F: pending, or not yet removable; the driver reserves such a
+    page when it is loaded again. Other lines are ignored.
     """
     flags = [
         line.rpartition(b":")[2].strip() for line in text.splitlines() if line.startswith(b"0x")
@@ -247,7 +259,10 @@ def read_bad_pages(folder: str) -> BadPages | None:
 
 
 def parse_levels_max(text: str | None) -> float | None:
-    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk); None without one."""
+    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk).
+
+    None without one.
+    """
     matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
     highest = max((int(match[1]) for match in matches if match is not None), default=0)
     return highest * 1e6 if highest else None
@@ -260,7 +275,8 @@ GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
 def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
     """Return the highest PCIe generation and lane count that GPU and slot both support.
 
-    A GPU of AMD is behind a switch of its own: the minimum is taken up to the first bridge of another vendor.
+    A GPU of AMD is behind a switch of its own: the minimum is taken up to the first bridge of
+    another vendor.
     """
     parents, _ = pci.chain_to_root(gpu.folder)
     speeds: list[int] = []
@@ -289,7 +305,10 @@ def is_off_bus(folder: str) -> bool:
 
 
 def driver_version(sys: Path, proc: Path) -> str:
-    """Return the version of AMD's driver package; for the kernel's own driver the kernel's version."""
+    """Return the version of AMD's driver package.
+
+    For the kernel's own driver the kernel's version.
+    """
     own = read_text(sys / "module/amdgpu/version")
     if own:
         return own

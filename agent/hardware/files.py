@@ -113,7 +113,10 @@ class NumberFiles:
     """Files with an unsigned number each, read through kept descriptors."""
 
     def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
-        """*devices*: per path the device whose driver a read enters (`ext.counterfiles`); empty: none."""
+        """*devices*: per path the device whose driver a read enters (`ext.counterfiles`).
+
+        Empty: none.
+        """
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
@@ -123,7 +126,10 @@ class NumberFiles:
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
-        """Return the numbers in the order of the paths; None for a file without a number, or all ones."""
+        """Return the numbers in the order of the paths.
+
+        None for a file without a number, or all ones.
+        """
         self._files.read()
         return [
             number if valid and number not in (BLANK_32, BLANK_64) else None
@@ -153,12 +159,13 @@ class Roots:
     state: Path | None = None
     #: Whether a helper may read ranks in the environments of processes on GPUs (setting `read_ranks`).
     reads_ranks: bool = False
-    #: `off`, `listen` or `watch`; address of DCGM's host engine; client library, "" for the newest installed.
+    #: `off`, `listen` or `watch`; address of DCGM's host engine; client library, "" for the newest
+    #: installed.
     dcgm: str = "listen"
     dcgm_address: str = "localhost:5555"
     dcgm_library: str = ""
 
     @property
     def is_this_machine(self) -> bool:
-        """Return whether /sys and /proc are this machine's, so that its libraries may be called too."""
+        """Return whether /sys and /proc, and so the libraries, are this machine's."""
         return self.sys == Path("/sys") and self.proc == Path("/proc")

@@ -1,8 +1,9 @@
 """Parser of amdgpu's `gpu_metrics` table: finds each value by the version in the table's header.
 
-Layouts: drivers/gpu/drm/amd/include/kgd_pp_interface.h (struct gpu_metrics_v1_3 to v1_8; offsets on x86-64 and arm64,
-where the compiler aligns 8 bytes to 8). From revision 1.9 on the table describes itself: DECLARE_SMU_METRICS_CLASS of
-drivers/gpu/drm/amd/pm/swsmu/smu_cmn.h puts 64 bits of encoding before each value, packed. Pure.
+Layouts: drivers/gpu/drm/amd/include/kgd_pp_interface.h (struct gpu_metrics_v1_3 to v1_8; offsets on
+x86-64 and arm64, where the compiler aligns 8 bytes to 8). From revision 1.9 on the table describes
+itself: DECLARE_SMU_METRICS_CLASS of drivers/gpu/drm/amd/pm/swsmu/smu_cmn.h puts 64 bits of encoding
+before each value, packed. Pure.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class FieldPlace(NamedTuple):
 
 
 class MetricsLayout(NamedTuple):
-    """The fields of a table. A table has the same layout if it has all *marks* (offset, bytes) and the same size."""
+    """The fields of a table.
+
+    A table has the same layout if it has all *marks* (offset, bytes) and the same size.
+    """
 
     revision: str
     size: int
@@ -125,7 +129,7 @@ def _fixed(text: str) -> dict[str, FieldPlace]:
 def _with_partitions(
     text: str, first: int, stride: int, jpeg_engines: int
 ) -> dict[str, FieldPlace]:
-    """Add the first values of each partition's record (amdgpu_xcp_metrics*): gfx_busy_inst, jpeg_busy."""
+    """Add gfx_busy_inst and jpeg_busy of each partition's record (amdgpu_xcp_metrics*)."""
     fields = _fixed(text)
     for partition in range(PARTITIONS_MAX):
         offset = first + stride * partition
@@ -169,7 +173,10 @@ _ENCODING = struct.Struct("<Q")
 
 
 def layout_of(data: bytes) -> MetricsLayout:
-    """Return the layout of a table. Raises MetricsError if it is cut off or of an unknown revision."""
+    """Return the layout of a table.
+
+    Raises MetricsError if it is cut off or of an unknown revision.
+    """
     if len(data) < HEADER_BYTES:
         raise MetricsError(
             f"gpu_metrics has {len(data)} bytes, less than its header of {HEADER_BYTES}"
@@ -214,7 +221,10 @@ def _self_described(data: bytes, revision: str) -> MetricsLayout:
 
 
 def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, bytes]]:
-    """Yield place, number and encoding of each attribute. Raises MetricsError if they exceed the table."""
+    """Yield place, number and encoding of each attribute.
+
+    Raises MetricsError if they exceed the table.
+    """
     if len(data) < HEADER_BYTES + _COUNT.size:
         raise MetricsError(f"gpu_metrics {revision} ends before its number of attributes")
     (count,) = _COUNT.unpack_from(data, HEADER_BYTES)
@@ -240,7 +250,7 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
 
 
 def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, FieldPlace]:
-    """Return each partition's part of the values of all compute dies, which are in partition order."""
+    """Return each partition's part of the compute dies' values, which are in its order."""
     busy = fields["gfx_busy_inst"]
     partitions = 1
     if "num_partition" in fields:

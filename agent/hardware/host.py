@@ -50,7 +50,7 @@ def frequency_files(sys: Path) -> list[Path]:
 
 
 def core_of(file: Path) -> str:
-    """Return the core on which a frequency file is read: `cpu8` for `.../policy8/scaling_cur_freq`."""
+    """Return the core of a frequency file: `cpu8` for `.../policy8/scaling_cur_freq`."""
     return file.parent.name.replace("policy", "cpu")
 
 
@@ -105,7 +105,7 @@ def parse_vmstat(data: bytes, name: bytes) -> int | None:
 
 
 def find_line(data: bytes, beginning: bytes) -> bytes | None:
-    """Return the rest of the first line that starts with *beginning*, without surrounding blanks."""
+    """Return the rest of the first line that starts with *beginning*, without outer blanks."""
     if data.startswith(beginning):
         start = 0
     else:
@@ -184,7 +184,7 @@ _CHANNEL = re.compile(r"(ch\d{1,4})_ce_count$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class EdacLocation:
-    """A place with error counts: a controller, a DIMM, or with old drivers a row and its channels."""
+    """A place with error counts: controller, DIMM, or with old drivers row and channels."""
 
     folder: Path
     kind: str  # controller, dimm, row, channel
@@ -195,7 +195,8 @@ class EdacLocation:
 def edac_locations(sys: Path) -> dict[str, EdacLocation]:
     """Return every location, by `mc0`, `mc0/dimm3`, `mc0/csrow2`, `mc0/csrow2/ch0`.
 
-    Drivers that know DIMMs (or ranks) may show the same errors by row too; then the rows are left out.
+    Drivers that know DIMMs (or ranks) may show the same errors by row too; then the rows are left
+    out.
     """
     folder = sys / "devices/system/edac/mc"
     locations: dict[str, EdacLocation] = {}
@@ -240,8 +241,8 @@ class Sensor:
 def rapl_zones(sys: Path) -> dict[str, Path]:
     """Return the folder of each RAPL zone, by name. Other powercap drivers (dtpm) have no energy.
 
-    If a package is shown by its MSRs (`intel-rapl:0`) and by its memory-mapped registers (`intel-rapl-mmio:0`, with
-    the same `name`), both have the same energy: the second is left out.
+    If a package is shown by its MSRs (`intel-rapl:0`) and by its memory-mapped registers
+    (`intel-rapl-mmio:0`, with the same `name`), both have the same energy: the second is left out.
     """
     folder = sys / "class/powercap"
     zones = {
@@ -285,8 +286,8 @@ def sensors(sys: Path) -> dict[str, Sensor]:
 def chips(sys: Path) -> dict[str, Path]:
     """Return the folder of each hwmon chip, by a name that is the same after the next boot.
 
-    The number of `hwmon3` may change, so the name is the chip's and its device's. Chips with equal names (no driver
-    is known to have them) get `#2` and so on in the order of their numbers.
+    The number of `hwmon3` may change, so the name is the chip's and its device's. Chips with equal
+    names (no driver is known to have them) get `#2` and so on in the order of their numbers.
     """
     folder = sys / "class/hwmon"
     result: dict[str, Path] = {}
@@ -320,7 +321,8 @@ STA_NANO = 0x2000
 _STATES_MAX = 5  # TIME_OK, TIME_INS, TIME_DEL, TIME_OOP, TIME_WAIT, TIME_ERROR
 #: Maximum of the kernel's largest error, 16 s (NTP_PHASE_LIMIT); a larger value is invalid.
 _ERROR_MICROSECONDS_MAX = 16_000_000
-#: The kernel accepts offsets up to half a second (MAXPHASE) and steers by at most 500 ppm (MAXFREQ).
+#: The kernel accepts offsets up to half a second (MAXPHASE) and steers by at most 500 ppm
+#: (MAXFREQ).
 _OFFSET_SECONDS_MAX = 1.0
 _FREQUENCY_RATIO_MAX = 1e-3
 
@@ -371,8 +373,8 @@ BOOT_ID_BYTES = 16
 def boot_id(proc_root: Path = Path("/proc")) -> bytes:
     """Return the kernel's 16 random bytes of this boot. Never raises.
 
-    If the kernel shows none (some sandboxes) return 16 random bytes: each start then counts as a boot, which wastes a
-    few sequence numbers and has no other effect.
+    If the kernel shows none (some sandboxes) return 16 random bytes: each start then counts as a
+    boot, which wastes a few sequence numbers and has no other effect.
     """
     try:
         boot = bytes.fromhex(

@@ -61,7 +61,7 @@ class RankAnswer(NamedTuple):
 
 
 def attributes_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes, and the variables that rank and GPUs came from, because launchers differ."""
+    """Return the attributes, with the variable names behind rank and GPUs: launchers differ."""
     attributes: dict[str, str] = {}
     for attribute, names in _VARIABLES.items():
         name = next((name for name in names if name in variables), "")
@@ -87,7 +87,10 @@ def parse_answers(output: bytes) -> list[RankAnswer]:
 
 
 class RankReader:
-    """Runs the helper without waiting for it. While a child cannot be killed, no other is started."""
+    """Runs the helper without waiting for it.
+
+    While a child cannot be killed, no other is started.
+    """
 
     def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
         self._proc, self._clock, self._command = proc, clock, tuple(command)
@@ -167,9 +170,8 @@ class RankReader:
         answers = [answer for answer in parse_answers(self._output) if answer.identity in requested]
         answered = {answer.identity for answer in answers}
         unanswered = [identity for identity in self._requested if identity not in answered]
-        if (
-            child.returncode < 0
-        ):  # blocked by the first unanswered process: the child reads in order
+        # Blocked by the first unanswered process: the child reads in order
+        if child.returncode < 0:
             self._waiting = dict.fromkeys([*unanswered[1:], *self._waiting])
             del unanswered[1:]
         denied = any(answer.refused == "no permission" for answer in answers)

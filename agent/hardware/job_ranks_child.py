@@ -1,11 +1,15 @@
-"""The child: prints a few environment variables of other processes and exits. Runs as a file, with `-I -S`.
+"""The child: prints a few environment variables of other processes and exits.
 
-It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and environments contain
-secrets. It keeps and prints only the variables in NAMES, and only values of the expected form.
+Runs as a file, with `-I -S`.
+
+It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and
+environments contain secrets. It keeps and prints only the variables in NAMES, and only values of
+the expected form.
 
     python -I -S job_ranks_child.py PROC PID:START [PID:START ...]
 
-START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. Prints a JSON object per line.
+START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. Prints a JSON
+object per line.
 """
 
 import json
@@ -74,7 +78,10 @@ def variables_of(descriptor: int) -> dict[str, str]:
 
 
 def start_of(folder: str) -> int:
-    """Return the start of the process with this folder of /proc. Raises OSError, or ValueError without a `stat`."""
+    """Return the start of the process with this folder of /proc.
+
+    Raises OSError, or ValueError without a `stat`.
+    """
     with open(f"{folder}/stat", "rb", buffering=0) as file:
         tokens = file.read(4096).rpartition(b")")[2].split()
     if len(tokens) < 20:

@@ -1,8 +1,9 @@
 """Reads records of /dev/kmsg, one record per read.
 
-Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel. `prefix,sequence,microseconds,flags;text`,
-where prefix is 8 x facility + level. Further fields may come before the `;`. Lines that begin with a blank
-are the record's dictionary. Bytes that are not printable ASCII, and the backslash, are written as `\\xNN`.
+Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel.
+`prefix,sequence,microseconds,flags;text`, where prefix is 8 x facility + level. Further fields may
+come before the `;`. Lines that begin with a blank are the record's dictionary. Bytes that are not
+printable ASCII, and the backslash, are written as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import NamedTuple, Protocol
 
 #: Facility of the kernel's own records; a user who writes to /dev/kmsg gets 1 (LOG_USER), never 0.
 KERNEL_FACILITY = 0
-#: Buffer of a read. The kernel's limit is 2 KiB per record (8 KiB before 6.4); a longer record is skipped.
+#: Buffer of a read. The kernel's limit is 2 KiB per record (8 KiB before 6.4); a longer record is
+#: skipped.
 RECORD_BYTES_MAX = 1 << 16
 #: Maximum that is read of a log in a plain file (a host that is a folder).
 FILE_BYTES_MAX = 16 << 20
@@ -90,9 +92,9 @@ class KmsgSource(Protocol):
     def read(self) -> bytes:
         """Return a record; b"" at the end of a file, which the kernel's log does not have.
 
-        Raises BlockingIOError without a new record; BrokenPipeError (EPIPE) if the next record was overwritten, after
-        which the oldest record follows; OSError with EINVAL for a record that is longer than the buffer and is
-        skipped. Any other OSError is final.
+        Raises BlockingIOError without a new record; BrokenPipeError (EPIPE) if the next record was
+        overwritten, after which the oldest record follows; OSError with EINVAL for a record that is
+        longer than the buffer and is skipped. Any other OSError is final.
         """
         ...
 
@@ -100,7 +102,7 @@ class KmsgSource(Protocol):
 
 
 class Kmsg:
-    """A descriptor with a record per read: /dev/kmsg, or a SOCK_SEQPACKET socket or FIFO in tests."""
+    """A descriptor with a record per read: /dev/kmsg; a SOCK_SEQPACKET socket or FIFO in tests."""
 
     def __init__(self, descriptor: int) -> None:
         """Take over *descriptor*."""

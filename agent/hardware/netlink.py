@@ -1,8 +1,9 @@
 """Builds and parses netlink messages by hand, because importing pyroute2 costs 19 MB (PSS).
 
 Layouts: include/uapi/linux/netlink.h, rtnetlink.h, if_link.h, ethtool_netlink.h, genetlink.h;
-Documentation/networking/ethtool-netlink.rst. All numbers are in the host's byte order. Parsers take bytes
-and never raise: they stop at truncated or malformed data. A value that a driver does not report is None.
+Documentation/networking/ethtool-netlink.rst. All numbers are in the host's byte order. Parsers take
+bytes and never raise: they stop at truncated or malformed data. A value that a driver does not
+report is None.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Buffer of a recv. The kernel's dumps come in parts of at most 32 KiB; its notifications are smaller.
+#: Buffer of a recv. The kernel's dumps come in parts of at most 32 KiB; its notifications are
+#: smaller.
 DATAGRAM_BYTES_MAX = 1 << 16
 #: Attributes per place beyond this number are ignored; a link has about 60.
 ATTRIBUTES_MAX = 512
@@ -139,7 +141,7 @@ def number(data: bytes | None) -> int | None:
 
 
 def _count(data: bytes | None) -> int | None:
-    """Return a 32-bit count of carrier changes (IFLA_CARRIER_CHANGES, ..._UP_COUNT, ..._DOWN_COUNT); else None."""
+    """Return a 32-bit count (IFLA_CARRIER_CHANGES, IFLA_CARRIER_UP_COUNT, ...); else None."""
     return number(data) if data is not None and len(data) == 4 else None
 
 
@@ -172,7 +174,9 @@ def parse_link(payload: bytes) -> LinkInfo | None:
 
 
 def parse_link_messages(data: bytes, sequence: int) -> list[LinkMessage]:
-    """Return the messages about links in a NETLINK_ROUTE datagram. *sequence*: that of the requested dump.
+    """Return the messages about links in a NETLINK_ROUTE datagram.
+
+    *sequence*: that of the requested dump.
 
     Messages of other families than AF_UNSPEC concern ports of a bridge, not links.
     """
@@ -269,7 +273,10 @@ class LinkSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def request_all(self, sequence: int) -> None:
-        """Request a dump of all links. Raises OSError (EBUSY while the last one is not read to its end)."""
+        """Request a dump of all links.
+
+        Raises OSError (EBUSY while the last one is not read to its end).
+        """
         self._socket.sendto(all_links(sequence), (0, 0))
 
     def receive(self) -> bytes | None:
@@ -289,9 +296,8 @@ class LinkSocket:
 
     def wait(self, seconds: float) -> bool:
         """Wait for a datagram, `wake` or *seconds*; return False after `wake`."""
-        poll = (
-            select.poll()
-        )  # select() supports no descriptor above 1,023, and counter files keep thousands
+        # select() supports no descriptor above 1,023, and counter files keep thousands
+        poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._wake_receiver, select.POLLIN)
         return self._wake_receiver.fileno() not in {
@@ -324,8 +330,9 @@ LINKMODES_GET, LINKSTATE_GET, PAUSE_GET, FEC_GET = 4, 6, 21, 29  # ETHTOOL_MSG_*
 SPEED_MEGABITS_MAX = 100_000_000
 _UNKNOWN_U8 = 0xFF  # DUPLEX_UNKNOWN
 _U64 = struct.Struct("=Q")
-#: Name of a link mode: speed in Mb/s, `base`, medium with its number of lanes, duplex (link_mode_names in
-#: net/ethtool/common.c). Other names of that list are not speeds: `Autoneg`, `FIBRE`, `Pause`.
+#: Name of a link mode: speed in Mb/s, `base`, medium with its number of lanes, duplex
+#: (link_mode_names in net/ethtool/common.c). Other names of that list are not speeds: `Autoneg`,
+#: `FIBRE`, `Pause`.
 _MODE = re.compile(
     r"([1-9][0-9]{0,8})base[A-Z]++([1-9][0-9]?)?(?![0-9])[A-Z0-9_]{0,16}(/(Full|Half))?", re.ASCII
 )
@@ -491,7 +498,10 @@ class EthtoolNetlink:
     """
 
     def __init__(self) -> None:
-        """Open and look up the family. Raises OSError: ENOENT if the kernel has no ethtool netlink."""
+        """Open and look up the family.
+
+        Raises OSError: ENOENT if the kernel has no ethtool netlink.
+        """
         self._sequence = 0
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC
@@ -511,9 +521,9 @@ class EthtoolNetlink:
     def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         """Return the attributes of the reply about interface *index*.
 
-        Raises OSError: EOPNOTSUPP if its driver does not support the request, ENODEV without the interface,
-        TimeoutError without an answer. A kernel too old for the counts (pause before 5.10, FEC before 5.13)
-        answers without them.
+        Raises OSError: EOPNOTSUPP if its driver does not support the request, ENODEV without the
+        interface, TimeoutError without an answer. A kernel too old for the counts (pause before
+        5.10, FEC before 5.13) answers without them.
         """
         try:
             header = header_of(index, with_statistics=with_statistics)

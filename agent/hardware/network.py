@@ -10,12 +10,14 @@ from pathlib import Path
 from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
-#: Maximum of GIDs per port. The GID table has up to 65,536 entries; RoCE uses the first few per address.
+#: Maximum of GIDs per port. The GID table has up to 65,536 entries; RoCE uses the first few per
+#: address.
 GIDS_MAX = 256
 #: Slaves of a bond beyond this number are ignored.
 SLAVES_MAX = 64
 
-#: The states of `operstate` in the order of RFC 2863 (net/core/net-sysfs.c): a state's index is its number.
+#: The states of `operstate` in the order of RFC 2863 (net/core/net-sysfs.c): a state's index is its
+#: number.
 OPERATIONAL_STATES = b"unknown notpresent down lowerlayerdown testing dormant up"
 #: `link_layer` in the order of enum rdma_link_layer (include/rdma/ib_verbs.h).
 LINK_LAYERS = b"Unspecified InfiniBand Ethernet"
@@ -47,16 +49,16 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
 
 
 def was_up(sys: Path, address: str) -> bool:
-    """Return whether an interface of the adapter at a PCI address had a carrier in this boot, by sysfs.
+    """Return whether sysfs shows a carrier of the adapter at a PCI address in this boot.
 
-    False without counters: the driver is loading, or InfiniBand has no IPoIB. No file is read that queries the adapter.
+    False without counters: the driver is loading, or InfiniBand has no IPoIB. No file is read that
+    queries the adapter.
     """
     folder = sys / "bus/pci/devices" / address / "net"
     for name in names_in(folder):
         ups = read_unsigned(folder / name / "carrier_up_count")
-        changes = read_unsigned(
-            folder / name / "carrier_changes"
-        )  # before Linux 4.16 the only count; the first may be "none"
+        # The only count before Linux 4.16
+        changes = read_unsigned(folder / name / "carrier_changes")
         if ups or (ups is None and (changes or 0) > 1):
             return True
     return False
@@ -140,7 +142,8 @@ def _slave(folder: str, name: str, files: FileReader) -> Slave:
 def parse_mii_status(text: str | None) -> bool | None:
     """Return whether a link is up: `up`, or `going down` while it still has a carrier.
 
-    None for words unknown to the bonding driver (drivers/net/bonding/bond_main.c, bond_slave_link_status).
+    None for words unknown to the bonding driver (drivers/net/bonding/bond_main.c,
+    bond_slave_link_status).
     """
     known = {"up": True, "going down": True, "down": False, "going back": False}
     return known.get(text or "")

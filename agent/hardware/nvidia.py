@@ -32,7 +32,7 @@ def driver_gpu_uuid(proc: Path, address: str) -> str:
 
 
 def pci_gpus(sys: Path) -> list[str]:
-    """Return the sorted PCI addresses bound to the NVIDIA driver, from the kernel, without calling the driver."""
+    """Return the sorted PCI addresses bound to the NVIDIA driver, without calling it."""
     return [n for n in names_in(sys / "bus/pci/drivers/nvidia") if _ADDRESS.fullmatch(n)]
 
 
@@ -53,7 +53,10 @@ def device_rules_deny(dev: Path) -> bool:
 
 
 def is_bound(sys: Path, address: str) -> bool | None:
-    """Return whether a GPU is bound to the NVIDIA driver; None if unknown. Does not call the driver."""
+    """Return whether a GPU is bound to the NVIDIA driver; None if unknown.
+
+    Does not call the driver.
+    """
     folder = sys / "bus/pci/drivers/nvidia"
     return (folder / address).exists() if folder.is_dir() else None
 
@@ -65,19 +68,23 @@ def parse_uuid(information: str) -> str:
 
 
 def kernel_driver_version(proc: Path) -> str:
-    """Return the version of the loaded kernel driver from /proc/driver/nvidia/version; empty without one."""
+    """Return the version of the loaded kernel driver from /proc/driver/nvidia/version.
+
+    Empty without one.
+    """
     return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
 
 
 def parse_kernel_driver_version(text: str) -> str:
-    """Return `590.48.01` from `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build ...`."""
+    """Return `590.48.01` from `NVRM version: NVIDIA UNIX ... x86_64  590.48.01  Release ...`."""
     match = _KERNEL_VERSION.search(text)
     return match.group(1) if match else ""
 
 
-# Statistics of NIC drivers and their signals. Names: drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and
-# Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst), broadcom/bnxt/bnxt_ethtool.c,
-# intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
+# Statistics of NIC drivers and their signals. Names:
+# drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and
+# Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst),
+# broadcom/bnxt/bnxt_ethtool.c, intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
 
 _PRIORITIES = range(8)
 
@@ -192,8 +199,9 @@ def select_statistics(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
     }
 
 
-# A process that can open this capability file (MIG user guide, "Device nodes and capabilities"), or has
-# CAP_SYS_ADMIN, sees all MIG instances. Any other process gets `no permission`, or fewer NVML events.
+# A process that can open this capability file (MIG user guide, "Device nodes and capabilities"), or
+# has CAP_SYS_ADMIN, sees all MIG instances. Any other process gets `no permission`, or fewer NVML
+# events.
 _FILE = "driver/nvidia/capabilities/mig/monitor"
 _CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,7})\s*$", re.MULTILINE)
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,32})\s*$", re.MULTILINE)
@@ -257,7 +265,10 @@ class OpenHandles(NamedTuple):
 
 
 def parse_gpu_minor(information: str) -> int | None:
-    """Return N of `Device Minor: N` in a GPU's `information` file: its node is /dev/nvidiaN. None: unknown."""
+    """Return N of `Device Minor: N` in a GPU's `information` file: its node is /dev/nvidiaN.
+
+    None: unknown.
+    """
     match = _GPU_MINOR.search(information)
     return int(match.group(1)) if match else None
 
@@ -273,7 +284,10 @@ def nodes_of(proc: Path) -> dict[str, str]:
 
 
 def node_of(target: str, dev: Path) -> str:
-    """Return the driver's node in a descriptor's link, such as `nvidia3`; empty for any other link."""
+    """Return the driver's node in a descriptor's link, such as `nvidia3`.
+
+    Empty for any other link.
+    """
     for root in (f"{dev}/", "/dev/"):
         name = target.removesuffix(" (deleted)").removeprefix(root)
         if name != target and _NODE.fullmatch(name):
@@ -303,8 +317,8 @@ def open_nodes(proc: Path, process_id: int, dev: Path) -> set[str] | None:
 def open_handles(proc: Path, dev: Path, process_ids: Iterator[int]) -> OpenHandles:
     """Return which of these processes have which of the driver's nodes open.
 
-    An open node prevents a GPU's reset, a change of MIG, and unloading the driver. `/proc/PID/fd` shows other
-    users' processes only to root and with CAP_SYS_PTRACE.
+    An open node prevents a GPU's reset, a change of MIG, and unloading the driver. `/proc/PID/fd`
+    shows other users' processes only to root and with CAP_SYS_PTRACE.
     """
     handles: list[OpenHandle] = []
     hidden_count = 0
@@ -326,7 +340,7 @@ def every_process(proc: Path) -> Iterator[int]:
 
 
 def agent_processes(proc: Path) -> Iterator[int]:
-    """Yield the ids of this process and its descendants, in *proc*'s numbering, which may be the host's."""
+    """Yield the PIDs of this process and its descendants in *proc*'s numbering."""
     try:
         pending = [int(os.readlink(proc / "self"))]
     except (OSError, ValueError):
@@ -353,7 +367,7 @@ def children(proc: Path, process_id: int) -> list[int]:
 def blocking(
     found: tuple[OpenHandle, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> list[tuple[OpenHandle, str]]:
-    """Return the handles that block *devices* (None: the driver as a whole), with the GPU's PCI address.
+    """Return the handles that block *devices* (None: the whole driver), with PCI addresses.
 
     A process that has only the driver's common nodes open blocks no single GPU.
     """

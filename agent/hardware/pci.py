@@ -70,7 +70,10 @@ def parse_class(text: str | None) -> int | None:
 
 
 def parse_link_speed(text: str | None) -> float | None:
-    """Return the transfers per second of `32.0 GT/s PCIe`; None for `Unknown`, `Unknown speed`, no text."""
+    """Return the transfers per second of `32.0 GT/s PCIe`.
+
+    None for `Unknown`, `Unknown speed`, no text.
+    """
     tokens = (text or "").split()
     if len(tokens) < 2 or tokens[1] != GIGATRANSFERS:
         return None
@@ -86,15 +89,16 @@ def numa_node(folder: Path) -> int | None:
 
 
 def may_sleep(device: Path) -> bool:
-    """Return whether the kernel may suspend the device while it is unused (`power/control`: auto)."""
+    """Return whether the kernel may suspend the unused device (`power/control`: auto)."""
     return read_text(device / "power/control") == "auto"
 
 
 def is_asleep(device: Path, files: FileReader = FILE_READER) -> bool:
     """Return whether the device is suspended, or is entering or leaving suspension.
 
-    Any query would wake it, and an agent that queries every ten seconds would keep it awake forever. Neither file
-    accesses the device (Documentation/ABI/testing/sysfs-devices-power, sysfs-bus-pci).
+    Any query would wake it, and an agent that queries every ten seconds would keep it awake
+    forever. Neither file accesses the device (Documentation/ABI/testing/sysfs-devices-power,
+    sysfs-bus-pci).
     """
     status = files.text(f"{device}/power/runtime_status") or ""
     return status.startswith(("suspend", "resum")) or power_state(device, files) not in (None, "D0")
@@ -202,10 +206,10 @@ def nearest(function: Function, others: Iterable[Function]) -> tuple[str, list[F
 
 
 def nearness(a: Function, b: Function) -> str:
-    """Return the distance of two functions: `same switch`, `same root complex`, `same socket`, `far`, `unknown`.
+    """Return the distance of two functions: a member of NEARNESS, or `unknown`.
 
-    Functions with a common bridge meet in a switch below it, or are in the same slot. `unknown`: the firmware has no
-    NUMA node.
+    Functions with a common bridge meet in a switch below it, or are in the same slot. `unknown`:
+    the firmware has no NUMA node.
     """
     if not set(a.parents).isdisjoint(b.parents):
         return "same switch"
@@ -217,9 +221,9 @@ def nearness(a: Function, b: Function) -> str:
     return "same socket" if len(nodes) == 1 else "far"
 
 
-# Configuration space: PCI Express Base Specification, chapter 7; Linux `include/uapi/linux/pci_regs.h`.
-# Only the needed registers are read: some devices fail when the whole space is read. Beyond the first 64
-# bytes the kernel shows it only to CAP_SYS_ADMIN.
+# Configuration space: PCI Express Base Specification, chapter 7; Linux
+# `include/uapi/linux/pci_regs.h`. Only the needed registers are read: some devices fail when the
+# whole space is read. Beyond the first 64 bytes the kernel shows it only to CAP_SYS_ADMIN.
 
 #: Takes offset and length, and returns at most that number of bytes.
 Read = Callable[[int, int], bytes]
@@ -260,7 +264,9 @@ def read_express(config: Path) -> ExpressRegisters:
 
 
 def parse_express(read: Read) -> ExpressRegisters:
-    """Return the registers of a configuration space. Raises ConfigHidden if capabilities are hidden.
+    """Return the registers of a configuration space.
+
+    Raises ConfigHidden if capabilities are hidden.
 
     A device that fell off the bus reads as all ones: all values are None.
     """

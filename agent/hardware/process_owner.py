@@ -1,9 +1,10 @@
-"""Owner of a process (job, container, user), from its cgroup path: /proc/PID/cgroup (cgroups(7), proc(5)).
+"""Owner of a process (job, container, user), from its path in /proc/PID/cgroup (cgroups(7)).
 
-Slurm, Kubernetes, container engines and systemd name cgroups after their contents. The forms are those of Slurm's
-cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
-systemd.slice(5). A name counts only under the path that its manager creates. A user with a delegated cgroup can choose
-any name below it, so `/user.slice/.../job_7` is ignored.
+Slurm, Kubernetes, container engines and systemd name cgroups after their contents. The forms are
+those of Slurm's cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's
+two cgroup drivers, and of systemd.slice(5). A name counts only under the path that its manager
+creates. A user with a delegated cgroup can choose any name below it, so `/user.slice/.../job_7` is
+ignored.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ _LXC = re.compile(r"lxc\.payload\.(?P<name>[A-Za-z0-9_.-]{1,64})")
 
 
 def parse_cgroup(data: bytes) -> Owner:
-    """Return the owner of a process. Lines not of the form hierarchy:controllers:path are ignored; never raises."""
+    """Return the owner of a process.
+
+    Lines not of the form hierarchy:controllers:path are ignored; never raises.
+    """
     lines = data[:CGROUP_BYTES_MAX].split(b"\n")
     if len(data) >= CGROUP_BYTES_MAX:
         lines.pop()  # it may be truncated
@@ -234,8 +238,9 @@ def _systemd(parts: list[str]) -> Owner:
     )
 
 
-# `stat`, `status` and `cgroup` do not take the lock of the process's memory, as `environ` and `cmdline` do. `cgroup`
-# takes the lock of all control groups, and blocks its reader while that is stuck: so a sampler reads it.
+# `stat`, `status` and `cgroup` do not take the lock of the process's memory, as `environ` and
+# `cmdline` do. `cgroup` takes the lock of all control groups, and blocks its reader while that is
+# stuck: so a sampler reads it.
 
 #: `status` is far smaller, even with thousands of groups.
 STATUS_BYTES_MAX = 1 << 16
@@ -315,7 +320,10 @@ def read_process_state(proc: Path, pid: int) -> ProcessSnapshot:
 
 
 def read_process(proc: Path, pid: int) -> ProcessSnapshot:
-    """Return a complete read of a process; CHANGED if the PID was reused meanwhile. Never raises."""
+    """Return a complete read of a process; CHANGED if the PID was reused meanwhile.
+
+    Never raises.
+    """
     first = read_process_state(proc, pid)
     if not first.start_ticks:
         return first
@@ -342,7 +350,9 @@ def shows_all(proc: Path) -> bool:
 
 
 def in_host_pid_namespace(proc: Path) -> bool:
-    """Return whether this reader is in the host's PID namespace. True if unknown (/proc is a folder).
+    """Return whether this reader is in the host's PID namespace.
+
+    True if unknown (/proc is a folder).
 
     In another namespace a PID from a driver may be that of another process.
     """
@@ -376,8 +386,8 @@ def _read(path: str, bytes_max: int) -> bytes:
         place.leave()
 
 
-#: Below the host's root (default of kubelet's --pod-logs-dir). A folder's name is NAMESPACE_NAME_UID; a control group
-#: has only the UID, and kubelet's PodResources only the name.
+#: Below the host's root (default of kubelet's --pod-logs-dir). A folder's name is
+#: NAMESPACE_NAME_UID; a control group has only the UID, and kubelet's PodResources only the name.
 POD_LOGS = "var/log/pods"
 #: Names are DNS names (RFC 1123), without underscores.
 _POD_LOG_FOLDER = re.compile(
@@ -408,8 +418,8 @@ def pods_by_uid(root: Path) -> dict[str, Pod]:
     return dict(pod for folder in folders if (pod := parse_pod_log_folder(folder)))
 
 
-#: PodResources of kubelet, a Unix socket below the host's root. An allocation does not show a process: a pod may leave
-#: its GPU idle, and a process may use a GPU without kubelet.
+#: PodResources of kubelet, a Unix socket below the host's root. An allocation does not show a
+#: process: a pod may leave its GPU idle, and a process may use a GPU without kubelet.
 KUBELET_SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
 LIST_METHOD = "/v1.PodResourcesLister/List"
 #: Timeout of kubelet's whole answer, shorter than a sampler's time limit.
@@ -427,7 +437,10 @@ class KubeletError(Exception):
 
 
 class Allocation(NamedTuple):
-    """A device held by a container. `replica`: the share of a GPU that kubelet allocates several times."""
+    """A device held by a container.
+
+    `replica`: the share of a GPU that kubelet allocates several times.
+    """
 
     namespace: str
     pod: str
@@ -438,7 +451,10 @@ class Allocation(NamedTuple):
 
 
 def parse_allocations(message: bytes) -> list[Allocation]:
-    """Return the GPU allocations. Raises KubeletError unless *message* is a ListPodResourcesResponse."""
+    """Return the GPU allocations.
+
+    Raises KubeletError unless *message* is a ListPodResourcesResponse.
+    """
     from ...contract.wire.podresources_pb2 import ListPodResourcesResponse
 
     try:

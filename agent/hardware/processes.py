@@ -24,7 +24,10 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TaskStat(NamedTuple):
-    """A process, with the state of its main thread, or a thread. Number and start are its identity."""
+    """A process, with the state of its main thread, or a thread.
+
+    Number and start are its identity.
+    """
 
     number: int
     start_ticks: int  # since boot
@@ -55,7 +58,7 @@ def parse_task(data: bytes) -> TaskStat | None:
 
 
 def task_numbers(folder: Path, tasks_max: int) -> list[str]:
-    """Return the numbers of processes (threads for `/proc/PID/task`) in the kernel's order, at most *tasks_max* + 1.
+    """Return at most *tasks_max* + 1 PIDs (threads in `/proc/PID/task`) in the kernel's order.
 
     Raises OSError when the folder cannot be listed.
     """
@@ -83,8 +86,8 @@ def read_task(folder: Path, number: str) -> TaskStat | None:
 class ProcessScanner:
     """All processes, each with its last read.
 
-    A read costs the kernel 10 us, and a host may have ten thousand processes. So a turn reads the new processes, those
-    that the caller finds urgent, and some of the others in turn.
+    A read costs the kernel 10 us, and a host may have ten thousand processes. So a turn reads the
+    new processes, those that the caller finds urgent, and some of the others in turn.
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
@@ -119,7 +122,10 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file; empty if it is gone. Each read is recorded by itself, because all may take long."""
+    """Return the file; empty if it is gone.
+
+    Each read is recorded by itself, because all may take long.
+    """
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()
@@ -129,8 +135,8 @@ def _read(path: str) -> bytes:
 def has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
     """Return whether one of a process's first *links_max* descriptors is *prefix* and a number.
 
-    *folder*: the process's; `/dev/nvidia` matches `/dev/nvidia0`. None without a descriptor, as after an exit. Raises
-    PermissionError if the descriptors are hidden.
+    *folder*: the process's; `/dev/nvidia` matches `/dev/nvidia0`. None without a descriptor, as
+    after an exit. Raises PermissionError if the descriptors are hidden.
     """
     place.enter(_PROC, b"list fd")
     try:

@@ -27,8 +27,8 @@ CLOCKSOURCES = {
     "refined-jiffies": 12,
 }
 CLOCKSOURCE_OTHER = 0
-#: Parameters of the kernel's command line that affect speed or isolate cores (kernel-parameters.txt). Others are not
-#: shown: they may contain an address or a key.
+#: Parameters of the kernel's command line that affect speed or isolate cores
+#: (kernel-parameters.txt). Others are not shown: they may contain an address or a key.
 _FLAGS = re.compile(
     r"(intel_iommu|amd_iommu|iommu|iommu\.\w+|arm-smmu\S*|swiotlb|pcie_aspm|pcie_acs_override|pci|pcie_ports"
     r"|mitigations|nosmt|isolcpus|nohz|nohz_full|rcu_nocbs|irqaffinity|housekeeping|skew_tick"
@@ -85,7 +85,7 @@ def turbo(sys: Path, files: FileReader) -> int | None:
 
 
 def idle_latency_microseconds(sys: Path, files: FileReader) -> int | None:
-    """Return the longest wake-up latency of an enabled idle state, over the first core of each package."""
+    """Return the longest latency of an enabled idle state of each package's first core."""
     latencies: list[int] = []
     for core in _first_cores(sys / "devices/system/cpu", files):
         for name in files.names(core / "cpuidle"):
@@ -107,7 +107,10 @@ def _first_cores(folder: Path, files: FileReader) -> list[Path]:
 
 
 def peer_memory(sys: Path, files: FileReader) -> int | None:
-    """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem; None: no GPU driver."""
+    """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem.
+
+    None: no GPU driver.
+    """
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
         return None
@@ -123,7 +126,7 @@ def open_module(proc: Path) -> int | None:
 
 
 def parse_file_handles(text: str | bytes | None) -> tuple[int | None, int | None]:
-    """Return used and maximum file handles from `/proc/sys/fs/file-nr`: `1952 0 9223372036854775807`."""
+    """Return used and maximum handles of /proc/sys/fs/file-nr: `1952 0 9223372036854775807`."""
     tokens = text.split() if text else ()
     if len(tokens) != 3:
         return None, None
@@ -137,14 +140,18 @@ def isolated_cores(sys: Path, files: FileReader) -> int | None:
 
 
 def kernel_flags(text: str | None) -> str:
-    """Return the parameters of a kernel's command line that affect speed, in their order; empty without one."""
+    """Return the parameters of a kernel's command line that affect speed, in their order.
+
+    Empty without one.
+    """
     flags = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
     return flags[:_FLAGS_CHARACTERS_MAX]
 
 
-# Services. Sources: systemd.unit(5) (folders of unit files, `.wants`, masking), the cgroup of a unit
-# (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link `invocation:UNIT` for each active
-# unit, src/core/unit.c). A service in a container has no unit on the host, and is recognized by its process.
+# Services. Sources: systemd.unit(5) (folders of unit files, `.wants`, masking), the cgroup of a
+# unit (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link
+# `invocation:UNIT` for each active unit, src/core/unit.c). A service in a container has no unit on
+# the host, and is recognized by its process.
 
 #: Below the host's root; the operator's own first (systemd.unit(5), table 1).
 UNIT_FOLDERS = (
@@ -162,7 +169,7 @@ _POPULATED = re.compile(rb"^populated ([01])$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service: usual name, names of its unit, and name of its process as the kernel truncates it."""
+    """A service: usual name, unit names, and process name as the kernel truncates it."""
 
     name: str
     units: tuple[str, ...]
@@ -260,7 +267,9 @@ def groups_of_units(sys: Path) -> dict[str, list[str]]:
 
 
 def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> list[int] | None:
-    """Return the processes in the control groups of the service's unit; None without one that has processes.
+    """Return the processes in the control groups of the service's unit.
+
+    None without one that has processes.
 
     The list is empty if all processes are in child cgroups.
     """

@@ -1,9 +1,9 @@
-"""Shared-memory slots in which training jobs count steps (written by `gangline/steps.py`), read as untrusted input.
+"""Shared-memory slots with training jobs' steps, from `gangline/steps.py`; untrusted input.
 
-The writer may be any user's process, so the reader follows no link, maps nothing and waits for nothing. A slot is a
-regular file of exactly SLOT_BYTES, read by pread(2): a link, a FIFO, a truncated file or a huge one cannot harm the
-reader. The layout is in `steps.py`, which imports no module of Gangline; a test reads with this module a slot that
-`steps.py` wrote.
+The writer may be any user's process, so the reader follows no link, maps nothing and waits for
+nothing. A slot is a regular file of exactly SLOT_BYTES, read by pread(2): a link, a FIFO, a
+truncated file or a huge one cannot harm the reader. The layout is in `steps.py`, which imports no
+module of Gangline; a test reads with this module a slot that `steps.py` wrote.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class SlotHead(NamedTuple):
 
 
 class StepCount(NamedTuple):
-    """Steps of a process. `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of their squared times."""
+    """Steps of a process.
+
+    `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of their squared times.
+    """
 
     steps: int
     last_seconds: float
@@ -70,7 +73,10 @@ def parse_head(data: bytes) -> SlotHead | None:
 
 
 def parse_steps(data: bytes) -> StepCount | None:
-    """Return the count; None before the first step, for invalid numbers, and for a read during a write."""
+    """Return the count.
+
+    None before the first step, for invalid numbers, and for a read during a write.
+    """
     if len(data) < STEP_OFFSET + _STEP.size:
         return None
     end, last_seconds, squares, begin = _STEP.unpack_from(data, STEP_OFFSET)
@@ -91,8 +97,8 @@ def open_folder(path: Path) -> Folder:
 def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
     """Return at most *names_max* names of the folder, and the number left out.
 
-    If there are too many each user's files get an equal share, the oldest first, so that a user's junk cannot hide
-    the slots of others.
+    If there are too many each user's files get an equal share, the oldest first, so that a user's
+    junk cannot hide the slots of others.
     """
     by_user: dict[int, list[tuple[float, str]]] = {}
     names: list[str] = []
@@ -116,7 +122,10 @@ def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
 
 
 def open_slot(folder: int, name: str) -> tuple[int, int] | None:
-    """Return descriptor and owner's user id of a slot; None for any other name or file. Never waits."""
+    """Return descriptor and owner's user id of a slot; None for any other name or file.
+
+    Never waits.
+    """
     if not NAME.fullmatch(name):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Block devices, filesystems, NVMe, NFS and Lustre (Documentation/admin-guide/iostats.rst, proc(5))."""
+"""Block devices (Documentation/admin-guide/iostats.rst), filesystems, NVMe, NFS and Lustre."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .pci import is_asleep
 #: Optical and floppy drives: they have a device, but gangs do not depend on them.
 _IGNORED = re.compile(r"(sr|fd)\d+$")
 
-#: Writable filesystems on local block devices. statvfs of a network filesystem may hang forever, and a
-#: read-only image (squashfs, iso9660) is always full and read-only.
+#: Writable filesystems on local block devices. statvfs of a network filesystem may hang forever,
+#: and a read-only image (squashfs, iso9660) is always full and read-only.
 LOCAL_FILESYSTEMS = frozenset(
     [
         "bcachefs",
@@ -64,9 +64,10 @@ class Mount:
 def disks_with_backing(sys: Path) -> list[str]:
     """Return the disks with a device of their own, by their names in diskstats.
 
-    Loop, ram, zram, dm and md devices (without a device) and partitions (not in this folder) are excluded: the I/O of
-    dm-multipath or a RAID is counted at its members. A namespace of an NVMe subsystem with several paths appears
-    twice, as `nvme0n1` and by path as `nvme0c0n1`: never add the two; kernels before 6.4 count only at the paths.
+    Loop, ram, zram, dm and md devices (without a device) and partitions (not in this folder) are
+    excluded: the I/O of dm-multipath or a RAID is counted at its members. A namespace of an NVMe
+    subsystem with several paths appears twice, as `nvme0n1` and by path as `nvme0c0n1`: never add
+    the two; kernels before 6.4 count only at the paths.
     """
     folder = sys / "block"
     names = [n for n in names_in(folder) if (folder / n / "device").exists()]
@@ -74,7 +75,7 @@ def disks_with_backing(sys: Path) -> list[str]:
 
 
 def disk_sequences(sys: Path, disks: Iterable[str]) -> list[int | None]:
-    """Return the kernel's sequence number of each disk: a disk that returns under an old name has a new one (Linux 5.15)."""
+    """Return the disks' sequence numbers (Linux 5.15), which differ for a replaced disk."""
     return [read_unsigned(sys / "block" / disk.replace("/", "!") / "diskseq") for disk in disks]
 
 
@@ -84,7 +85,10 @@ def parse_mountinfo(data: bytes) -> list[Mount]:
 
 
 def parse_network_mounts(data: bytes) -> list[Mount]:
-    """Return the network and FUSE filesystems, each at its first mount point. Do not access paths below them."""
+    """Return the network and FUSE filesystems, each at its first mount point.
+
+    Do not access paths below them.
+    """
     return [
         mount
         for mount in parse_mounts(data)
@@ -122,11 +126,11 @@ def _is_local(mount: Mount) -> bool:
     )
 
 
-# NVMe. Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the ioctl),
-# NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
+# NVMe. Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the
+# ioctl), NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
 
-#: Codes of `nvme.controller_state`, in the order of the kernel's enum nvme_ctrl_state. Only kernels before 5.4 and
-#: 4.17 have `only-admin` and `reconnecting`.
+#: Codes of `nvme.controller_state`, in the order of the kernel's enum nvme_ctrl_state. Only kernels
+#: before 5.4 and 4.17 have `only-admin` and `reconnecting`.
 NVME_STATES = {
     "new": 0,
     "live": 1,
@@ -150,8 +154,9 @@ _ALL_NAMESPACES = 0xFFFFFFFF
 #: Log page 02h, and its number of 4-byte words minus one.
 _SMART_PAGE = 0x02 | (SMART_BYTES // 4 - 1) << 16
 
-#: The page up to the last field that is read: warning, temperature, spare, threshold, used; ten counters
-#: of 128 bits; minutes above both temperatures; eight sensors; transitions of both thermal levels.
+#: The page up to the last field that is read: warning, temperature, spare, threshold, used; ten
+#: counters of 128 bits; minutes above both temperatures; eight sensors; transitions of both thermal
+#: levels.
 _SMART = struct.Struct("<BHBBB26x" + "16s" * 10 + "II16x" + "II")
 _DATA_UNIT_BYTES = 512_000  # "thousands of units of 512 bytes"
 _KELVIN = 273
@@ -187,7 +192,10 @@ def nvme_controllers(sys: Path, files: FileReader = FILE_READER) -> dict[str, Pa
 
 
 def nvme_identity(controller: Path) -> int | None:
-    """Return a 32-bit number that differs for another drive with the same name; None without a serial."""
+    """Return a 32-bit number that differs for another drive with the same name.
+
+    None without a serial.
+    """
     serial = read_text(controller / "serial")
     model = read_text(controller / "model")
     return zlib.crc32(f"{serial} {model}".encode()) if serial else None
@@ -204,7 +212,7 @@ def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[s
 
 
 def sensor_folder(controller: Path) -> Path | None:
-    """Return the controller's hwmon folder, its own child since Linux 5.12, before that of its PCI device."""
+    """Return the controller's hwmon folder; before Linux 5.12 it is below the PCI device."""
     for parent in (controller, controller / "device/hwmon"):
         for name in names_in(parent):
             if name.startswith("hwmon") and read_text(parent / name / "name") == "nvme":
@@ -213,7 +221,7 @@ def sensor_folder(controller: Path) -> Path | None:
 
 
 def is_awake(controller: Path) -> bool:
-    """Return whether an admin command may be sent: the controller is live and its device is not suspended.
+    """Return whether to send admin commands: the controller is live and not suspended.
 
     A resetting controller would block the caller, and a suspended one would be woken.
     """
@@ -221,11 +229,13 @@ def is_awake(controller: Path) -> bool:
 
 
 def read_smart_page(device: Path) -> bytes:
-    """Return log page 02h from a controller's character device. Raises OSError; may wait for the drive.
+    """Return log page 02h from a controller's character device.
 
-    No other command is ever sent, and this one changes nothing. It has the driver's own time limit (timeout 0): a
-    shorter one would make the driver reset a slow drive. The GIL is free meanwhile: fcntl.ioctl releases it for
-    arguments of this size.
+    Raises OSError; may wait for the drive.
+
+    No other command is ever sent, and this one changes nothing. It has the driver's own time limit
+    (timeout 0): a shorter one would make the driver reset a slow drive. The GIL is free meanwhile:
+    fcntl.ioctl releases it for arguments of this size.
     """
     page = array("B", bytes(SMART_BYTES))
     command = bytearray(
@@ -245,16 +255,18 @@ def read_smart_page(device: Path) -> bytes:
 
 
 def parse_smart_page(page: bytes) -> SmartLog | None:
-    """Return the log of a page; None unless it has 512 bytes, and for all ones (a device off the bus)."""
+    """Return the log of a page.
+
+    None unless it has 512 bytes, and for all ones (a device off the bus).
+    """
     if len(page) != SMART_BYTES or page == b"\xff" * SMART_BYTES:
         return None
     warning, kelvin, spare, threshold, used, *rest = _SMART.unpack_from(page)
     counters = [_counter(raw) for raw in rest[:10]]
     read, written, _, _, busy_minutes, cycles, hours, unsafe, media, errors = counters
     warm_minutes, hot_minutes, light, heavy = (n if n < 0xFFFFFFFF else None for n in rest[10:])
-    reports_spare = bool(
-        spare or threshold
-    )  # virtual drives report 0 for both, which does not mean worn out
+    # Virtual drives report 0 for both, which does not mean worn out
+    reports_spare = bool(spare or threshold)
     return SmartLog(
         warning, _celsius(kelvin), _percent(spare) if reports_spare else None, _percent(threshold) if reports_spare else None,
         used / 100,
@@ -274,7 +286,10 @@ def _times(value: int | None, factor: int) -> int | None:
 
 
 def _celsius(kelvin: int) -> int | None:
-    """Return degrees Celsius; None for impossible values: virtual and dead drives report 0 K or 65535 K."""
+    """Return degrees Celsius.
+
+    None for impossible values: virtual and dead drives report 0 K or 65535 K.
+    """
     return kelvin - _KELVIN if 200 <= kelvin <= 500 else None
 
 
@@ -282,9 +297,9 @@ def _percent(value: int) -> float | None:
     return value / 100 if value <= 100 else None
 
 
-# NFS: /proc/self/mountstats. Sources: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c (rpc_clnt_show_stats),
-# net/sunrpc/xprtsock.c and net/sunrpc/xprtrdma/transport.c (print_stats). The text comes from the client's memory: no
-# server is contacted.
+# NFS: /proc/self/mountstats. Sources: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c
+# (rpc_clnt_show_stats), net/sunrpc/xprtsock.c and net/sunrpc/xprtrdma/transport.c (print_stats).
+# The text comes from the client's memory: no server is contacted.
 
 _TYPES = (b"nfs", b"nfs4")
 _BEGIN = re.compile(rb"^(?=device )", re.MULTILINE)
@@ -292,7 +307,10 @@ _HEAD = re.compile(rb"device (\S+) mounted on (\S+) with fstype (\S+)")
 
 
 class NfsMount(NamedTuple):
-    """An NFS mount; `values` as `ext.hostfiles.nfs_values` returns them, None where the text has none."""
+    """An NFS mount.
+
+    `values` as `ext.hostfiles.nfs_values` returns them, None where the text has none.
+    """
 
     point: str
     source: str
@@ -306,7 +324,7 @@ class NfsMount(NamedTuple):
 
     @property
     def reads(self) -> list[int | None]:
-        """Calls, transmissions, major timeouts, milliseconds in queue, until the response and in all, errors."""
+        """Calls, transmissions, major timeouts, milliseconds (queue, response, total), errors."""
         return self.values[3:10]
 
     @property
@@ -321,15 +339,15 @@ class NfsMount(NamedTuple):
 
     @property
     def transport(self) -> list[int | None]:
-        """Sums over its connections: connects, sends, receives, bad replies, backlog, idle seconds."""
+        """Sums of connects, sends, receives, bad replies, backlog, idle seconds."""
         return self.values[21:]
 
 
 def parse_mountstats(data: bytes) -> list[NfsMount]:
     """Return the NFS mounts, each at its first mount point.
 
-    Bind mounts of a source show the same text. A truncated last line is ignored; a column that is not a number is
-    None.
+    Bind mounts of a source show the same text. A truncated last line is ignored; a column that is
+    not a number is None.
     """
     mounts: dict[tuple[bytes, bytes], NfsMount] = {}
     for part in _BEGIN.split(data[: data.rfind(b"\n") + 1]):
@@ -341,11 +359,13 @@ def parse_mountstats(data: bytes) -> list[NfsMount]:
     return list(mounts.values())
 
 
-# Lustre. Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c (states) of the Lustre
-# release. Older releases have the files in /proc/fs/lustre; newer ones have most in debugfs, readable by root, while
-# everybody sees the mount in /sys/fs/lustre. All come from the client's memory.
+# Lustre. Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c
+# (states) of the Lustre release. Older releases have the files in /proc/fs/lustre; newer ones have
+# most in debugfs, readable by root, while everybody sees the mount in /sys/fs/lustre. All come from
+# the client's memory.
 
-#: Codes of `lustre_target.connection_state`, by enum lustre_imp_state; an IDLE connection is unused.
+#: Codes of `lustre_target.connection_state`, by enum lustre_imp_state; an IDLE connection is
+#: unused.
 LUSTRE_STATES = {
     "CLOSED": 1,
     "NEW": 2,
@@ -380,7 +400,7 @@ _TARGET = re.compile(r"-(osc|mdc)-[0-9a-f]{8,16}$")
 
 @dataclass(frozen=True, slots=True)
 class LustreStat:
-    """A line of `stats`: the number of samples, and their sum (bytes, microseconds) if there is one."""
+    """A line of `stats`: number of samples, and optionally their sum (bytes, microseconds)."""
 
     samples: int
     total: int | None

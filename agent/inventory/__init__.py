@@ -72,10 +72,12 @@ def interrupt(avoided: ExcludedGpus) -> None:
 def read(
     roots: Roots, seconds_max: float = 20.0, avoided: Callable[[], ExcludedGpus] = frozenset
 ) -> Inventory:
-    """Run the child and return its inventory. Never raises; returns within *seconds_max* plus a second.
+    """Run the child and return its inventory.
 
-    Sections printed before a driver blocked the child are kept. *avoided* returns the GPUs to leave alone now. If a GPU
-    is added meanwhile, `interrupt` kills the child, and `reason` reports it.
+    Never raises; returns within *seconds_max* plus a second.
+
+    Sections printed before a driver blocked the child are kept. *avoided* returns the GPUs to leave
+    alone now. If a GPU is added meanwhile, `interrupt` kills the child, and `reason` reports it.
     """
     _abandoned[:] = [child for child in _abandoned if child.poll() is None]
     if _abandoned:
@@ -103,10 +105,12 @@ def run_child(
     left_out: ExcludedGpus = None,
     avoided: Callable[[], ExcludedGpus] = frozenset,
 ) -> tuple[bytes, str]:
-    """Return the line that the command printed, and why it is incomplete. Raises OSError at the start.
+    """Return the line that the command printed, and why it is incomplete.
 
-    A child that is late or prints too much is killed; if it does not exit, it is abandoned. Its standard input is a pipe
-    that closes when this process exits.
+    Raises OSError at the start.
+
+    A child that is late or prints too much is killed; if it does not exit, it is abandoned. Its
+    standard input is a pipe that closes when this process exits.
     """
     child = subprocess.Popen(
         command,
@@ -187,7 +191,7 @@ def parse(output: bytes, reason: str = "") -> Inventory:
 
 
 def _texts(pairs: Mapping[str, object]) -> dict[str, str]:
-    """Return the pairs, cut to the aggregator's limits: a single file of /sys must not exclude a host."""
+    """Return the pairs cut to the aggregator's limits: a long one would exclude the host."""
     return {
         str(name)[:NAME_CHARACTERS_MAX]: str(value)[:VALUE_CHARACTERS_MAX]
         for name, value in list(pairs.items())[:ATTRIBUTES_MAX]

@@ -117,7 +117,7 @@ class _SectionThread(threading.Thread):
     def run(self) -> None:
         try:
             self.answer = self._section(self._roots), ""
-        except Exception as error:  # noqa: BLE001 - a library's error must not affect other sections
+        except Exception as error:  # noqa: BLE001 - must not affect other sections
             self.answer = [], f"{type(error).__name__}: {error}"[:200]
 
 

@@ -1,7 +1,8 @@
-"""GPUs, their MIG devices and the remote ends of their NVLinks: NVIDIA's by its Python binding, AMD's from sysfs.
+"""GPUs, partitions and remote ends of NVLinks, by NVIDIA's Python binding or from AMD's sysfs.
 
-The binding is too large for the daemon, but not for this short-lived child. A query that fails leaves out only its own
-value. NVML does not report the kind of HBM, and the number of SMs only on some GPUs: neither is guessed.
+The binding is too large for the daemon, but not for this short-lived child. A query that fails
+leaves out only its own value. NVML does not report the kind of HBM, and the number of SMs only on
+some GPUs: neither is guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ..hardware.files import Roots, read_text
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import ExcludedGpus, HostDevice
 
-# Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML 12.9.
+# Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
+# 12.9.
 
 _VERSION_BYTES, _GUID_BYTES = 4, 16
 _PLATFORM_BYTES = _VERSION_BYTES + 2 * _GUID_BYTES + 5
@@ -39,7 +41,10 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown. Empty if it is too short."""
+    """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown.
+
+    Empty if it is too short.
+    """
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES
@@ -57,7 +62,10 @@ def platform(data: bytes, version: int) -> dict[str, str]:
 
 
 def text_or_hex(data: bytes) -> str:
-    """Return a serial number as text if it is printable, else in hexadecimal. Zeros at its end are padding."""
+    """Return a serial number as text if it is printable, else in hexadecimal.
+
+    Zeros at its end are padding.
+    """
     raw = data.rstrip(b"\0")
     text = raw.decode("ascii", errors="replace")
     return text.strip() if text.isprintable() and "\ufffd" not in text else raw.hex()
@@ -66,7 +74,8 @@ def text_or_hex(data: bytes) -> str:
 def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
     """Return cluster and clique once the registration is completed (state 3).
 
-    Zeros as cluster mean the host's own NVSwitches; any other cluster has switches outside of the host.
+    Zeros as cluster mean the host's own NVSwitches; any other cluster has switches outside of the
+    host.
     """
     if state != 3 or len(cluster) != _GUID_BYTES:
         return {}
@@ -110,9 +119,12 @@ Query = Callable[[], object]
 
 
 def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
-    """Return the GPUs by UUID, their MIG devices and NVLinks; empty without pynvml, the driver or a GPU.
+    """Return the GPUs by UUID, their MIG devices and NVLinks.
 
-    GPUs in *left_out* are neither touched nor returned. Raises pynvml.NVMLError if the driver refuses.
+    Empty without pynvml, the driver or a GPU.
+
+    GPUs in *left_out* are neither touched nor returned. Raises pynvml.NVMLError if the driver
+    refuses.
     """
     if left_out is None or (not roots.is_this_machine and not roots.nvml_library):
         return []
@@ -127,7 +139,8 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
         except OSError:
             return []
     try:
-        # As in `ext/nvml.pyx`: with NO_ATTACH drivers before 590.37 show no GPU. Only its handle attaches a GPU.
+        # As in `ext/nvml.pyx`: with NO_ATTACH drivers before 590.37 show no GPU. Only its handle
+        # attaches a GPU.
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) in (
@@ -145,7 +158,10 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
 
 
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
-    """Yield the address and the attaching call of each GPU; by index, with address "", if no list has addresses."""
+    """Yield the address and the attaching call of each GPU.
+
+    By index, with address "", if no list has addresses.
+    """
     addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in addresses[:GPUS_MAX]:
         if address not in left_out:
@@ -355,7 +371,8 @@ def sysfs_address(bus_id: str | bytes) -> str:
 
 #: Characters reported of an attribute's text.
 TEXT_CHARACTERS_MAX = 128
-#: PCI device -> model, for boards whose FRU has no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, AMD's data sheets).
+#: PCI device -> model, for boards whose FRU has no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c,
+#: AMD's data sheets).
 MODELS = {
     "0x7408": "AMD Instinct MI250X",
     "0x740c": "AMD Instinct MI250",

@@ -34,7 +34,10 @@ def numa_nodes(roots: Roots) -> list[HostDevice]:
 
 
 def pcie_functions(roots: Roots) -> list[HostDevice]:
-    """Return the functions with their bridges up to the root; for GPUs also the distances of NICs."""
+    """Return the functions with their bridges up to the root.
+
+    For GPUs also the distances of NICs.
+    """
     functions = pci.watched_functions(roots.sys)
     nics = [function for function in functions.values() if function.is_network]
     rdma = _rdma_by_function(roots)
@@ -75,7 +78,10 @@ _LINK_FILES = {"link_speed_max": "max_link_speed", "link_width_max": "max_link_w
 def _nearest(
     gpu: pci.Function, nics: list[pci.Function], rdma: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the nearest NICs and RDMA devices of a GPU, with their distance; none on another socket."""
+    """Return the nearest NICs and RDMA devices of a GPU, with their distance.
+
+    None on another socket.
+    """
     nearness, near = pci.nearest(gpu, nics)
     rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])
     return _without_empty(
@@ -145,7 +151,7 @@ def nvme_controllers(roots: Roots) -> list[HostDevice]:
 
 
 def filesystems(roots: Roots) -> list[HostDevice]:
-    """Return local filesystems with their devices, and network filesystems, of which some have no readings."""
+    """Return local filesystems, and network filesystems, of which some have no readings."""
     data = OpenFile(roots.proc / "self/mountinfo").read()
     local = [("filesystem", mount) for mount in storage.parse_mountinfo(data)]
     remote = [

@@ -1,4 +1,4 @@
-"""Network interfaces, bonds, VLANs and RDMA ports, from sysfs, and from netlink if pyroute2 is installed."""
+"""Network interfaces, bonds, VLANs, RDMA ports: from sysfs, and netlink if pyroute2 exists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def interfaces(roots: Roots) -> list[HostDevice]:
 
 
 def _sysfs_attributes(folder: Path) -> dict[str, str]:
-    """Return the attributes in sysfs: `uevent` has the kind, `lower_*` are links to the interfaces below."""
+    """Return sysfs attributes: `uevent` has the kind, `lower_*` link to interfaces below."""
     lines = (read_text(folder / "uevent") or "").splitlines()
     kinds = [line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")]
     below = [device_key(n[6:]) for n in names_in(folder) if n.startswith("lower_")]
@@ -65,7 +65,10 @@ def _sysfs_attributes(folder: Path) -> dict[str, str]:
 
 
 def _driver_attributes(folder: Path) -> dict[str, str]:
-    """Return version and firmware (ETHTOOL_GDRVINFO); empty for a suspended device, which the call would wake."""
+    """Return version and firmware (ETHTOOL_GDRVINFO).
+
+    Empty for a suspended device, which the call would wake.
+    """
     if is_asleep(folder / "device"):
         return {}
     try:
@@ -79,9 +82,12 @@ def _driver_attributes(folder: Path) -> dict[str, str]:
 
 
 def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[SupportedMode]]:
-    """Return the supported modes of each interface. A suspended interface is not queried, which would wake it.
+    """Return the supported modes of each interface.
 
-    An interface whose driver does not report modes is left out; without ethtool netlink (Linux 5.6) all are.
+    A suspended interface is not queried, which would wake it.
+
+    An interface whose driver does not report modes is left out; without ethtool netlink (Linux 5.6)
+    all are.
     """
     modes: dict[str, list[SupportedMode]] = {}
     with contextlib.suppress(OSError), contextlib.closing(EthtoolNetlink()) as source:
@@ -95,7 +101,7 @@ def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[Supp
 
 
 def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
-    """Return the highest speed, the most lanes, and the names of modes that fit, the fastest first."""
+    """Return highest speed, most lanes, and the fastest modes' names that fit."""
     fastest = sorted(modes, key=lambda mode: mode.speed_megabits, reverse=True)
     if not fastest:
         return {}
@@ -130,7 +136,7 @@ def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
 
 
 def _vlan_attributes(roots: Roots, name: str) -> dict[str, str]:
-    """Return the VLAN number and the interface below, from /proc/net/vlan, which only root may read."""
+    """Return VLAN number and interface below, from /proc/net/vlan, readable by root only."""
     text = OpenFile(roots.proc / "net/vlan/config").read()
     for interface, number, below in parse_vlans(text):
         if interface == device_key(name):
@@ -206,7 +212,10 @@ _PORT_FILES = {
 
 
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:
-    """Return kind and VLAN number of this machine's links; empty without pyroute2 or if netlink is refused."""
+    """Return kind and VLAN number of this machine's links.
+
+    Empty without pyroute2 or if netlink is refused.
+    """
     attributes_by_link: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):
         _query_netlink(attributes_by_link)

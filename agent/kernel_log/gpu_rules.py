@@ -1,8 +1,10 @@
-"""Rules for log lines of GPU drivers: XIDs, SXIDs and other faults of NVIDIA; RAS errors, hangs and resets of amdgpu.
+"""Rules for log lines of GPU drivers: XIDs, SXIDs and other faults of NVIDIA.
 
-Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
-osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms from
-logs of drivers 3xx and 4xx.
+RAS errors, hangs and resets of amdgpu.
+
+Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=,
+words`), osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older
+forms from logs of drivers 3xx and 4xx.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ NO_RESPONSE, NOT_STARTED = 1, 2
 
 
 def _status(hex_digits: str) -> str:
-    """Return the pattern of an NV_STATUS (nvstatuscodes.h) value: after its key, or as the result of a start."""
+    """Return the pattern of an NV_STATUS (nvstatuscodes.h): after its key, or of a failed start."""
     return (
         rf"(?i:\b\w{{0,12}}status)[ =:]{{1,3}}0x0{{0,7}}{hex_digits}\b"
         rf"|RmInitAdapter failed! \(0x\w{{1,8}}:0x0{{0,7}}{hex_digits}:"
@@ -39,7 +41,8 @@ def _status(hex_digits: str) -> str:
 
 #: A status in a comparison ("status == NV_ERR_GPU_IS_LOST") does not mean that it occurred.
 _NOT_COMPARED = r"(?<![=] )"
-#: Meanings of lines of NVIDIA's modules, most serious first, by their words alone: any function may print them.
+#: Meanings of lines of NVIDIA's modules, most serious first, by their words alone: any function may
+#: print them.
 _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (
         NEEDS_REBOOT,
@@ -157,8 +160,8 @@ NVIDIA_RULES = (
 )
 
 
-#: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of such an
-#: incident is decoded.
+#: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of
+#: such an incident is decoded.
 _SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
 
 
@@ -168,14 +171,15 @@ class XidDecoder:
     def __init__(self, driver_version: Callable[[], str]) -> None:
         """*driver_version*: returns `575.57.08`, or "" if unknown; called for each decoded line."""
         self._driver_version = driver_version
-        for code, table in (
-            (145, "xid"),
-            (0, "sxid"),
-        ):  # load the tables now, not during a fault
+        # Load the tables now, not during a fault
+        for code, table in ((145, "xid"), (0, "sxid")):
             decode(code, "", table=table)
 
     def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return an XID or SXID with its decoded attributes, any other line unchanged. Never raises."""
+        """Return an XID or SXID with its decoded attributes, any other line unchanged.
+
+        Never raises.
+        """
         if parsed.name not in (XID, SXID):
             return parsed
         table = "xid" if parsed.name == XID else "sxid"
@@ -201,14 +205,15 @@ class XidDecoder:
 RAS_ERROR, HANG, RESET, OFF_BUS = "gpu.ras_error", "gpu.hang", "gpu.reset", "gpu.lost"
 #: Codes of RAS_ERROR.
 CORRECTED, UNCORRECTED, DEFERRED, REPLACE = range(4)
-#: Codes of HANG: the queue recovered without a reset; firmware, a queue or an engine does not recover by itself.
+#: Codes of HANG: the queue recovered without a reset; firmware, a queue or an engine does not
+#: recover by itself.
 RECOVERED, DEAD = 1, 2
 #: Code of a failed RESET.
 FAILED = 1
 
 _KINDS = {"correctable": CORRECTED, "uncorrectable": UNCORRECTED, "deferred": DEFERRED}
-#: Forms of the driver's prefix: with the GPU's address; of KFD, and of DRM before Linux 6.9 and in DKMS, without it.
-#: The number in braces is that of the RAS event.
+#: Forms of the driver's prefix: with the GPU's address; of KFD, and of DRM before Linux 6.9 and in
+#: DKMS, without it. The number in braces is that of the RAS event.
 _PREFIX = (
     rf"(?:amdgpu (?P<pci>{BDF}): |(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{{1,96}} \[amdgpu\]\] |\[drm\] (?=\*ERROR\* ))"
     r"(?:amdgpu: )?(?:\[drm(?::[\w.]{1,96} \[amdgpu\])?\] )?(?:\*ERROR\* )?(?:\{\d{1,20}\})?"
@@ -319,12 +324,13 @@ AMDGPU_RULES = (
 )
 
 
-#: XIDs of the GSP contain address and number: `Xid (PCI:0000:9b:00): 119, ... response from GPU4 GSP`.
+#: XIDs of the GSP contain address and number: `Xid (PCI:0000:9b:00): 119, ... response from GPU4
+#: GSP`.
 _NUMBERED = re.compile(r"\bfrom GPU(\d{1,3}) GSP\b")
 
 
 class GpuFinder:
-    """Adds the GPU's address to lines with only the driver's number, or without any, if it is unambiguous."""
+    """Adds an unambiguous GPU address to lines without an address."""
 
     def __init__(
         self, nvidia: Callable[[], Sequence[str]], amd: Callable[[], Sequence[str]]
@@ -334,7 +340,10 @@ class GpuFinder:
         self._numbers: dict[str, str] = {}  # the driver's number -> address
 
     def complete(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return *parsed* with the GPU's address if its number is known or the host has one GPU. Never raises."""
+        """Return *parsed* with the GPU's address if its number is known or the host has one GPU.
+
+        Never raises.
+        """
         if parsed.name == XID and (match := _NUMBERED.search(text)):
             self._numbers[match[1]] = parsed.device
         if parsed.device != "host" or not parsed.name.startswith("gpu."):

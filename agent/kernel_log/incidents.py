@@ -1,14 +1,15 @@
-"""Groups repeated log lines into incidents: the first is sent at once, later counts at a limited rate.
+"""Groups log lines into incidents, reported at once and then at a limited rate.
 
-An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its first line is reported
-at once. While lines continue, it is reported again after 1 s, after 10 s and every 60 s, as higher revisions of the same
-event with the count so far. It ends, with a last report, when no line has come for 60 s *by the lines' own time*. This
-is longer than the 30 to 60 s after which a driver repeats itself about a hang, and short enough to separate two faults.
+An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its
+first line is reported at once. While lines continue, it is reported again after 1 s, after 10 s and
+every 60 s, as higher revisions of the same event with the count so far. It ends, with a last
+report, when no line has come for 60 s *by the lines' own time*. This is longer than the 30 to 60 s
+after which a driver repeats itself about a hang, and short enough to separate two faults.
 
-When a new incident begins on a device, its other open incidents are reported again with their next line, because they
-may explain each other: an old XID 94 does not explain XID 48, but XID 94 beside XID 48 does. Another process in the line
-does not make another incident, because many pollers run into a hung GPU; each process is recorded. Another code or
-device always makes another incident.
+When a new incident begins on a device, its other open incidents are reported again with their next
+line, because they may explain each other: an old XID 94 does not explain XID 48, but XID 94 beside
+XID 48 does. Another process in the line does not make another incident, because many pollers run
+into a hung GPU; each process is recorded. Another code or device always makes another incident.
 
 Times are nanoseconds of boot time, given by the caller. No I/O.
 """
@@ -38,8 +39,8 @@ QUIET_NS = 60 * SECOND_NS
 RELATED_NS = 5 * SECOND_NS
 #: Delays between reports of a continuing incident. The last delay is repeated.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
-#: Open incidents. Those with a scope (links, control groups) may take half of them. Further ones are folded: first the
-#: scopes of one device and code, then all of one event name.
+#: Open incidents. Those with a scope (links, control groups) may take half of them. Further ones
+#: are folded: first the scopes of one device and code, then all of one event name.
 OPEN_MAX = 256
 #: Incidents of a name that are never folded: flapping interfaces hide no XID 79.
 OPEN_OF_NAME_MIN = 32
@@ -48,8 +49,8 @@ ALL_OPEN_MAX = 4 * OPEN_MAX
 FOLDED = "folded"
 #: Processes recorded per incident.
 PROCESSES_MAX = 8
-#: Added to the revision of an incident that is restored after a restart: its last reports may not be in the
-#: checkpoint.
+#: Added to the revision of an incident that is restored after a restart: its last reports may not
+#: be in the checkpoint.
 REVISION_SKIP = 16
 _REVISION_MAX = (1 << 32) - 1
 #: Maximum count: a million lines per second for thirty years.
@@ -133,9 +134,8 @@ class IncidentTracker:
             events.append(incident.refresh())
         else:
             if line.boottime_ns - incident.event.last_boottime_ns > RELATED_NS:
-                self._expedite_related(
-                    key, line.boottime_ns
-                )  # the cause of earlier lines does not explain this one
+                # The cause of earlier lines does not explain this one
+                self._expedite_related(key, line.boottime_ns)
             _count(incident, line)
         if line.parsed.group and incident.key[3] != FOLDED:
             self._last[line.parsed.group] = incident
@@ -165,7 +165,7 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Report the device's other incidents with their next line, or now if their last line is recent."""
+        """Report the device's other incidents with their next line, or now if just counted."""
         for incident in self._open.values():
             if incident.key[:2] == key[:2] and key[1] != "host":
                 incident.is_urgent = True
@@ -205,8 +205,9 @@ class IncidentTracker:
     def _is_body_of_last(self, parsed: ParsedLine) -> bool:
         """Return whether the line is the body of the occurrence whose head was counted last.
 
-        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). The codes must match: an
-        uncorrected error is not hidden by a head that announced a corrected one.
+        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). The
+        codes must match: an uncorrected error is not hidden by a head that announced a corrected
+        one.
         """
         last = self._last.get(parsed.group) if parsed.part is LinePart.BODY else None
         return (
@@ -216,7 +217,10 @@ class IncidentTracker:
         )
 
     def _is_outcome_of_last(self, line: LogLine) -> bool:
-        """Return whether the line is the outcome of the last occurrence; a corrected error (code 0) has none."""
+        """Return whether the line is the outcome of the last occurrence.
+
+        A corrected error (code 0) has none.
+        """
         return self._has_recent(line) and self._last[line.parsed.group].key[2] != 0
 
     def _has_recent(self, line: LogLine) -> bool:
@@ -295,7 +299,7 @@ def _expedite(incident: OpenIncident) -> None:
 
 
 def _is_fatal(parsed: ParsedLine) -> bool:
-    """Return whether the policy has it as fatal: such an incident is kept visible among hundreds."""
+    """Return whether the policy calls the XID fatal: it must stay visible among hundreds."""
     return parsed.name == "gpu.xid" and lookup(parsed.code).severity is XidSeverity.FATAL
 
 
@@ -330,9 +334,8 @@ def _add_description(incident: OpenIncident, line: LogLine) -> None:
 def _merge(attributes: Mapping[str, str], more: Mapping[str, str]) -> None:
     """Add attributes; an earlier value stays, because it is nearer to the cause."""
     for name, value in more.items():
-        if (
-            name not in attributes and len(attributes) < ATTRIBUTES_MAX - 1
-        ):  # keep one free for `processes`
+        # Keep one free for `processes`
+        if name not in attributes and len(attributes) < ATTRIBUTES_MAX - 1:
             attributes[name] = value  # type: ignore[index]
 
 

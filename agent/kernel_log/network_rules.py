@@ -2,7 +2,8 @@
 
 Formats: drivers/net/ethernet/mellanox/mlx5/core (health.c, cmd.c, events.c, en/reporter_rx.c),
 drivers/infiniband/hw/efa/efa_com.c, net/sched/sch_generic.c (dev_watchdog), netdev_printk and
-ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c; for others see `_ADAPTERS`.
+ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c; for others see
+`_ADAPTERS`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .record import BDF, LineRule, ParsedLine, rule
 RDMA, FAILED, LINK = "rdma.driver_error", "rdma.adapter_failed", "net.link_message"
 #: `state` of a failed adapter that answers again.
 BACK = "back"
-#: Code of RDMA: the slot supplies less power than the adapter requests. Some machines log it at every boot and work.
+#: Code of RDMA: the slot supplies less power than the adapter requests. Some machines log it at
+#: every boot and work.
 LOW_POWER = 1
 
 _UP_DOWN = ("state", {"down": 0, "up": 1})
@@ -76,16 +78,16 @@ def _recovered(parsed: ParsedLine) -> ParsedLine:
 
 
 class _Formats(NamedTuple):
-    """Patterns of a driver's lines: dead or given-up firmware, trouble of the device, firmware that answers again."""
+    """Patterns of a driver's lines: dead firmware, device trouble, recovered firmware."""
 
     dead: tuple[str, ...]
     trouble: tuple[str, ...]
     back: tuple[str, ...]
 
 
-#: Formats: drivers/net/ethernet/broadcom/bnxt (bnxt.c, bnxt_hwrm.c) and infiniband/hw/bnxt_re; pensando/ionic (dev.c,
-#: main.c, lif.c); intel/ice (ice_main.c) with irdma; microsoft/mana (hw_channel.c, gdma_main.c); hisilicon/hns3 with
-#: hns_roce.
+#: Formats: drivers/net/ethernet/broadcom/bnxt (bnxt.c, bnxt_hwrm.c) and infiniband/hw/bnxt_re;
+#: pensando/ionic (dev.c, main.c, lif.c); intel/ice (ice_main.c) with irdma; microsoft/mana
+#: (hw_channel.c, gdma_main.c); hisilicon/hns3 with hns_roce.
 _ADAPTERS: dict[str, _Formats] = {
     "bnxt_en": _Formats(
         (
@@ -156,7 +158,10 @@ _ADAPTERS: dict[str, _Formats] = {
 
 
 def _adapter_rules() -> Iterator[LineRule]:
-    """Yield the rules of `_ADAPTERS`. A line has the function, and possibly its interface or RDMA device."""
+    """Yield the rules of `_ADAPTERS`.
+
+    A line has the function, and possibly its interface or RDMA device.
+    """
     for driver, words in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
         substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
@@ -256,12 +261,13 @@ NETWORK_RULES = (
 )
 
 
-#: Adapters remembered as failed, and as linked; beyond this number "back" is reported without a check.
+#: Adapters remembered as failed, and as linked; beyond this number "back" is reported without a
+#: check.
 FAILED_MAX = 256
 
 
 def reported_when(parsed: ParsedLine, text: str) -> str:
-    """Return the condition under which `AdapterFilter` or `StuckTimes` reports a line, for an operator; "": none."""
+    """Return, for an operator, the condition of `AdapterFilter` or `StuckTimes`; "": none."""
     if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
         return "it ends the event of an adapter that failed before, and is ignored of all others"
     if parsed.code and not {"stuck_seconds", "blocked_seconds"}.isdisjoint(parsed.attributes):
@@ -275,7 +281,10 @@ def reported_when(parsed: ParsedLine, text: str) -> str:
 
 
 class AdapterFilter:
-    """Selects lines for events. `resumed`: the log is read from its middle, so earlier failures are unknown."""
+    """Selects lines for events.
+
+    `resumed`: the log is read from its middle, so earlier failures are unknown.
+    """
 
     def __init__(self, sys: Path) -> None:
         self.resumed = False
@@ -286,8 +295,9 @@ class AdapterFilter:
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Return whether the line becomes an event. Never raises.
 
-        A recovery does not count without an earlier failure: every driver prints that line when it loads. An unplugged
-        cable does not count if the port had no known link in this boot: drivers report empty cages at each boot.
+        A recovery does not count without an earlier failure: every driver prints that line when it
+        loads. An unplugged cable does not count if the port had no known link in this boot: drivers
+        report empty cages at each boot.
         """
         if parsed.name == LINK and parsed.code == 1 and len(self._linked) < FAILED_MAX:
             self._linked.add(parsed.attributes.get("pci_address", ""))

@@ -38,13 +38,14 @@ def never_suspended() -> int:
 class TimestampConverter:
     """Converts records' timestamps to boot time.
 
-    A record has the kernel's local clock in microseconds (local_clock, kernel/printk/printk.c): time since boot without
-    suspended time, never corrected by NTP. It differs from CLOCK_BOOTTIME by the suspended time and a drift of some tens
-    of ppm, seconds after a few days.
+    A record has the kernel's local clock in microseconds (local_clock, kernel/printk/printk.c):
+    time since boot without suspended time, never corrected by NTP. It differs from CLOCK_BOOTTIME
+    by the suspended time and a drift of some tens of ppm, seconds after a few days.
 
-    A record that is read as it is written shows the drift, plus the time to read it (about a millisecond). Before the
-    first such record the drift is taken as zero: at 50 ppm that is wrong by 4 s per day. A record from before a
-    suspension is dated too late by that suspension; hosts with GPUs are rarely suspended.
+    A record that is read as it is written shows the drift, plus the time to read it (about a
+    millisecond). Before the first such record the drift is taken as zero: at 50 ppm that is wrong
+    by 4 s per day. A record from before a suspension is dated too late by that suspension; hosts
+    with GPUs are rarely suspended.
     """
 
     def __init__(self, suspended_ns: Callable[[], int] = never_suspended) -> None:
@@ -127,9 +128,10 @@ def _incident(fields: Any) -> tuple[Key, HealthEvent]:
 class CheckpointFile:
     """The file with the position, replaced as a whole; no file without a folder. Never raises.
 
-    It is written after the events before it are on disk. After a crash the events after it are reported again with the
-    same ids, and the aggregator keeps one of each. It serves another process of the same boot, so it is not synced to
-    the disk. `last_error` has the message of a failure.
+    It is written after the events before it are on disk. After a crash the events after it are
+    reported again with the same ids, and the aggregator keeps one of each. It serves another
+    process of the same boot, so it is not synced to the disk. `last_error` has the message of a
+    failure.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -137,7 +139,10 @@ class CheckpointFile:
         self._folder = folder
 
     def load(self) -> LogPosition | None:
-        """Return the position; None if there is none or it is unreadable: then the whole log is read again."""
+        """Return the position.
+
+        None if there is none or it is unreadable: then the whole log is read again.
+        """
         if self._folder is None:
             return None
         path = self._folder / FILE_NAME
@@ -171,8 +176,8 @@ class CheckpointFile:
 
 
 LOST = "host.kernel_log_lost"
-#: Delay of a save after a report, so that the event reaches the disk first; shorter than the first interval of an
-#: incident, so that few revisions precede it.
+#: Delay of a save after a report, so that the event reaches the disk first; shorter than the first
+#: interval of an incident, so that few revisions precede it.
 SAVE_SOON_NS = 500_000_000
 #: Interval of saves without an event: reading again from the last one is harmless.
 SAVE_NS = 60_000_000_000
@@ -200,8 +205,8 @@ def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
 class LogReader:
     """Follows a log, in one thread; any thread may read the counts.
 
-    Attributes: `read_count` (records read), `reported_count` (events reported, without their revisions),
-    `lost_count` (overwritten records), `not_understood_count`.
+    Attributes: `read_count` (records read), `reported_count` (events reported, without their
+    revisions), `lost_count` (overwritten records), `not_understood_count`.
     """
 
     def __init__(
@@ -304,7 +309,7 @@ class LogReader:
         self._add_line(ParsedLine(LOST, occurrences=lost), message, f"lost-{sequence}", now_ns)
 
     def _restart(self, reason: str) -> None:
-        """Begin another log: the numbers went back, after the restore of a sandbox or with another log."""
+        """Begin another log: the numbers went back, as in a restored sandbox."""
         log.warning(
             "the kernel log restarted: its sequence numbers went %s",
             reason,
@@ -370,7 +375,10 @@ class LogReader:
                 self._save_ns = self._clock.boottime_ns() + SAVE_SOON_NS
 
     def on_drained(self) -> bool:
-        """Note that the log is read to its end. False: it is another log; open it again and read all of it."""
+        """Note that the log is read to its end.
+
+        False: it is another log; open it again and read all of it.
+        """
         is_restarted = self._catching_up and 0 <= self._highest_sequence < self._sequence
         if is_restarted:
             self._restart(f"from {self._sequence} back to {self._highest_sequence}")
@@ -380,7 +388,10 @@ class LogReader:
         return not is_restarted
 
     def flush_due(self) -> None:
-        """Report due events and save the position. Call this after each group of records, and at `next_ns`."""
+        """Report due events and save the position.
+
+        Call this after each group of records, and at `next_ns`.
+        """
         now_ns = self._clock.boottime_ns()
         self._publish_all(self.incidents.due(now_ns, self._log_ns))
         if self._is_unsaved and now_ns >= self._save_ns:
@@ -391,7 +402,7 @@ class LogReader:
         return self._published_since_save or self._sequence != self._saved_sequence
 
     def _save(self, now_ns: int) -> None:
-        """Save the position, unless an event is only in memory: after a crash it must be read again."""
+        """Save the position, unless a crash would lose an event that is only in memory."""
         self._published_since_save = False
         self._save_ns = now_ns + SAVE_NS
         if self._unsaved_event is not None and self._publish(self._unsaved_event):

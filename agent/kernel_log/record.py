@@ -31,9 +31,8 @@ class LinePart(Enum):
     HEAD = "head"  # an occurrence; its body follows in other lines, which do not count again
     BODY = "body"  # an occurrence, unless its head has just been seen
     DETAIL = "detail"  # adds to the last occurrence of its group
-    OUTCOME = (
-        "outcome"  # like DETAIL; an occurrence if the group has none (its head was not printed)
-    )
+    # Like DETAIL; an occurrence if the group has none (its head was not printed)
+    OUTCOME = "outcome"
 
 
 class ParsedLine(NamedTuple):
@@ -57,10 +56,10 @@ _SPECIAL_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
 
 @dataclass(frozen=True, slots=True)
 class LineRule:
-    """The parser of a kind of line: it contains `substring`, and `pattern` matches from its beginning.
+    """A kind of line: it contains `substring`, and `pattern` matches from its beginning.
 
-    Groups of the pattern: `pci` (the device, if `device` is not matched), `device`, `code`, `count`, `pid` and `comm`
-    (the process); others become attributes.
+    Groups of the pattern: `pci` (the device, if `device` is not matched), `device`, `code`,
+    `count`, `pid` and `comm` (the process); others become attributes.
     """
 
     name: str
@@ -165,7 +164,10 @@ def template_of(text: str) -> str:
 
 
 class MessageTemplates:
-    """The distinct templates (lines without their numbers) seen so far. Bounded, whatever the lines are."""
+    """The distinct templates (lines without their numbers) seen so far.
+
+    Bounded, whatever the lines are.
+    """
 
     __slots__ = ("_hashes", "count", "texts")
 

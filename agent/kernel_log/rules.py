@@ -1,4 +1,7 @@
-"""Rules for all kernel log lines; those of GPUs and network adapters are in `gpu_rules.py` and `network_rules.py`."""
+"""Rules for all kernel log lines.
+
+Those of GPUs and network adapters are in `gpu_rules.py` and `network_rules.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from .record import (
 )
 
 # PCIe error reporting: AER, downstream port containment, hotplug (drivers/pci/pcie/aer.c, dpc.c,
-# drivers/pci/hotplug/pciehp_ctrl.c). An error has several lines: the port names the sender (head), the device the error
-# (body), and details follow. Kernels limit the rate of each, so any may be missing.
+# drivers/pci/hotplug/pciehp_ctrl.c). An error has several lines: the port names the sender (head),
+# the device the error (body), and details follow. Kernels limit the rate of each, so any may be
+# missing.
 
 AER = "pcie.aer"
 
@@ -103,15 +107,17 @@ PCIE_RULES = (
 )
 
 
-# Filesystems and disks. Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and xfs_fsops.c,
-# fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc (import.c, client.c), lnet/klnds, net/ceph,
-# block/blk-core.c, fs/buffer.c, drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
+# Filesystems and disks. Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and
+# xfs_fsops.c, fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc (import.c,
+# client.c), lnet/klnds, net/ceph, block/blk-core.c, fs/buffer.c, drivers/nvme/host/pci.c,
+# drivers/ata/libata-eh.c, drivers/md.
 
 FILES, DISK = "filesystem.error", "disk.error"
 #: Codes: a server of FILES does not respond; the kernel gave up a DISK.
 UNREACHABLE, REMOVED = 2, 1
 
-#: Floppy and CD drives that the firmware lists, and devices backed by a file, memory or a network: not disks of a host.
+#: Floppy and CD drives that the firmware lists, and devices backed by a file, memory or a network:
+#: not disks of a host.
 _NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
 
 
@@ -280,18 +286,20 @@ STORAGE_RULES = (
 )
 
 
-# Tasks and the kernel: killed for memory, hung, stuck CPUs, kernel faults. Formats: mm/oom_kill.c, kernel/hung_task.c,
-# kernel/watchdog.c, kernel/rcu/tree_stall.h, arch/*/mm/fault.c, kernel/panic.c.
+# Tasks and the kernel: killed for memory, hung, stuck CPUs, kernel faults. Formats: mm/oom_kill.c,
+# kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h, arch/*/mm/fault.c, kernel/panic.c.
 
 OUT_OF_MEMORY, HUNG, LOCKUP = "host.out_of_memory", "host.hung_task", "host.lockup"
 FAULT = "host.kernel_fault"
-#: BUGs after which a task or memory is lost. Debugging kernels and unusual machines print others at every boot.
+#: BUGs after which a task or memory is lost. Debugging kernels and unusual machines print others at
+#: every boot.
 _BUGS = (
     r"kernel NULL pointer|unable to handle|Bad page|Bad rss-counter|stack guard page|TASK stack|"
     r"scheduling while atomic|spinlock |KASAN|KFENCE"
 )
 
-#: Times after which a stuck core or a blocked task does not recover by itself (assumed). Codes of LOCKUP, HUNG.
+#: Times after which a stuck core or a blocked task does not recover by itself (assumed). Codes of
+#: LOCKUP, HUNG.
 STUCK_SECONDS_MIN, BLOCKED_SECONDS_MIN = 120, 600
 STUCK, BLOCKED = 3, 1
 
@@ -410,15 +418,16 @@ TASKS_RULES = (
 )
 
 
-# The machine: firmware reports (GHES, BERT), machine checks, memory (EDAC). Formats: drivers/firmware/efi/cper.c,
-# drivers/acpi/apei/ghes.c and bert.c, arch/x86/kernel/cpu/mce/core.c, drivers/edac/mce_amd.c, drivers/edac/edac_mc.c,
-# mm/memory-failure.c.
+# The machine: firmware reports (GHES, BERT), machine checks, memory (EDAC). Formats:
+# drivers/firmware/efi/cper.c, drivers/acpi/apei/ghes.c and bert.c, arch/x86/kernel/cpu/mce/core.c,
+# drivers/edac/mce_amd.c, drivers/edac/edac_mc.c, mm/memory-failure.c.
 
 FIRMWARE, CHECK, MEMORY_ERROR = "host.hardware_error", "host.machine_check", "host.memory_error"
 
 _SEVERITIES = {"recoverable": 0, "fatal": 1, "corrected": 2, "info": 3}
 _ERROR = r"\[Hardware Error\]:"
-#: Bit 61 of IA32_MCi_STATUS (Intel SDM volume 3, machine-check architecture; AMD's is the same): not corrected.
+#: Bit 61 of IA32_MCi_STATUS (Intel SDM volume 3, machine-check architecture; AMD's is the same):
+#: not corrected.
 _UNCORRECTED = 1 << 61
 #: Bit 44 of AMD's MCA_STATUS (AMD64 APM volume 2): lost data that has not been read yet.
 _DEFERRED = 1 << 44
@@ -537,8 +546,8 @@ _BY_SUBSTRING: tuple[tuple[str, tuple[LineRule, ...]], ...] = tuple(
 )
 
 
-#: Lines that begin with a process's name (at most 15 characters, TASK_COMM_LEN), often followed by a file's. A user
-#: chooses both, and could imitate a driver's line.
+#: Lines that begin with a process's name (at most 15 characters, TASK_COMM_LEN), often followed by
+#: a file's. A user chooses both, and could imitate a driver's line.
 _OF_A_PROCESS = re.compile(
     r".{1,15}(?:\[\d{1,10}\]:? | \(\d{1,10}\)[: ]| invoked oom-killer: |: page allocation |: vmalloc )",
     re.DOTALL,

@@ -1,7 +1,8 @@
-"""Confirms the time for which a core or a task has been stuck, by an earlier report with a shorter time.
+"""Confirms how long a core or a task is stuck, by an earlier report with a shorter time.
 
-A real lockup is reported every twenty seconds, a hung task every two minutes, with times that grow as the clock does. A
-virtual machine that was suspended or migrated resumes with a single line, "stuck for 3208s", although it is healthy.
+A real lockup is reported every twenty seconds, a hung task every two minutes, with times that grow
+as the clock does. A virtual machine that was suspended or migrated resumes with a single line,
+"stuck for 3208s", although it is healthy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class StuckTimes:
     """The reports of this boot. For one thread."""
 
     def __init__(self) -> None:
-        #: (event name, core or task) -> reported seconds, and time of the report in seconds since boot.
+        #: (event name, core or task) -> reported seconds, and time of the report in seconds since
+        #: boot.
         self._reported: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
 
     def confirm(self, parsed: ParsedLine, log_seconds: float) -> ParsedLine:
