@@ -202,7 +202,7 @@ class AmdGpuSession:
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
         """Return the holdings, read again every HOLDINGS_NS or when a process came or went.
 
-        None: no KFD.
+        Return None without KFD.
         """
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None

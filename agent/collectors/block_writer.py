@@ -14,9 +14,7 @@ from ..hardware.files import device_key
 def put(block: Block, signal: str, row: int, value: float | None) -> None:
     """Store a gauge as a double, any other signal as a whole number; None is missing.
 
-    KeyError: unknown signal.
-
-    A whole number that does not fit 64 unsigned bits is missing too.
+    A whole number that does not fit 64 unsigned bits is missing too. KeyError: unknown signal.
     """
     if BY_NAME[signal].kind is Kind.GAUGE:
         block.put_float(index_of(signal), row, value)

@@ -77,7 +77,7 @@ class PeriodicListing(Generic[T]):
 
 #: Maximum of devices per kind, in the order of their names; the others are left out.
 DEVICES_MAX = 1024
-#: Each RDMA port has 20 files to read per second; a reopened file costs as much as ten kept open.
+#: Each RDMA port has 20 files to read per second; reopening a file costs ten times a read.
 DESCRIPTORS_MAX = 12288
 U64_MAX = (1 << 64) - 1
 
@@ -91,7 +91,7 @@ class FileField:
     key: bytes = b""
     scale: float = 1
     raw_max: int = U64_MAX  # larger raw numbers (before scaling) are not readings
-    # A counter that restarts after this number; the value is the accumulated count
+    #: A counter restarts after this number; the value is the accumulated count.
     wraps_at: int | None = None
 
 
@@ -192,10 +192,7 @@ class CounterFileCollector(ExcludingCollector):
         self._listing = self._new_listing()
 
     def _refusals_text(self) -> str:
-        """Return a message about devices that refuse all reads, with the remedy.
-
-        "" if none does.
-        """
+        """Return a message about devices that refuse all reads, with the remedy; else ""."""
         access_error_of = self._spec.access_error
         refusals = self._files.refusals if access_error_of and self._files else ()
         return access_error_of(refusals) if access_error_of and refusals else ""

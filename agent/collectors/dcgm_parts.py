@@ -31,7 +31,7 @@ LIST_NS = 60_000_000_000
 ENTITIES_PER_CALL = 16
 #: Capacity of a group in DCGM 3.
 GROUP_ENTITIES_MAX = 64
-#: `DCGM_GPU_VIRTUALIZATION_MODE_HOST_VGPU` of field 500: a hypervisor shares the GPU as vGPUs.
+#: DCGM_GPU_VIRTUALIZATION_MODE_HOST_VGPU of field 500: a hypervisor shares the GPU as vGPUs.
 VIRTUALIZATION_MODE, HOST_VGPU = 500, 3
 #: A GPU's vGPUs (a 32-bit count and 32-bit ids), and a vGPU's UUID.
 VGPU_IDS, VGPU_UUID = 503, 523
@@ -145,9 +145,9 @@ class EngineParts:
         return list(self._blocks.values()), sxids
 
     def watch(self, dcgm: Dcgm, name: str, seconds: float) -> None:
-        """Have the engine watch the fields of switches and links.
+        """Request a watch of the fields of switches and links.
 
-        It watches vGPUs without a request.
+        The engine watches vGPUs without a request.
         """
         if not self._addresses:
             return

@@ -144,10 +144,7 @@ class NvmlCollector(Collector):
         raise collector_error(error, self._roots)
 
     def _access_error(self, sweep: Sweep | None) -> str:
-        """Return the first value that the turn was refused, with the remedy.
-
-        "" without a refusal.
-        """
+        """Return the first value that the turn was refused, with the remedy; else ""."""
         session = self._session
         refusals = sweep.refusals() if sweep and sweep.is_refused else {}
         if session.mig_addresses:

@@ -94,8 +94,8 @@ STEP_NEAR = 0.1
 #: A first step is reported once estimates have agreed on it for FIRST_NS. Another step replaces it
 #: once estimates have agreed on the new step, with none near the first, for CHANGED_NS. A step of
 #: twice or half the length needs OTHER_JOB_NS: it is a multiple or a part of the step, unless
-#: another job runs in the same processes. Until YOUNG_NS FIRST_NS suffices: the first step may have
-#: been a multiple.
+#: another job runs in the same processes. Within YOUNG_NS FIRST_NS suffices: the first step may
+#: have been a multiple.
 FIRST_NS, YOUNG_NS, CHANGED_NS, OTHER_JOB_NS = (
     seconds * SECOND_NS for seconds in (20, 90, 90, 300)
 )
@@ -123,7 +123,7 @@ def _summary() -> list[tuple[int, int, int, float, int]]:
             rows.append((f"{name}_{part}_{unit}", form, source, 0, 0.0))
     rows += [(name, SHARE, 2, bits, 0.0) for name, bits in REASONS.items()]
     for source, (_, _, name) in enumerate(METRICS, start=len(SWEEP_READINGS)):
-        # A share is source maximum 1: drivers round 100.02 % up.
+        # A share is at most 1: drivers round 100.02 % up.
         rows.append((name, MEAN, source, 0, 1.0 if name.endswith("_ratio") else 0.0))
     rows += [("sm_active_min_ratio", LEAST, len(SWEEP_READINGS), 0, 1.0)]
     rows += [("sm_active_max_ratio", MOST, len(SWEEP_READINGS), 0, 1.0)]

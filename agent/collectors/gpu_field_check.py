@@ -26,7 +26,7 @@ from .block_writer import Cells
 CONFIRMATIONS_MIN = 3
 #: Samples in which the value must rest without its reason, else it may count something permanent.
 IDLE_SAMPLES_MIN = 1
-#: A throttling period is not shorter; a setting that is raised by one is not a time.
+#: A smaller step is not throttling, but perhaps a setting that was raised by one.
 CONFIRMING_STEP_NS_MIN = 1_000_000
 #: A step may exceed the time between two samples by this, the delay of a sample on a busy host.
 CONFIRMING_LATE_NS_MAX = 50_000_000

@@ -162,10 +162,7 @@ def _hertz(kilohertz: Sequence[int | None]) -> tuple[float | None, ...]:
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum.
-
-    None without files or if a count is missing, so that the sum does not fall.
-    """
+    """Return the sum; None without files or with a missing count, so that it does not fall."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 

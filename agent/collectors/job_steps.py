@@ -245,7 +245,7 @@ class JobSteps(Collector):
     def _started(self, process: int) -> float:
         """Return the start of *process* in clock ticks since boot.
 
-        Infinity if it is not visible.
+        Return infinity if the process is not visible.
         """
         try:
             with open(self._roots.proc / str(process) / "stat", "rb") as file:
@@ -331,9 +331,8 @@ class JobSteps(Collector):
     def _rows(self) -> dict[str, OpenSlot]:
         """Return the slots with counts, by device.
 
-        Of two slots with one rank, or two users with one job, the first wins.
-
-        Attested jobs are first, so that nobody can report for an existing job.
+        The first of two slots with one rank, or of two users with one job, wins. Attested jobs are
+        first, so that no user can report for another's job.
         """
         users: dict[str, int] = {}
         rows: dict[str, OpenSlot] = {}

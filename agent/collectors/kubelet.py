@@ -30,9 +30,10 @@ WAIT_TURNS_MAX = 60
 
 
 class KubeletAllocations(Collector):
-    """Allocations.
+    """The GPU allocations of containers.
 
-    `collect` raises NoData without kubelet, AccessDenied without permission, KubeletError.
+    `collect` raises NoData without kubelet, AccessDenied without permission, KubeletError if
+    kubelet fails.
     """
 
     name = "kubelet_10s"

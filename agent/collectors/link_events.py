@@ -77,7 +77,7 @@ class _Interface:
 class _LinkRate:
     """Rate limit of one interface name.
 
-    It is kept while the interface is absent, which may flap too.
+    It outlives the interface, which may come and go.
     """
 
     bucket: TokenBucket
@@ -96,7 +96,7 @@ class LinkFlapFilter:
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
         """*is_watched*: whether to watch a new interface."""
-        self.transitions = 0  # of all links, since the start
+        self.transitions = 0  # changes of all links since the start
         self.suppressed = 0  # changes without an event of their own
         self._is_watched = is_watched
         self._interfaces: dict[int, _Interface] = {}
@@ -262,7 +262,7 @@ class LinkListener(Collector):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._publisher: EventPublisher | None = None
-        self._sequence = 0  # of the current or last listing
+        self._sequence = 0  # number of the current or last listing
         self._dump_indexes: set[int] | None = None  # indexes listed so far; None: no listing runs
         self._dump_wanted, self._dump_from_ns = True, 0
         #: Set once all links were listed: later changes are events.

@@ -232,7 +232,7 @@ class _SelectedStatistics:
     signals: tuple[str, ...]
     positions: array[int]
     values: array[int]
-    count: int  # of all statistics of the driver
+    count: int  # number of all statistics of the driver
 
 
 class NicStatistics(ExcludingCollector):

@@ -126,9 +126,7 @@ class _LustreInstances:
         return self._listing.skip()
 
     def read(self) -> dict[str, bytes | None]:
-        """Return the file of each instance.
-
-        None if it is not shown, empty if the instance is excluded.
+        """Return the file of each instance; None if it is hidden, empty if excluded.
 
         Raises NoData without an instance.
         """
@@ -180,7 +178,7 @@ class LustreMounts(Collector):
 def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
     """Return the value of each signal.
 
-    None without a line, which an operation that never happened does not have.
+    Return None without a line: the operation never happened.
     """
     statistics = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
     return [
@@ -251,10 +249,7 @@ class _TextRows:
 
 
 def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
-    """Return the mount point of each llite instance, by name.
-
-    The instance's name if it is ambiguous.
-    """
+    """Return the mount point of each llite instance, by name; its own name if ambiguous."""
     points: dict[str, list[str]] = {}
     for mount in parse_network_mounts(mountinfo):
         if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that

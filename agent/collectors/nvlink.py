@@ -264,7 +264,7 @@ def values_of(fabric: Fabric) -> tuple[int | None, ...]:
 def health(mask: int | None) -> tuple[int | None, ...]:
     """Return the mask, four flags (1 yes, 0 no), and the code of the configuration.
 
-    None for values that the driver does not support or nvml.h does not define.
+    A value is None if the driver does not support it, or nvml.h does not define it.
     """
     if mask is None or mask == _BLANK:
         return (None,) * 6

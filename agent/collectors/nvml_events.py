@@ -206,9 +206,9 @@ class NvmlEvents(Collector):
         self._publish_due(publisher, now_ns)
 
     def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
-        """Release a GPU before the driver waits for us to be unbound from it.
+        """Release a GPU that is about to be unbound, which waits for open handles.
 
-        Open a GPU that it is bound to.
+        Open a GPU that the driver is bound to.
         """
         if event.type not in (UNBIND, BIND):
             return

@@ -139,7 +139,7 @@ def collector_error(error: NvmlError, roots: Roots) -> Exception:
 #: While a GPU is lost, missing or without a UUID, NVML is reopened so that it can come back: after
 #: this time, then at growing intervals up to the maximum, because that disturbs the healthy GPUs.
 REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
-#: A GPU that was to be unbound is skipped this long; after that the unbinding is taken as canceled.
+#: A GPU is skipped this long for its announced unbinding, which then counts as canceled.
 UNBINDING_SECONDS = 60
 
 log = logging.getLogger(__name__)

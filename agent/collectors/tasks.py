@@ -206,10 +206,7 @@ class BlockedTasks(ExcludingCollector):
         return threads
 
     def _counts(self, processes: Sequence[TaskStat]) -> tuple[int | None, ...]:
-        """Return the counts.
-
-        None if not all processes are visible, because they would be too low.
-        """
+        """Return the counts; None, instead of too low counts, if processes are hidden."""
         blocked = [task for task in processes if task.is_blocked]
         kernel_count = sum(task.is_kernel for task in blocked)
         zombies = sum(task.state == "Z" for task in processes)

@@ -52,7 +52,7 @@ class AmdGpu:
 
     key: str  # `GPU-` and the driver's unique id, as in ROCm; without an id the PCI address
     address: str
-    folder: str  # of the PCI function
+    folder: str  # folder of the PCI function
     hwmon: str  # folder of its sensors; empty: none
     compute_mode: str  # SPX, DPX, TPX, QPX, CPX; empty: cannot be split
     memory_mode: str  # NPS1, NPS2, NPS4, NPS8
@@ -113,7 +113,7 @@ _COUNT = "_err_count"
 def unique_key(folder: Path) -> str:
     """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES.
 
-    Empty: none.
+    Return "" without an id.
     """
     text = (read_text(folder / "unique_id") or "").lower()
     return f"GPU-{text}" if _UNIQUE_ID.match(text) and text.strip("0") else ""
@@ -261,7 +261,7 @@ def read_bad_pages(folder: str) -> BadPages | None:
 def parse_levels_max(text: str | None) -> float | None:
     """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk).
 
-    None without one.
+    Return None without such a line.
     """
     matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
     highest = max((int(match[1]) for match in matches if match is not None), default=0)
@@ -305,10 +305,7 @@ def is_off_bus(folder: str) -> bool:
 
 
 def driver_version(sys: Path, proc: Path) -> str:
-    """Return the version of AMD's driver package.
-
-    For the kernel's own driver the kernel's version.
-    """
+    """Return the version of AMD's driver package, or of the kernel that has the driver."""
     own = read_text(sys / "module/amdgpu/version")
     if own:
         return own

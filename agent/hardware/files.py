@@ -17,7 +17,7 @@ read_bytes = hostfiles.read_file
 
 #: Names of a folder beyond this number are ignored.
 FOLDER_NAMES_MAX = 65536
-#: Maximum of a device key in UTF-8, which is that of a frame's row.
+#: Maximum of a device key in UTF-8, the limit of a frame's row.
 KEY_BYTES_MAX = 96
 
 #: Flags for the host's files: opening a FIFO in the place of a file must not block.
@@ -115,7 +115,7 @@ class NumberFiles:
     def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
         """*devices*: per path the device whose driver a read enters (`ext.counterfiles`).
 
-        Empty: none.
+        Without *devices* no read enters a driver.
         """
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
@@ -128,7 +128,7 @@ class NumberFiles:
     def read(self) -> list[int | None]:
         """Return the numbers in the order of the paths.
 
-        None for a file without a number, or all ones.
+        The number is None for a file without a number, or with all ones.
         """
         self._files.read()
         return [

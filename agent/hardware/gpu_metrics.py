@@ -250,7 +250,7 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
 
 
 def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, FieldPlace]:
-    """Return each partition's part of the compute dies' values, which are in its order."""
+    """Return each partition's part of the compute dies' values, which are in partition order."""
     busy = fields["gfx_busy_inst"]
     partitions = 1
     if "num_partition" in fields:

@@ -188,7 +188,7 @@ class EdacLocation:
 
     folder: Path
     kind: str  # controller, dimm, row, channel
-    prefix: str = ""  # of the file names: `ch0_` for a channel
+    prefix: str = ""  # prefix of file names: `ch0_` for a channel
     uncorrected: bool = True  # whether it counts uncorrected errors; a channel may not
 
 

@@ -65,7 +65,7 @@ class LinkInfo:
     switched_on: bool = True
     kind: str = ""  # `veth`, `bond`, `vlan`; mostly empty for physical interfaces
     operational: int | None = None  # RFC 2863
-    changes: int | None = None  # of the carrier, since the interface was created
+    changes: int | None = None  # number of changes of the carrier since the interface exists
     ups: int | None = None
     downs: int | None = None
 
@@ -176,9 +176,8 @@ def parse_link(payload: bytes) -> LinkInfo | None:
 def parse_link_messages(data: bytes, sequence: int) -> list[LinkMessage]:
     """Return the messages about links in a NETLINK_ROUTE datagram.
 
-    *sequence*: that of the requested dump.
-
-    Messages of other families than AF_UNSPEC concern ports of a bridge, not links.
+    *sequence*: number of the requested dump. Messages of other families than AF_UNSPEC concern
+    ports of a bridge, not links.
     """
     link_messages: list[LinkMessage] = []
     for message in messages(data):
@@ -450,7 +449,7 @@ def parse_pause(reply: bytes) -> Pause:
 def total(data: bytes | None) -> int | None:
     """Return the first of an array of 64-bit counts, the total, before those of the lanes.
 
-    None without counts, or for ETHTOOL_STAT_NOT_SET.
+    Return None without counts, or for ETHTOOL_STAT_NOT_SET.
     """
     if not data or len(data) % _U64.size:
         return None

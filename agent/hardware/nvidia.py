@@ -70,7 +70,7 @@ def parse_uuid(information: str) -> str:
 def kernel_driver_version(proc: Path) -> str:
     """Return the version of the loaded kernel driver from /proc/driver/nvidia/version.
 
-    Empty without one.
+    Return "" without a driver.
     """
     return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
 
@@ -267,7 +267,7 @@ class OpenHandles(NamedTuple):
 def parse_gpu_minor(information: str) -> int | None:
     """Return N of `Device Minor: N` in a GPU's `information` file: its node is /dev/nvidiaN.
 
-    None: unknown.
+    Return None if unknown.
     """
     match = _GPU_MINOR.search(information)
     return int(match.group(1)) if match else None
@@ -286,7 +286,7 @@ def nodes_of(proc: Path) -> dict[str, str]:
 def node_of(target: str, dev: Path) -> str:
     """Return the driver's node in a descriptor's link, such as `nvidia3`.
 
-    Empty for any other link.
+    Return "" for any other link.
     """
     for root in (f"{dev}/", "/dev/"):
         name = target.removesuffix(" (deleted)").removeprefix(root)

@@ -72,7 +72,7 @@ def parse_class(text: str | None) -> int | None:
 def parse_link_speed(text: str | None) -> float | None:
     """Return the transfers per second of `32.0 GT/s PCIe`.
 
-    None for `Unknown`, `Unknown speed`, no text.
+    Return None for `Unknown`, `Unknown speed`, no text.
     """
     tokens = (text or "").split()
     if len(tokens) < 2 or tokens[1] != GIGATRANSFERS:
@@ -266,9 +266,8 @@ def read_express(config: Path) -> ExpressRegisters:
 def parse_express(read: Read) -> ExpressRegisters:
     """Return the registers of a configuration space.
 
-    Raises ConfigHidden if capabilities are hidden.
-
-    A device that fell off the bus reads as all ones: all values are None.
+    Raises ConfigHidden if capabilities are hidden. A device that fell off the bus reads as all
+    ones: all values are None.
     """
     head = read(0, OPEN_BYTES)
     if len(head) < OPEN_BYTES or head[:4] == b"\xff" * 4 or not head[_STATUS] & _HAS_CAPABILITIES:

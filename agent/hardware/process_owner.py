@@ -49,9 +49,9 @@ class Owner:
     container_id: str = ""
     runtime: str = ""  # name in the group: cri-containerd, crio, docker, libpod
     unit: str = ""
-    user_unit: str = ""  # of a user's own systemd
+    user_unit: str = ""  # unit of a user's own systemd
     session: str = ""
-    slice_user_id: str = ""  # of user-1000.slice
+    slice_user_id: str = ""  # 1000 for user-1000.slice
     #: The path was seen from another control group (`/../..`), without its beginning.
     is_relative: bool = False
 
@@ -352,9 +352,8 @@ def shows_all(proc: Path) -> bool:
 def in_host_pid_namespace(proc: Path) -> bool:
     """Return whether this reader is in the host's PID namespace.
 
-    True if unknown (/proc is a folder).
-
-    In another namespace a PID from a driver may be that of another process.
+    Return True if unknown (/proc is a folder). In another namespace a PID from a driver may be that
+    of another process.
     """
     try:
         return os.readlink(proc / "self/ns/pid") == HOST_PID_NAMESPACE

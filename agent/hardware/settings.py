@@ -109,7 +109,7 @@ def _first_cores(folder: Path, files: FileReader) -> list[Path]:
 def peer_memory(sys: Path, files: FileReader) -> int | None:
     """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem.
 
-    None: no GPU driver.
+    Return None without a GPU driver.
     """
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
@@ -142,7 +142,7 @@ def isolated_cores(sys: Path, files: FileReader) -> int | None:
 def kernel_flags(text: str | None) -> str:
     """Return the parameters of a kernel's command line that affect speed, in their order.
 
-    Empty without one.
+    Return "" without such a parameter.
     """
     flags = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
     return flags[:_FLAGS_CHARACTERS_MAX]
@@ -269,9 +269,7 @@ def groups_of_units(sys: Path) -> dict[str, list[str]]:
 def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> list[int] | None:
     """Return the processes in the control groups of the service's unit.
 
-    None without one that has processes.
-
-    The list is empty if all processes are in child cgroups.
+    Return None without a running process. The list is empty if all processes are in child cgroups.
     """
     for folder in (folder for unit in service.units for folder in groups.get(unit, ())):
         processes = parse_processes(read_bytes(f"{folder}/cgroup.procs"))

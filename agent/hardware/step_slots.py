@@ -75,7 +75,7 @@ def parse_head(data: bytes) -> SlotHead | None:
 def parse_steps(data: bytes) -> StepCount | None:
     """Return the count.
 
-    None before the first step, for invalid numbers, and for a read during a write.
+    Return None before the first step, for invalid numbers, and for a read during a write.
     """
     if len(data) < STEP_OFFSET + _STEP.size:
         return None

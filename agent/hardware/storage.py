@@ -170,7 +170,7 @@ class SmartLog:
     temperature_celsius: int | None
     spare_ratio: float | None
     spare_threshold_ratio: float | None
-    used_ratio: float  # of the endurance; may exceed 1, at most 2.55
+    used_ratio: float  # used share of the endurance; may exceed 1, at most 2.55
     read_bytes: int | None
     written_bytes: int | None
     busy_seconds: int | None
@@ -194,7 +194,7 @@ def nvme_controllers(sys: Path, files: FileReader = FILE_READER) -> dict[str, Pa
 def nvme_identity(controller: Path) -> int | None:
     """Return a 32-bit number that differs for another drive with the same name.
 
-    None without a serial.
+    Return None without a serial.
     """
     serial = read_text(controller / "serial")
     model = read_text(controller / "model")
@@ -231,11 +231,10 @@ def is_awake(controller: Path) -> bool:
 def read_smart_page(device: Path) -> bytes:
     """Return log page 02h from a controller's character device.
 
-    Raises OSError; may wait for the drive.
-
-    No other command is ever sent, and this one changes nothing. It has the driver's own time limit
-    (timeout 0): a shorter one would make the driver reset a slow drive. The GIL is free meanwhile:
-    fcntl.ioctl releases it for arguments of this size.
+    Raises OSError; may wait for the drive. No other command is ever sent, and this one changes
+    nothing. It has the driver's own time limit (timeout 0): a shorter one would make the driver
+    reset a slow drive. The GIL is free meanwhile: fcntl.ioctl releases it for arguments of this
+    size.
     """
     page = array("B", bytes(SMART_BYTES))
     command = bytearray(
@@ -257,7 +256,7 @@ def read_smart_page(device: Path) -> bytes:
 def parse_smart_page(page: bytes) -> SmartLog | None:
     """Return the log of a page.
 
-    None unless it has 512 bytes, and for all ones (a device off the bus).
+    Return None unless it has 512 bytes, and for all ones (a device off the bus).
     """
     if len(page) != SMART_BYTES or page == b"\xff" * SMART_BYTES:
         return None
@@ -288,7 +287,7 @@ def _times(value: int | None, factor: int) -> int | None:
 def _celsius(kelvin: int) -> int | None:
     """Return degrees Celsius.
 
-    None for impossible values: virtual and dead drives report 0 K or 65535 K.
+    Return None for impossible values: virtual and dead drives report 0 K or 65535 K.
     """
     return kelvin - _KELVIN if 200 <= kelvin <= 500 else None
 

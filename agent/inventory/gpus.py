@@ -43,7 +43,7 @@ SWITCH_ERRORS = (
 def platform(data: bytes, version: int) -> dict[str, str]:
     """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown.
 
-    Empty if it is too short.
+    Return {} for too few bytes.
     """
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
@@ -121,10 +121,8 @@ Query = Callable[[], object]
 def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
     """Return the GPUs by UUID, their MIG devices and NVLinks.
 
-    Empty without pynvml, the driver or a GPU.
-
-    GPUs in *left_out* are neither touched nor returned. Raises pynvml.NVMLError if the driver
-    refuses.
+    The list is empty without pynvml, the driver or a GPU. GPUs in *left_out* are neither touched
+    nor returned. Raises pynvml.NVMLError if the driver refuses.
     """
     if left_out is None or (not roots.is_this_machine and not roots.nvml_library):
         return []
@@ -160,7 +158,7 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
     """Yield the address and the attaching call of each GPU.
 
-    By index, with address "", if no list has addresses.
+    Without a list of addresses GPUs are attached by index, with address "".
     """
     addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in addresses[:GPUS_MAX]:

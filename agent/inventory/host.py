@@ -36,7 +36,7 @@ def numa_nodes(roots: Roots) -> list[HostDevice]:
 def pcie_functions(roots: Roots) -> list[HostDevice]:
     """Return the functions with their bridges up to the root.
 
-    For GPUs also the distances of NICs.
+    GPUs also have the distances of NICs.
     """
     functions = pci.watched_functions(roots.sys)
     nics = [function for function in functions.values() if function.is_network]
@@ -80,7 +80,7 @@ def _nearest(
 ) -> dict[str, str]:
     """Return the nearest NICs and RDMA devices of a GPU, with their distance.
 
-    None on another socket.
+    Devices on another socket are left out.
     """
     nearness, near = pci.nearest(gpu, nics)
     rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])

@@ -67,7 +67,7 @@ def _sysfs_attributes(folder: Path) -> dict[str, str]:
 def _driver_attributes(folder: Path) -> dict[str, str]:
     """Return version and firmware (ETHTOOL_GDRVINFO).
 
-    Empty for a suspended device, which the call would wake.
+    The result is empty for a suspended device, which the call would wake.
     """
     if is_asleep(folder / "device"):
         return {}
@@ -84,10 +84,8 @@ def _driver_attributes(folder: Path) -> dict[str, str]:
 def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[SupportedMode]]:
     """Return the supported modes of each interface.
 
-    A suspended interface is not queried, which would wake it.
-
-    An interface whose driver does not report modes is left out; without ethtool netlink (Linux 5.6)
-    all are.
+    A suspended interface is not queried, which would wake it. An interface whose driver does not
+    report modes is left out; without ethtool netlink (Linux 5.6) all are left out.
     """
     modes: dict[str, list[SupportedMode]] = {}
     with contextlib.suppress(OSError), contextlib.closing(EthtoolNetlink()) as source:
@@ -214,7 +212,7 @@ _PORT_FILES = {
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:
     """Return kind and VLAN number of this machine's links.
 
-    Empty without pyroute2 or if netlink is refused.
+    The result is empty without pyroute2 or if netlink is refused.
     """
     attributes_by_link: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):

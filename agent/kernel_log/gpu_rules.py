@@ -1,6 +1,4 @@
-"""Rules for log lines of GPU drivers: XIDs, SXIDs and other faults of NVIDIA.
-
-RAS errors, hangs and resets of amdgpu.
+"""Rules for log lines of NVIDIA's drivers (XIDs and other faults) and amdgpu (RAS, hangs, resets).
 
 Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=,
 words`), osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older

@@ -68,7 +68,7 @@ class LogLine:
     text: str
     boottime_ns: int
     wall_ns: int
-    event_id: str  # of the incident, if it begins here
+    event_id: str  # id of the incident if it begins here
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class IncidentTracker:
 
     def __init__(self) -> None:
         self._open: dict[Key, OpenIncident] = {}
-        self._names: Counter[str] = Counter()  # of open incidents
+        self._names: Counter[str] = Counter()  # open incidents per name
         self._last: dict[str, OpenIncident] = {}  # by group: incident to which detail lines belong
 
     def __len__(self) -> int:

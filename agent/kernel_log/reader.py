@@ -141,7 +141,7 @@ class CheckpointFile:
     def load(self) -> LogPosition | None:
         """Return the position.
 
-        None if there is none or it is unreadable: then the whole log is read again.
+        Return None without a readable position: then the whole log is read again.
         """
         if self._folder is None:
             return None
@@ -229,7 +229,7 @@ class LogReader:
         self._job_of = job_of
         self._stuck_times = StuckTimes()
         self._epoch = 0
-        self._sequence = -1  # of the last record read; -1: none yet
+        self._sequence = -1  # sequence of the last record read; -1: none yet
         self._highest_sequence = -1  # seen since the log was opened
         self._catching_up = False  # records that were read before are skipped
         self._skipped = 0  # records too long, since the last one read
@@ -337,7 +337,7 @@ class LogReader:
         if record.device.startswith("+pci:") and "pci_address" not in parsed.attributes:
             attributes = {**parsed.attributes, "pci_address": record.device[5:]}
             parsed = parsed._replace(attributes=attributes)
-        if not self.incidents.is_open(parsed):  # of a storm only the first line is decoded
+        if not self.incidents.is_open(parsed):  # only the first line of a storm is decoded
             parsed = self._decode(parsed, text)
         if parsed.process_id and parsed.name == "gpu.xid" and not self.incidents.has_job(parsed):
             job = self._job_of(parsed.process_id)
@@ -377,7 +377,7 @@ class LogReader:
     def on_drained(self) -> bool:
         """Note that the log is read to its end.
 
-        False: it is another log; open it again and read all of it.
+        Return False for another log, which must be opened again and read completely.
         """
         is_restarted = self._catching_up and 0 <= self._highest_sequence < self._sequence
         if is_restarted:
@@ -388,10 +388,7 @@ class LogReader:
         return not is_restarted
 
     def flush_due(self) -> None:
-        """Report due events and save the position.
-
-        Call this after each group of records, and at `next_ns`.
-        """
+        """Report due events and save the position, after each group of records and at `next_ns`."""
         now_ns = self._clock.boottime_ns()
         self._publish_all(self.incidents.due(now_ns, self._log_ns))
         if self._is_unsaved and now_ns >= self._save_ns:

@@ -38,7 +38,7 @@ class LinePart(Enum):
 class ParsedLine(NamedTuple):
     """The content of a line. All texts are printable and within their limits."""
 
-    name: str  # of the event in the catalogue
+    name: str  # event name in the catalog
     code: int = 0
     device: str = "host"
     scope: str = ""  # further part of the incident's key: a cgroup, for example

@@ -1,6 +1,6 @@
 """Rules for all kernel log lines.
 
-Those of GPUs and network adapters are in `gpu_rules.py` and `network_rules.py`.
+Rules for GPUs and network adapters are in `gpu_rules.py` and `network_rules.py`.
 """
 
 from __future__ import annotations
