@@ -28,8 +28,8 @@ from ..hardware.amdgpu import (
 from ..hardware.files import Roots, device_key
 
 SECOND_NS = 1_000_000_000
-#: Interval of the check for cards and KFD nodes that came or went; at once when a GPU does not
-#: respond.
+#: Interval of checks for new and removed cards and KFD nodes; the next check is at once when a GPU
+#: does not respond.
 CHECK_NS = 10 * SECOND_NS
 #: GPUs are listed again after this time, and at once when a card, a node or a GPU's mode changes.
 LIST_NS = 3600 * SECOND_NS

@@ -196,7 +196,7 @@ class DcgmListener(Collector):
         return NoData(f"no DCGM host engine answers at {where}: {error}")
 
     def _lose(self, error: DcgmError, now_ns: int) -> None:
-        """Disconnect; the next turn connects again, at once if the engine was restarted."""
+        """Disconnect; retry after RETRY_SECONDS, at once if the engine was restarted."""
         if self._dcgm is not None:
             self._dcgm.disconnect()
         self._fail(RuntimeError(f"DCGM: {error}"), now_ns)
@@ -547,8 +547,8 @@ class _CodeReports:
             if not addresses or is_of_link:
                 continue
             if any(
-                others.was_recorded(address, report.code, at_ns)
-                for others in (XID_DEDUPLICATOR, NVML_XIDS)
+                source.was_recorded(address, report.code, at_ns)
+                for source in (XID_DEDUPLICATOR, NVML_XIDS)
                 for address in addresses
             ):
                 self.reported_by_others += 1

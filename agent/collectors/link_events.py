@@ -294,7 +294,7 @@ class LinkListener(Collector):
         """Return the counts.
 
         Raises AccessDenied when netlink is refused, RuntimeError when the thread ended, NoData
-        before `start`.
+        when none was started.
         """
         if isinstance(self._error, OSError) and self._thread is None:
             raise AccessDenied(_refusal_message(self._error))

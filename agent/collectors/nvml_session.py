@@ -103,14 +103,14 @@ def no_gpu_error(reason: str, roots: Roots) -> Exception:
 
     GPUs that the host passes to virtual machines do not count.
     """
-    found = pci.nvidia_gpus(roots.sys)
+    drivers = pci.nvidia_gpus(roots.sys)
     host_gpus = {
-        address: driver for address, driver in found.items() if driver not in PASSTHROUGH_DRIVERS
+        address: driver for address, driver in drivers.items() if driver not in PASSTHROUGH_DRIVERS
     }
-    if found and not host_gpus:
-        driver = next(iter(found.values()))
+    if drivers and not host_gpus:
+        driver = next(iter(drivers.values()))
         return NoData(
-            f"{reason}; {len(found)} NVIDIA GPUs are passed through to virtual machines ({driver})"
+            f"{reason}; {len(drivers)} NVIDIA GPUs are passed through to virtual machines ({driver})"
         )
     if not host_gpus:
         return NoData(reason)
@@ -441,7 +441,7 @@ class NvmlSession:
             self.close()
         elif now != before:
             self.refresh()
-        elif not before:  # no GPU was found, perhaps because of one that is excluded now
+        elif not before:  # no GPU was found, perhaps because of a GPU that is excluded now
             self._last_error = None
 
     def _is_excluded(self, address: str) -> bool:

@@ -155,7 +155,7 @@ class Services(ExcludingCollector):
     def collect(self) -> Sequence[Block]:
         """Return the block.
 
-        Raises NoData without a service, AccessDenied if processes are hidden.
+        Raises NoData without a service; AccessDenied instead if processes are hidden.
         """
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()

@@ -23,8 +23,8 @@ READS_MAX = 512
 #: Descriptors of a process that are checked, from the first: a driver is opened before files and
 #: sockets.
 DESCRIPTORS_MAX = 512
-#: GPU holders are looked up again after this many turns, because each descriptor is a link to read;
-#: after more turns if that exceeds _CHECKS_MAX processes per turn.
+#: A process is checked for an open GPU every _CHECK_TURNS, because each descriptor is a link to
+#: read; less often if that exceeds _CHECKS_MAX processes per turn.
 _CHECK_TURNS = 6
 _CHECKS_MAX = 512
 #: Prefix of the GPUs' device files, which have the same names in a container.

@@ -53,7 +53,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
 
 
 class RankAnswer(NamedTuple):
-    """The helper's answer about a process: attributes by name, or the reason why there are none."""
+    """The helper's answer about a process: attributes by name, or the reason of a refusal."""
 
     identity: Identity
     attributes: dict[str, str]
@@ -159,7 +159,7 @@ class RankReader:
         """Return the answers of a child that has ended; kill a child that is late."""
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
-                child.kill()  # it may be blocked in the kernel; until it ends no other is started
+                child.kill()  # it may be blocked in the kernel, and blocks the next start
                 self.access_error = f"the helper for ranks (process {child.pid}) does not respond"
             return []
         self._read_output(child)

@@ -90,7 +90,7 @@ def start_of(folder: str) -> int:
 
 
 def answer(proc: str, pid: int, start: int) -> dict[str, object]:
-    """Return the answer about a process: its variables, or why there are none."""
+    """Return the answer about a process: its variables, or the reason of a refusal."""
     result: dict[str, object] = {"pid": pid, "start": start}
     folder = f"{proc}/{pid}"
     try:

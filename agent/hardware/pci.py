@@ -13,7 +13,7 @@ from .files import FILE_READER, READ, FileReader, names_in, parse_unsigned, read
 DISPLAY = 0x03
 ACCELERATOR = 0x12
 NETWORK = 0x02
-INFINIBAND = 0x0C06  # class of old HCAs; new ones have NETWORK
+INFINIBAND = 0x0C06  # old HCAs; the class of new HCAs is NETWORK
 NVME = 0x0108
 OTHER_BRIDGE = 0x0680  # with NVIDIA as the vendor: an NVSwitch
 NVIDIA = 0x10DE
@@ -125,7 +125,7 @@ def presence(sys: Path) -> frozenset[tuple[str, int]]:
 def watched_functions(sys: Path) -> dict[str, Function]:
     """Return GPUs, NVSwitches, NICs, NVMe and the bridges above them, by address.
 
-    Virtual functions are left out: their link is that of their physical function.
+    Virtual functions are left out: they share the link of their physical function.
     """
     folder = sys / "bus/pci/devices"
     functions: dict[str, Function] = {}

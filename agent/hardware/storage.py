@@ -410,7 +410,7 @@ class LustreImport(NamedTuple):
 
     state: int | None
     connection_attempts: int | None
-    generation: int | None  # rises when the target evicted this client, or the client reconnected
+    generation: int | None  # rises when the target evicts this client, or the client gives it up
     inflight: int | None
     timeouts: int | None
     wait_microseconds: int | None  # mean per request

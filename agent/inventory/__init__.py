@@ -77,7 +77,8 @@ def read(
     Never raises; returns within *seconds_max* plus a second.
 
     Sections printed before a driver blocked the child are kept. *avoided* returns the GPUs to leave
-    alone now. If a GPU is added meanwhile, `interrupt` kills the child, and `reason` reports it.
+    alone now. If another GPU must be left alone meanwhile, `interrupt` kills the child, and
+    `reason` reports it.
     """
     _abandoned[:] = [child for child in _abandoned if child.poll() is None]
     if _abandoned:

@@ -130,9 +130,9 @@ NVIDIA_RULES = (
         r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
     ),
     *(
-        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(words)})", code=code)
+        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})", code=code)
         for module, prefix in _MODULES.items()
-        for name, code, words in _MEANINGS
+        for name, code, patterns in _MEANINGS
     ),
     rule(
         MESSAGE,

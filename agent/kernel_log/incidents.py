@@ -39,7 +39,7 @@ QUIET_NS = 60 * SECOND_NS
 RELATED_NS = 5 * SECOND_NS
 #: Delays between reports of a continuing incident. The last delay is repeated.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
-#: Open incidents. Those with a scope (links, control groups) may take half of them. Further ones
+#: Open incidents; incidents with a scope (links, control groups) may be half of them. Further ones
 #: are folded: first the scopes of one device and code, then all of one event name.
 OPEN_MAX = 256
 #: Incidents of a name that are never folded: flapping interfaces hide no XID 79.

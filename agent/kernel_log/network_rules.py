@@ -162,12 +162,12 @@ def _adapter_rules() -> Iterator[LineRule]:
 
     A line has the function, and possibly its interface or RDMA device.
     """
-    for driver, words in _ADAPTERS.items():
+    for driver, patterns in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
         substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.dead)})")
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
-        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(words.trouble)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.dead)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.back)})", finish=_recovered)
+        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(patterns.trouble)})")
 
 
 NETWORK_RULES = (
