@@ -13,7 +13,7 @@ from ..hardware import host
 from ..hardware.files import Roots
 from .counter_files import U64_MAX, CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
-#: Since CVE-2020-8694 the energy counters are the root user's: they give keys away.
+#: Since CVE-2020-8694 only root may read the energy counters, which reveal keys.
 _RAPL_REMEDY = (
     "energy_uj is readable by root only; "
     "open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit, "
@@ -22,7 +22,10 @@ _RAPL_REMEDY = (
 
 
 def rapl_1s(roots: Roots) -> CounterFileCollector:
-    """Energy of each RAPL zone since the agent started. A core of the package is interrupted to read its register."""
+    """Return the collector of energy per RAPL zone since the agent started.
+
+    A read interrupts a core of the package.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "rapl_1s",
@@ -42,7 +45,7 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
 
 
 def _energy(zone: Path) -> dict[str, FileField]:
-    """Return a zone's energy. A value beyond the counter's range is no reading."""
+    """Return a zone's energy. A value beyond the counter's range is invalid."""
     span = host.energy_range_microjoules(zone) or 0
     file_field = FileField("energy_uj", scale=1e-6, raw_max=span or U64_MAX, wraps_at=span)
     return {"rapl.energy_joules": file_field}
@@ -54,7 +57,7 @@ def _access_error(refusals: Sequence[tuple[str, int]]) -> str:
 
 
 def rapl_10s(roots: Roots) -> CounterFileCollector:
-    """The long-term power cap of each zone that has one."""
+    """Return the collector of the long-term power cap of each zone that has a cap."""
 
     def devices() -> list[CounterDevice]:
         limit = {"rapl.power_limit_watts": FileField("constraint_0_power_limit_uw", scale=1e-6)}
@@ -79,7 +82,7 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
 
 
 def hwmon_1s(roots: Roots) -> CounterFileCollector:
-    """Power sensors: the whole node's where the BMC shows it, a PSU's, a NIC's."""
+    """Return the collector of power sensors: of the node if the BMC shows it, a PSU, a NIC."""
 
     def devices() -> list[CounterDevice]:
         return [
@@ -97,8 +100,11 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
 
 
 def hwmon_10s(roots: Roots) -> CounterFileCollector:
-    """Heat, fans, voltages, caps. Many ask their device: an NVMe by an admin command, a NIC or a BMC by
-    its firmware, a processor by waking the core."""
+    """Return the collector of heat, fans, voltages and caps.
+
+    Many reads call the device: an NVMe by an admin command, a NIC or a BMC by its firmware, a
+    processor by waking the core.
+    """
 
     def devices() -> list[CounterDevice]:
         return [
@@ -124,11 +130,12 @@ def _hwmon(
 
 
 def _chip(sensor: str) -> str:
-    """Return the chip of a sensor: when one does not respond, the chip does not."""
+    """Return the chip of a sensor: a chip that hangs affects all its sensors."""
     return sensor.rpartition("/")[0]
 
 
-#: What each kind of sensor has at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV, uW).
+#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV,
+#: uW).
 _SENSORS: Mapping[str, Mapping[str, FileField]] = {
     "temp": {
         "hwmon.temperature_celsius": FileField("_input", SIGNED, scale=1e-3),

@@ -1,4 +1,7 @@
-"""Cores: lists, frequency and thermal throttling (Documentation/admin-guide/cputopology.rst)."""
+"""The host's cores, memory, NUMA nodes, power sensors and clock, from /proc, sysfs and adjtimex(2).
+
+Cores: Documentation/admin-guide/cputopology.rst.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from ...contract.counters import BLANK_32
 from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 from .pci import chain_to_root, is_address
 
-#: More cores than any host has; a list that claims more is not one.
+#: Above the number of cores of any host; a list with more is invalid.
 CORES_MAX = 65536
-#: A core that was idle for less than this share of the time had no room left.
+#: A core that was idle for less than this share of the time is saturated.
 SATURATED_IDLE_RATIO_MAX = 0.05
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """Return the cores of `0-3,8,10-11`. ValueError when it is no such list."""
+    """Return the cores of `0-3,8,10-11`. Raises ValueError for any other text."""
     cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, dash, last = part.partition("-")
@@ -32,7 +35,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def cores_in(text: str | None) -> list[int] | None:
-    """Return the cores of a list's text; None where it cannot be read or is none."""
+    """Return the cores of a list's text; None if it cannot be read or is invalid."""
     try:
         return None if text is None else parse_cpu_list(text)
     except ValueError:
@@ -40,25 +43,25 @@ def cores_in(text: str | None) -> list[int] | None:
 
 
 def frequency_files(sys: Path) -> list[Path]:
-    """Return a file per frequency domain that holds its frequency now, in kHz."""
+    """Return per frequency domain the file with its current frequency, in kHz."""
     folder = sys / "devices/system/cpu/cpufreq"
     files = [folder / name / "scaling_cur_freq" for name in names_in(folder)]
     return [file for file in files if file.exists()]
 
 
 def core_of(file: Path) -> str:
-    """Return the core that answers for a file of a frequency domain: `cpu8` for `.../policy8/scaling_cur_freq`."""
+    """Return the core of a frequency file: `cpu8` for `.../policy8/scaling_cur_freq`."""
     return file.parent.name.replace("policy", "cpu")
 
 
 def spread(files: Sequence[Path], files_max: int) -> list[Path]:
-    """Return at most *files_max* of the files, evenly over all of them."""
+    """Return at most *files_max* of the files, evenly spread."""
     step = max(1, -(-len(files) // files_max))
     return list(files[::step])
 
 
 def core_throttle_files(sys: Path) -> list[Path]:
-    """Return a file per core that counts its heat brakes; threads of one core share a count."""
+    """Return per core the file with its thermal throttle count, which its threads share."""
     folder = sys / "devices/system/cpu"
     cores: dict[tuple[int | None, int | None], Path] = {}
     for name, count in _throttle_files(folder, "core_throttle_count"):
@@ -69,7 +72,7 @@ def core_throttle_files(sys: Path) -> list[Path]:
 
 
 def package_throttle_files(sys: Path, file: str) -> list[Path]:
-    """Return a file per CPU package that counts its heat brakes, or their time: of its first core."""
+    """Return per CPU package the throttle file (count or time) of its first core."""
     folder = sys / "devices/system/cpu"
     packages: dict[int | None, Path] = {}
     for name, count in _throttle_files(folder, file):
@@ -85,7 +88,7 @@ def _throttle_files(folder: Path, file: str) -> Iterator[tuple[str, Path]]:
 
 
 def cpu_model(proc: Path) -> str:
-    """Return the processor's name from /proc/cpuinfo; empty where it has none (ARM)."""
+    """Return the processor's name from /proc/cpuinfo; empty if it has none (ARM)."""
     for line in (read_text(proc / "cpuinfo") or "").splitlines():
         word, _, value = line.partition(":")
         if word.strip() == "model name":
@@ -93,17 +96,16 @@ def cpu_model(proc: Path) -> str:
     return ""
 
 
-# ----------------------------------------------------------------------
-# Small files of /proc with one number that is wanted (proc(5)).
+# Files of /proc: proc(5).
 
 
 def parse_vmstat(data: bytes, name: bytes) -> int | None:
-    """Return one line's number of /proc/vmstat."""
+    """Return the number of a line of /proc/vmstat."""
     return parse_unsigned(find_line(data, name + b" "))
 
 
 def find_line(data: bytes, beginning: bytes) -> bytes | None:
-    """Return what follows *beginning* in the first line that has it, without the blanks around it."""
+    """Return the rest of the first line that starts with *beginning*, without outer blanks."""
     if data.startswith(beginning):
         start = 0
     else:
@@ -114,7 +116,7 @@ def find_line(data: bytes, beginning: bytes) -> bytes | None:
 
 
 def parse_first_decimal(data: bytes) -> float | None:
-    """Return the first number of /proc/loadavg (one minute mean) or /proc/uptime (seconds)."""
+    """Return the first number of /proc/loadavg (mean of one minute) or /proc/uptime (seconds)."""
     tokens = data.split(None, 1)
     return parse_decimal(tokens[0]) if tokens else None
 
@@ -125,11 +127,10 @@ def parse_decimal(text: bytes) -> float | None:
         value = float(text) if len(text) <= 40 and b"_" not in text else math.nan
     except ValueError:
         return None
-    return value if 0 <= value < BLANK_32 else None  # not NaN, which is neither
+    return value if 0 <= value < BLANK_32 else None  # false for NaN
 
 
-# ----------------------------------------------------------------------
-# NUMA nodes and their huge pages (Documentation/ABI/stable/sysfs-devices-node).
+# NUMA nodes and their huge pages: Documentation/ABI/stable/sysfs-devices-node.
 
 _POOL = re.compile(r"hugepages-(\d{1,12})kB$", re.ASCII)
 
@@ -156,26 +157,24 @@ def _is_number(text: str) -> bool:
 
 
 def distances(folder: Path) -> list[int]:
-    """Return the node's distances to all nodes; empty when it has none."""
+    """Return the node's distances to all nodes; empty if unknown."""
     numbers = [parse_unsigned(word) for word in (read_text(folder / "distance") or "").split()]
     return [number for number in numbers if number is not None]
 
 
 def hugepage_pools(sys: Path) -> dict[str, HugepagePool]:
     """Return the pools of huge pages, by `node0/2048kB`."""
-    found: dict[str, HugepagePool] = {}
+    pools: dict[str, HugepagePool] = {}
     for node, folder in nodes(sys).items():
         for name in names_in(folder / "hugepages"):
             match = _POOL.match(name)
             if match:
                 pool = HugepagePool(folder / "hugepages" / name, int(match[1]) * 1024)
-                found[f"{node}/{match[1]}kB"] = pool
-    return found
+                pools[f"{node}/{match[1]}kB"] = pool
+    return pools
 
 
-# ----------------------------------------------------------------------
-# Memory controllers and their DIMMs, of EDAC (Documentation/driver-api/edac.rst,
-# admin-guide/ras.rst).
+# Memory controllers and their DIMMs (EDAC): Documentation/driver-api/edac.rst, admin-guide/ras.rst.
 
 _CONTROLLER = re.compile(r"mc\d{1,4}$", re.ASCII)
 _DIMM = re.compile(r"(dimm|rank)\d{1,4}$", re.ASCII)
@@ -185,47 +184,46 @@ _CHANNEL = re.compile(r"(ch\d{1,4})_ce_count$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class EdacLocation:
-    """Where errors are counted: a controller, a DIMM, or with old drivers a row and its channels."""
+    """A place with error counts: controller, DIMM, or with old drivers row and channels."""
 
     folder: Path
     kind: str  # controller, dimm, row, channel
-    prefix: str = ""  # of the file names: `ch0_` for a channel
-    uncorrected: bool = True  # a channel need not count them
+    prefix: str = ""  # prefix of file names: `ch0_` for a channel
+    uncorrected: bool = True  # whether it counts uncorrected errors; a channel may not
 
 
 def edac_locations(sys: Path) -> dict[str, EdacLocation]:
-    """Return every place, by `mc0`, `mc0/dimm3`, `mc0/csrow2`, `mc0/csrow2/ch0`.
+    """Return every location, by `mc0`, `mc0/dimm3`, `mc0/csrow2`, `mc0/csrow2/ch0`.
 
-    Drivers that know DIMMs (or ranks) may show the same errors by rows as well: then these are left out.
+    Drivers that know DIMMs (or ranks) may show the same errors by row too; then the rows are left
+    out.
     """
     folder = sys / "devices/system/edac/mc"
-    found: dict[str, EdacLocation] = {}
+    locations: dict[str, EdacLocation] = {}
     for name in filter(_CONTROLLER.match, names_in(folder)):
-        found[name] = EdacLocation(folder / name, "controller")
+        locations[name] = EdacLocation(folder / name, "controller")
         parts = names_in(folder / name)
         dimms = [part for part in parts if _DIMM.match(part)]
         for dimm in dimms:
-            found[f"{name}/{dimm}"] = EdacLocation(folder / name / dimm, "dimm")
+            locations[f"{name}/{dimm}"] = EdacLocation(folder / name / dimm, "dimm")
         for row in () if dimms else filter(_ROW.match, parts):
-            found |= _row(f"{name}/{row}", folder / name / row)
-    return found
+            locations |= _row(f"{name}/{row}", folder / name / row)
+    return locations
 
 
 def _row(name: str, folder: Path) -> dict[str, EdacLocation]:
     files = names_in(folder)
-    found = {name: EdacLocation(folder, "row")}
+    locations = {name: EdacLocation(folder, "row")}
     for channel in [match[1] for match in map(_CHANNEL.match, files) if match]:
         uncorrected = f"{channel}_ue_count" in files
-        found[f"{name}/{channel}"] = EdacLocation(folder, "channel", f"{channel}_", uncorrected)
-    return found
+        locations[f"{name}/{channel}"] = EdacLocation(folder, "channel", f"{channel}_", uncorrected)
+    return locations
 
 
-# ----------------------------------------------------------------------
-# Power and heat: RAPL zones and hwmon sensors (Documentation/power/powercap,
-# hwmon/sysfs-interface.rst).
+# RAPL zones and hwmon sensors: Documentation/power/powercap, hwmon/sysfs-interface.rst.
 
 _SENSOR = re.compile(r"((temp|power|fan|in)\d{1,4})_(input|average)$", re.ASCII)
-#: A name that the kernel gives in the order of finding: not the same after the next boot.
+#: Names that the kernel numbers in the order of detection: they may change at the next boot.
 _NUMBERED = re.compile(r"(nvme|hwmon|input|net|phy)\d+$", re.ASCII)
 
 _MMIO = "intel-rapl-mmio:"
@@ -241,10 +239,10 @@ class Sensor:
 
 
 def rapl_zones(sys: Path) -> dict[str, Path]:
-    """Return the folder of each RAPL zone, by name. Other powercap drivers (dtpm) are not energy.
+    """Return the folder of each RAPL zone, by name. Other powercap drivers (dtpm) have no energy.
 
-    Where a package is shown by its MSRs (`intel-rapl:0`) and by its memory-mapped registers
-    (`intel-rapl-mmio:0`, the same `name`) both show the same energy: the second is left out.
+    If a package is shown by its MSRs (`intel-rapl:0`) and by its memory-mapped registers
+    (`intel-rapl-mmio:0`, with the same `name`), both have the same energy: the second is left out.
     """
     folder = sys / "class/powercap"
     zones = {
@@ -259,45 +257,45 @@ def rapl_zones(sys: Path) -> dict[str, Path]:
 
 
 def package_of(zone: str) -> str:
-    """Return the zone of the whole package, `intel-rapl:0` of `intel-rapl:0:1`."""
+    """Return the zone of the whole package: `intel-rapl:0` for `intel-rapl:0:1`."""
     return ":".join(zone.split(":")[:2])
 
 
 def zone_label(folder: Path) -> str:
-    """Return what the zone measures: `package-0`, `dram`; empty when it does not say."""
+    """Return the part that the zone measures: `package-0`, `dram`; empty if unknown."""
     return read_text(folder / "name") or ""
 
 
 def energy_range_microjoules(folder: Path) -> int | None:
-    """Return the value after which the zone's counter begins again at 0."""
+    """Return the value after which the zone's counter restarts at 0."""
     return read_unsigned(folder / "max_energy_range_uj") or None
 
 
 def sensors(sys: Path) -> dict[str, Sensor]:
-    """Return the sensors, by `coretemp@coretemp.0/temp1`. `_input` goes before `_average`."""
-    found: dict[str, Sensor] = {}
+    """Return the sensors, by `coretemp@coretemp.0/temp1`. `_input` is preferred to `_average`."""
+    result: dict[str, Sensor] = {}
     for chip, folder in chips(sys).items():
         for name in names_in(folder):
             match = _SENSOR.match(name)
             key = f"{chip}/{match[1]}" if match else ""
-            if match and (key not in found or match[3] == "input"):
-                found[key] = Sensor(str(folder / match[1]), f"_{match[3]}", match[2])
-    return found
+            if match and (key not in result or match[3] == "input"):
+                result[key] = Sensor(str(folder / match[1]), f"_{match[3]}", match[2])
+    return result
 
 
 def chips(sys: Path) -> dict[str, Path]:
-    """Return the folder of each hwmon chip by a name that is the same after the next boot.
+    """Return the folder of each hwmon chip, by a name that is the same after the next boot.
 
-    The number of `hwmon3` is not: so the chip's name and its device's. Chips that have both alike
-    (no driver is known to do so) are told apart by the order of their numbers, `#2` and so on.
+    The number of `hwmon3` may change, so the name is the chip's and its device's. Chips with equal
+    names (no driver is known to have them) get `#2` and so on in the order of their numbers.
     """
     folder = sys / "class/hwmon"
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for number in sorted(names_in(folder), key=lambda name: (len(name), name)):
         chip = _chip_name(folder / number)
-        same = sum(name.partition("#")[0] == chip for name in found)
-        found[f"{chip}#{same + 1}" if same else chip] = folder / number
-    return found
+        same = sum(name.partition("#")[0] == chip for name in result)
+        result[f"{chip}#{same + 1}" if same else chip] = folder / number
+    return result
 
 
 def _chip_name(folder: Path) -> str:
@@ -307,7 +305,7 @@ def _chip_name(folder: Path) -> str:
 
 
 def _device_name(link: Path) -> str:
-    """Return the name of the device that *link* points to, or where that is a mere number, its PCI address."""
+    """Return the name of the device behind *link*; its PCI address if the name is a mere number."""
     path = os.path.realpath(link)
     base = os.path.basename(path)
     if not link.is_symlink() or is_address(base) or not _NUMBERED.match(base):
@@ -316,15 +314,15 @@ def _device_name(link: Path) -> str:
     return parents[0] if parents else ""
 
 
-# ----------------------------------------------------------------------
-# What the kernel knows of its clock: adjtimex(2), Linux `include/uapi/linux/timex.h`.
+# Kernel clock: adjtimex(2), Linux `include/uapi/linux/timex.h`.
 
 STA_UNSYNC = 0x0040
 STA_NANO = 0x2000
 _STATES_MAX = 5  # TIME_OK, TIME_INS, TIME_DEL, TIME_OOP, TIME_WAIT, TIME_ERROR
-#: The kernel lets the largest error grow to 16 s and no further (NTP_PHASE_LIMIT); more is no reading.
+#: Maximum of the kernel's largest error, 16 s (NTP_PHASE_LIMIT); a larger value is invalid.
 _ERROR_MICROSECONDS_MAX = 16_000_000
-#: It takes no offset of more than half a second (MAXPHASE) and steers by 500 ppm at most (MAXFREQ).
+#: The kernel accepts offsets up to half a second (MAXPHASE) and steers by at most 500 ppm
+#: (MAXFREQ).
 _OFFSET_SECONDS_MAX = 1.0
 _FREQUENCY_RATIO_MAX = 1e-3
 
@@ -333,7 +331,7 @@ Timex = tuple[int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ClockStatus:
-    """The clock in SI units; None for what cannot be."""
+    """The clock's state in SI units; None for impossible values."""
 
     offset_seconds: float | None
     error_estimated_seconds: float | None
@@ -346,9 +344,9 @@ class ClockStatus:
 
 
 def parse_timex(answer: Timex) -> ClockStatus:
-    """Return what the answer of `ext.adjtimex.read` says. Never raises.
+    """Return the clock's state from the result of `ext.adjtimex.read`. Never raises.
 
-    Not synchronised is what the status says, or TIME_ERROR, by which the kernel also answers for a lost PPS.
+    `synchronised` is the status bit alone: the kernel also returns TIME_ERROR for a lost PPS.
     """
     state, status, offset, frequency, error_max, error_estimated, tai = answer
     offset_seconds = offset * (1e-9 if status & STA_NANO else 1e-6)
@@ -373,10 +371,10 @@ BOOT_ID_BYTES = 16
 
 
 def boot_id(proc_root: Path = Path("/proc")) -> bytes:
-    """Return the 16 bytes that the kernel drew at this boot. Never raises.
+    """Return the kernel's 16 random bytes of this boot. Never raises.
 
-    Where it shows none (some sandboxes), 16 random bytes: each start then counts as a boot of its
-    own, which wastes a few sequence numbers and is otherwise harmless.
+    If the kernel shows none (some sandboxes) return 16 random bytes: each start then counts as a
+    boot, which wastes a few sequence numbers and has no other effect.
     """
     try:
         boot = bytes.fromhex(
