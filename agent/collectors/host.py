@@ -11,9 +11,9 @@ from ...contract.signal import Pace
 from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
 from ..collector import AccessDenied, Collector, ExcludingCollector, NoData
-from ..hardware import host
+from ..hardware import cpu_cores, edac, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
-from ..hardware.host import Timex, parse_timex
+from ..hardware.kernel_clock import Timex, parse_timex
 from .block_writer import put, row_writer
 from .counter_files import (
     CollectorSpec,
@@ -91,7 +91,7 @@ class HostSecond(Collector):
     def __init__(self, roots: Roots) -> None:
         self._block = Block("host_1s", DEVICE)
         writer = row_writer(self._block, _SECOND)
-        self._pass = HostPass(roots.proc, writer, host.SATURATED_IDLE_RATIO_MAX)
+        self._pass = HostPass(roots.proc, writer, cpu_cores.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
         """Return the block; shares are missing in the first turn.
@@ -132,9 +132,9 @@ class HostTenSeconds(ExcludingCollector):
         """Return the block and the block of changes. Raises NoData without /proc/meminfo."""
         sizes = self._memory()
         frequencies, *throttles = self._cores.read()
-        uptime = host.parse_first_decimal(self._uptime.read())
+        uptime = proc_files.parse_first_decimal(self._uptime.read())
         self._writer.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
-        kills = host.parse_vmstat(self._vmstat.read(), b"oom_kill")
+        kills = proc_files.parse_vmstat(self._vmstat.read(), b"oom_kill")
         self._changes_writer.put(0, (kills, *map(_total, throttles)))
         return (self._block, self._changes)
 
@@ -148,7 +148,7 @@ class HostTenSeconds(ExcludingCollector):
         return total, used, pages, corrupted
 
     def _load(self) -> float | None:
-        load = host.parse_first_decimal(self._loadavg.read())
+        load = proc_files.parse_first_decimal(self._loadavg.read())
         self._times.take(self._stat.read())
         return None if load is None or not self._times.count else load / self._times.count
 
@@ -199,17 +199,17 @@ class _CoreFiles:
 
     def _list(self) -> list[list[Path]]:
         return [
-            host.spread(host.frequency_files(self._sys), FREQUENCIES_MAX),
-            host.package_throttle_files(self._sys, "package_throttle_count"),
-            host.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
-            host.core_throttle_files(self._sys),
+            cpu_cores.spread(cpu_cores.frequency_files(self._sys), FREQUENCIES_MAX),
+            cpu_cores.package_throttle_files(self._sys, "package_throttle_count"),
+            cpu_cores.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
+            cpu_cores.core_throttle_files(self._sys),
         ]
 
     def _rebuild(self) -> None:
         self._files.close()
         frequencies, *counts = self._listing.value
         others = [path for paths in counts for path in paths]
-        cores = [*map(host.core_of, frequencies), *[""] * len(others)]  # a count asks no core
+        cores = [*map(cpu_cores.core_of, frequencies), *[""] * len(others)]  # a count asks no core
         self._files = NumberFiles([*frequencies, *others], cores)
         self._files.exclude(self._excluded)
 
@@ -354,7 +354,7 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
 }
 
 
-def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
+def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:
     """Return the fields of a location.
 
     Most old drivers count uncorrected errors by row, not by channel.
@@ -371,7 +371,7 @@ def edac_10s(roots: Roots) -> CounterFileCollector:
     def devices() -> list[CounterDevice]:
         return [
             CounterDevice(name, f"{location.folder}/{location.prefix}", fields_of(location))
-            for name, location in host.edac_locations(roots.sys).items()
+            for name, location in edac.edac_locations(roots.sys).items()
         ]
 
     no_data_reason = (

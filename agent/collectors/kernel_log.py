@@ -18,9 +18,9 @@ from ..collector import AccessDenied, Collector, NoData
 from ..events import XID_DEDUPLICATOR, EventPublisher
 from ..hardware.amdgpu import amd_gpus
 from ..hardware.files import Roots, read_text
-from ..hardware.host import boot_id
 from ..hardware.kmsg import KmsgSource, PlainFile, is_overrun, is_too_long, open_log, suspended_ns
 from ..hardware.nvidia import driver_gpus, pci_gpus
+from ..hardware.proc_files import boot_id
 from .block_writer import put
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
 from ..collector import Collector, NoData
+from ..hardware.cpu_cores import cores_in
 from ..hardware.files import FileReader, OpenFile, Roots, read_text
-from ..hardware.host import cores_in, hugepage_pools, nodes
+from ..hardware.numa_nodes import hugepage_pools, nodes
 from .block_writer import block_of, put
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 from .file_cache import FileCache

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...contract.signal import Pace
 from ...ext.counterfiles import SIGNED
 from ...ext.hostfiles import Glance
-from ..hardware import host
+from ..hardware import power_sensors
 from ..hardware.files import Roots
 from .counter_files import U64_MAX, CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
@@ -32,8 +32,10 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
             Pace.SECOND,
             ("rapl_1s",),
             lambda: [
-                CounterDevice(name, f"{folder}/", _energy(folder), responder=host.package_of(name))
-                for name, folder in host.rapl_zones(roots.sys).items()
+                CounterDevice(
+                    name, f"{folder}/", _energy(folder), responder=power_sensors.package_of(name)
+                )
+                for name, folder in power_sensors.rapl_zones(roots.sys).items()
             ],
             "no RAPL zone in /sys/class/powercap",
             enters_driver=True,
@@ -46,7 +48,7 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
 
 def _energy(zone: Path) -> dict[str, FileField]:
     """Return a zone's energy. A value beyond the counter's range is invalid."""
-    span = host.energy_range_microjoules(zone) or 0
+    span = power_sensors.energy_range_microjoules(zone) or 0
     file_field = FileField("energy_uj", scale=1e-6, raw_max=span or U64_MAX, wraps_at=span)
     return {"rapl.energy_joules": file_field}
 
@@ -62,8 +64,8 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
     def devices() -> list[CounterDevice]:
         limit = {"rapl.power_limit_watts": FileField("constraint_0_power_limit_uw", scale=1e-6)}
         return [
-            CounterDevice(name, f"{folder}/", limit, responder=host.package_of(name))
-            for name, folder in host.rapl_zones(roots.sys).items()
+            CounterDevice(name, f"{folder}/", limit, responder=power_sensors.package_of(name))
+            for name, folder in power_sensors.rapl_zones(roots.sys).items()
             if (folder / "constraint_0_power_limit_uw").exists()
         ]
 
@@ -92,7 +94,7 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
                 {"hwmon.power_watts": FileField(s.reading, scale=1e-6)},
                 responder=_chip(name),
             )
-            for name, s in host.sensors(roots.sys).items()
+            for name, s in power_sensors.sensors(roots.sys).items()
             if s.kind == "power"
         ]
 
@@ -109,7 +111,7 @@ def hwmon_10s(roots: Roots) -> CounterFileCollector:
     def devices() -> list[CounterDevice]:
         return [
             CounterDevice(name, s.prefix, _SENSORS[s.kind], responder=_chip(name))
-            for name, s in host.sensors(roots.sys).items()
+            for name, s in power_sensors.sensors(roots.sys).items()
             if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
         ]
 

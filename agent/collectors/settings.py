@@ -10,8 +10,9 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import settings
+from ..hardware.cpu_cores import core_of
 from ..hardware.files import FileReader, OpenFile, Roots
-from ..hardware.host import core_of, parse_first_decimal
+from ..hardware.proc_files import parse_first_decimal
 from ..hardware.processes import PROC, ProcessScanner
 from ..hardware.settings import SERVICES, Service
 from .block_writer import block_of, put, row_writer

@@ -11,7 +11,7 @@ from ...ext.hostfiles import Glance
 from ..collector import ExcludingCollector, NoData
 from ..hardware import processes as tasks
 from ..hardware.files import OpenFile, Roots, names_in, read_unsigned
-from ..hardware.host import parse_first_decimal
+from ..hardware.proc_files import parse_first_decimal
 from ..hardware.processes import ProcessScanner, TaskStat
 from .block_writer import row_writer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .files import FileReader, names_in, parse_unsigned, read_bytes, read_text, read_unsigned
-from .host import cores_in
+from .cpu_cores import cores_in
 
 SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
 HUGEPAGES = {"never": 0, "madvise": 1, "always": 2}

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...ext.hostfiles import CoreTimes, line_numbers
-from ..hardware import host, pci, settings, storage
+from ..hardware import edac, pci, power_sensors, settings, storage
+from ..hardware.cpu_cores import cpu_model
 from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text, read_unsigned
-from ..hardware.host import cpu_model
+from ..hardware.numa_nodes import distances, nodes
 from . import HostDevice
 
 _SECTOR_BYTES = 512  # unit of `size`, whatever the disk's sector size
@@ -26,10 +27,10 @@ def numa_nodes(roots: Roots) -> list[HostDevice]:
             name,
             {
                 "cpus": read_text(folder / "cpulist") or "",
-                "distances": " ".join(map(str, host.distances(folder))),
+                "distances": " ".join(map(str, distances(folder))),
             },
         )
-        for name, folder in host.nodes(roots.sys).items()
+        for name, folder in nodes(roots.sys).items()
     ]
 
 
@@ -170,11 +171,12 @@ def filesystems(roots: Roots) -> list[HostDevice]:
 
 def sensors(roots: Roots) -> list[HostDevice]:
     """Return the RAPL zones and hwmon sensors with their labels."""
-    zones = host.rapl_zones(roots.sys).items()
+    zones = power_sensors.rapl_zones(roots.sys).items()
     devices = [
-        HostDevice("rapl", name, {"label": host.zone_label(folder)}) for name, folder in zones
+        HostDevice("rapl", name, {"label": power_sensors.zone_label(folder)})
+        for name, folder in zones
     ]
-    for name, sensor in host.sensors(roots.sys).items():
+    for name, sensor in power_sensors.sensors(roots.sys).items():
         chip = Path(sensor.prefix).parent
         attributes = {
             "chip": read_text(chip / "name") or "",
@@ -208,7 +210,7 @@ def memory_modules(roots: Roots) -> list[HostDevice]:
                 {key: f"{location.prefix}{file}" for key, file in files[location.kind].items()},
             ),
         )
-        for name, location in host.edac_locations(roots.sys).items()
+        for name, location in edac.edac_locations(roots.sys).items()
     ]
 
 
