@@ -29,7 +29,8 @@ from . import inventory
 from .clock import Clock
 from .events import EventPublisher
 from .hardware.files import Roots, names_in
-from .hardware.nvidia import agent_processes, blocking, driver_gpus, open_handles
+from .hardware.nvidia import driver_gpus
+from .hardware.open_handles import agent_processes, blocking, open_handles
 from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.agent.hardware import nvidia
+from gangline.agent.hardware import open_handles
 from gangline.aggregator.auth import tokens
 from gangline.aggregator.auth.access import tokens_file
 from gangline.aggregator.commands.aggregator import DEMONSTRATION
@@ -210,7 +210,7 @@ def descendants(pid: int) -> set[int]:
     found, todo = set[int](), [pid]
     while todo:
         at = todo.pop()
-        below = nvidia.children(PROC, at)
+        below = open_handles.children(PROC, at)
         found.update(below)
         todo += below
     return found
@@ -238,14 +238,14 @@ def opens(store: Path) -> bool:
 @pytest.mark.slow
 def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer took the service: not `exit code -9` and its first log line."""
-    before = set(nvidia.children(PROC, os.getpid()))
+    before = set(open_handles.children(PROC, os.getpid()))
     with Children(tmp_path) as children:
         children.start(
             ChildCommand("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
         )
         log = tmp_path / "log" / "aggregator.log"
         until(lambda: log.exists() and "listening" in log.read_text(), "listening")
-        (child,) = set(nvidia.children(PROC, os.getpid())) - before
+        (child,) = set(open_handles.children(PROC, os.getpid())) - before
         os.kill(child, signal.SIGKILL)
 
         def died() -> bool:

@@ -18,14 +18,9 @@ from ...ext.nvml import ALL_BITS, Rows
 from ..clock import Clock, SystemClock
 from ..collector import NoData, call_slot_name
 from ..hardware import pci
-from ..hardware.amdgpu import (
-    AmdGpu,
-    KfdHolding,
-    amd_gpus,
-    kfd_holdings,
-    kfd_processes,
-)
+from ..hardware.amdgpu import AmdGpu, amd_gpus
 from ..hardware.files import Roots, device_key
+from ..hardware.kfd import KfdHolding, kfd_holdings, kfd_processes
 
 SECOND_NS = 1_000_000_000
 #: Interval of checks for new and removed cards and KFD nodes; the next check is at once when a GPU

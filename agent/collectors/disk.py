@@ -12,9 +12,10 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.hostfiles import DiskRows, Glance
 from ..collector import Collector, ExcludingCollector, NoData, driver_call
-from ..hardware import storage
+from ..hardware import nvme
 from ..hardware.files import FileReader, OpenFile, Roots, device_key, read_unsigned
-from ..hardware.storage import Mount, SmartLog, disk_sequences, disks_with_backing, parse_mountinfo
+from ..hardware.nvme import SmartLog
+from ..hardware.storage import Mount, disk_sequences, disks_with_backing, parse_mountinfo
 from .block_writer import block_of, clear_row, put, row_writer
 from .counter_files import DEVICES_MAX, PeriodicListing
 from .file_cache import FileCache
@@ -205,13 +206,13 @@ class NvmeControllers(Collector):
         return (self._block,)
 
     def _compute(self, files: FileReader) -> dict[str, tuple[int | None, ...]]:
-        folders = list(storage.nvme_controllers(self._sys, files).items())[:DEVICES_MAX]
+        folders = list(nvme.nvme_controllers(self._sys, files).items())[:DEVICES_MAX]
         return {name: _state_of(folder, files) for name, folder in folders}
 
 
 def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
-    state = storage.parse_nvme_state(files.text(folder / "state"))
-    spaces = storage.nvme_namespaces(folder, files)
+    state = nvme.parse_nvme_state(files.text(folder / "state"))
+    spaces = nvme.nvme_namespaces(folder, files)
     return (
         state,
         len(spaces) if state is not None else None,
@@ -231,7 +232,7 @@ class NvmeSmart(ExcludingCollector):
     enters_driver = True
 
     def __init__(
-        self, roots: Roots, read_smart_page: Callable[[Path], bytes] = storage.read_smart_page
+        self, roots: Roots, read_smart_page: Callable[[Path], bytes] = nvme.read_smart_page
     ) -> None:
         self._sys, self._dev = roots.sys, roots.dev
         self._read_smart_page = read_smart_page
@@ -248,8 +249,8 @@ class NvmeSmart(ExcludingCollector):
         self._block.clear()
         self.access_error = ""
         for row, (name, folder) in enumerate(folders.items()):
-            if not self.is_excluded(name) and storage.is_awake(folder):
-                put(self._block, "nvme.counter_epoch_count", row, storage.nvme_identity(folder))
+            if not self.is_excluded(name) and nvme.is_awake(folder):
+                put(self._block, "nvme.counter_epoch_count", row, nvme.nvme_identity(folder))
                 log = self._put_smart(row, name)
                 with driver_call(name, "read temp1_input"):
                     self._put_temperature(row, folder, log)
@@ -258,7 +259,7 @@ class NvmeSmart(ExcludingCollector):
     def _put_smart(self, row: int, name: str) -> SmartLog | None:
         try:
             with driver_call(name, "NVME_IOCTL_ADMIN_CMD, SMART log"):
-                log = storage.parse_smart_page(self._read_smart_page(self._dev / name))
+                log = nvme.parse_smart_page(self._read_smart_page(self._dev / name))
         except OSError as error:
             self.access_error = self.access_error or _smart_access_error(name, error)
             return None
@@ -268,7 +269,7 @@ class NvmeSmart(ExcludingCollector):
         return log
 
     def _put_temperature(self, row: int, folder: Path, log: SmartLog | None) -> None:
-        sensor = storage.sensor_folder(folder)
+        sensor = nvme.sensor_folder(folder)
         now: float | None = log.temperature_celsius if log else None
         if now is None:
             now = _celsius(sensor, "temp1_input")
@@ -278,7 +279,7 @@ class NvmeSmart(ExcludingCollector):
 
 
 def _controllers(sys: Path) -> dict[str, Path]:
-    folders = dict(list(storage.nvme_controllers(sys).items())[:DEVICES_MAX])
+    folders = dict(list(nvme.nvme_controllers(sys).items())[:DEVICES_MAX])
     if not folders:
         raise NoData(_NO_CONTROLLER)
     return folders

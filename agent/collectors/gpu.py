@@ -24,13 +24,8 @@ from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector
 from ..events import EventPublisher
 from ..hardware.files import Roots
-from ..hardware.nvidia import (
-    device_rules_deny,
-    driver_gpus,
-    kernel_driver_version,
-    mig_monitor_line,
-    sees_all_mig_instances,
-)
+from ..hardware.mig_capabilities import mig_monitor_line, sees_all_mig_instances
+from ..hardware.nvidia import device_rules_deny, driver_gpus, kernel_driver_version
 from .block_writer import Cells
 from .gpu_field_check import FieldFilter, FieldValidators
 from .nvml_session import DEVICES_CLOSED, OTHER_VERSION, REFUSED, collector_error, session_of

@@ -12,7 +12,7 @@ from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware.files import Roots
-from ..hardware.nvidia import mig_monitor_line
+from ..hardware.mig_capabilities import mig_monitor_line
 from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
 
 Answer = TypeVar("Answer")

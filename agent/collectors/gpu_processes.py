@@ -16,18 +16,11 @@ from ...ext.nvml_parts import COMPUTE, Parts, Process, ProcessLists
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
-from ..hardware import process_owner
+from ..hardware import kubelet, process_state
 from ..hardware.files import Roots
 from ..hardware.job_ranks import RankReader
-from ..hardware.process_owner import (
-    CONTAINER,
-    DEVICE_NAME,
-    KUBERNETES,
-    SLURM,
-    SYSTEMD,
-    ProcessSnapshot,
-    ProcessState,
-)
+from ..hardware.process_owner import CONTAINER, KUBERNETES, SLURM, SYSTEMD
+from ..hardware.process_state import DEVICE_NAME, ProcessSnapshot, ProcessState
 from ..hardware.processes import read_tasks
 from .block_writer import block_of
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
@@ -515,11 +508,11 @@ class GpuJobs(Collector):
         self._processes = ProcessTracker(self._read_process, self._read_state)
         self._ranks = ranks or (RankReader(roots.proc, self._clock) if roots.reads_ranks else None)
         self._ranks_of: dict[Identity, dict[str, str]] = {}
-        self._pods: dict[str, process_owner.Pod] = {}
+        self._pods: dict[str, kubelet.Pod] = {}
         self._pods_ns = -PODS_NS_MIN
         self._boot = boot_of(roots.proc)
-        self._is_foreign = not process_owner.in_host_pid_namespace(roots.proc)
-        self._shows_all = process_owner.shows_all(roots.proc)
+        self._is_foreign = not process_state.in_host_pid_namespace(roots.proc)
+        self._shows_all = process_state.shows_all(roots.proc)
         self._rate_limit = event_bucket()
         self._is_behind = False  # a due report was not sent
         self._since: dict[str, int] = {}  # first listing of each GPU; 0 once all on it was reported
@@ -560,14 +553,14 @@ class GpuJobs(Collector):
         return self._as_visible(
             ProcessSnapshot(ProcessState.HIDDEN)
             if self._is_foreign
-            else process_owner.read_process(self._roots.proc, pid)
+            else process_state.read_process(self._roots.proc, pid)
         )
 
     def _read_state(self, pid: int) -> ProcessSnapshot:
         return self._as_visible(
             ProcessSnapshot(ProcessState.HIDDEN)
             if self._is_foreign
-            else process_owner.read_process_state(self._roots.proc, pid)
+            else process_state.read_process_state(self._roots.proc, pid)
         )
 
     def _as_visible(self, snapshot: ProcessSnapshot) -> ProcessSnapshot:
@@ -600,9 +593,9 @@ class GpuJobs(Collector):
         self._ranks_of |= {answer.identity: answer.attributes for answer in answers}
         return bool(answers)
 
-    def _pod(self, uid: str, now_ns: int) -> process_owner.Pod | None:
+    def _pod(self, uid: str, now_ns: int) -> kubelet.Pod | None:
         if uid not in self._pods and now_ns - self._pods_ns >= PODS_NS_MIN:
-            self._pods, self._pods_ns = process_owner.pods_by_uid(self._roots.proc.parent), now_ns
+            self._pods, self._pods_ns = kubelet.pods_by_uid(self._roots.proc.parent), now_ns
         return self._pods.get(uid)
 
     def _publish_all(self, publisher: EventPublisher, now_ns: int) -> bool:

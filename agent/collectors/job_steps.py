@@ -21,14 +21,8 @@ from ..clock import Clock, SystemClock
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware import step_slots
 from ..hardware.files import Roots, device_key
-from ..hardware.process_owner import (
-    CGROUP_BYTES_MAX,
-    KUBERNETES,
-    SLURM,
-    Owner,
-    parse_cgroup,
-    pods_by_uid,
-)
+from ..hardware.kubelet import pods_by_uid
+from ..hardware.process_owner import CGROUP_BYTES_MAX, KUBERNETES, SLURM, Owner, parse_cgroup
 from ..hardware.step_slots import SlotHead, StepCount
 from .block_writer import block_of, row_writer
 

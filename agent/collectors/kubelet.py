@@ -16,9 +16,9 @@ from ...ext import place
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector, NoData
 from ..events import EventPublisher
-from ..hardware import process_owner
+from ..hardware import kubelet
 from ..hardware.files import Roots
-from ..hardware.process_owner import Allocation, KubeletError
+from ..hardware.kubelet import Allocation, KubeletError
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 
 EVENT = "gpu.allocation"
@@ -44,10 +44,10 @@ class KubeletAllocations(Collector):
         self,
         roots: Roots,
         clock: Clock | None = None,
-        answer_seconds_max: float = process_owner.ANSWER_SECONDS_MAX,
+        answer_seconds_max: float = kubelet.ANSWER_SECONDS_MAX,
     ) -> None:
         self._seconds_max = answer_seconds_max
-        self._path = roots.proc.parent / process_owner.KUBELET_SOCKET
+        self._path = roots.proc.parent / kubelet.KUBELET_SOCKET
         self._clock = clock or SystemClock()
         self._boot = boot_of(roots.proc)
         self._block = Block("kubelet_10s_changes", ("host",))
@@ -86,7 +86,7 @@ class KubeletAllocations(Collector):
     def _list_allocations(self) -> list[Allocation]:
         place.enter(DEVICE_NAME.encode(), b"PodResourcesLister/List")
         try:
-            allocations = process_owner.list_allocations(self._path, self._seconds_max)
+            allocations = kubelet.list_allocations(self._path, self._seconds_max)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoData("no kubelet listens on this host") from None
         except PermissionError:

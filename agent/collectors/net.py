@@ -15,11 +15,11 @@ from ...ext.counterfiles import WORD
 from ...ext.ethtool import DriverStatistics
 from ...ext.hostfiles import Glance
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
-from ..hardware import netlink
+from ..hardware import ethtool_netlink
+from ..hardware.ethtool_netlink import EthtoolNetlink
 from ..hardware.files import FileReader, Roots, device_key, read_unsigned
-from ..hardware.netlink import EthtoolNetlink
 from ..hardware.network import OPERATIONAL_STATES, bonds, interfaces_with_device, read_bond
-from ..hardware.nvidia import select_statistics
+from ..hardware.nic_statistics import select_statistics
 from ..hardware.pci import is_asleep
 from .block_writer import block_of, clear_row, put, row_writer
 from .counter_files import (
@@ -424,7 +424,7 @@ _Values = dict[str, float | None]
 
 
 def _of_state(reply: bytes) -> _Values:
-    state = netlink.parse_link_state(reply)
+    state = ethtool_netlink.parse_link_state(reply)
     return {
         "link.detected_state": state.detected,
         "link.signal_quality_number": state.quality,
@@ -436,7 +436,7 @@ def _of_state(reply: bytes) -> _Values:
 
 
 def _of_modes(reply: bytes) -> _Values:
-    modes = netlink.parse_link_modes(reply)
+    modes = ethtool_netlink.parse_link_modes(reply)
     speed = modes.speed_megabits
     return {
         "link.autonegotiation_state": modes.autonegotiation,
@@ -447,7 +447,7 @@ def _of_modes(reply: bytes) -> _Values:
 
 
 def _of_fec(reply: bytes) -> _Values:
-    fec = netlink.parse_fec(reply)
+    fec = ethtool_netlink.parse_fec(reply)
     return {
         "link.fec_automatic_state": fec.automatic,
         "link.fec_active_code": fec.active,
@@ -458,7 +458,7 @@ def _of_fec(reply: bytes) -> _Values:
 
 
 def _of_pause(reply: bytes) -> _Values:
-    pause = netlink.parse_pause(reply)
+    pause = ethtool_netlink.parse_pause(reply)
     return {
         "link.pause_autonegotiation_state": pause.autonegotiation,
         "link.pause_receive_state": pause.receive,
@@ -470,8 +470,8 @@ def _of_pause(reply: bytes) -> _Values:
 
 #: Name of the request, its command, whether it requests counts, and the parser of the reply.
 _REQUESTS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
-    ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
-    ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),
-    ("ETHTOOL_MSG_FEC_GET", netlink.FEC_GET, True, _of_fec),
-    ("ETHTOOL_MSG_PAUSE_GET", netlink.PAUSE_GET, True, _of_pause),
+    ("ETHTOOL_MSG_LINKSTATE_GET", ethtool_netlink.LINKSTATE_GET, False, _of_state),
+    ("ETHTOOL_MSG_LINKMODES_GET", ethtool_netlink.LINKMODES_GET, False, _of_modes),
+    ("ETHTOOL_MSG_FEC_GET", ethtool_netlink.FEC_GET, True, _of_fec),
+    ("ETHTOOL_MSG_PAUSE_GET", ethtool_netlink.PAUSE_GET, True, _of_pause),
 )

@@ -9,9 +9,11 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..collector import AccessDenied, Collector, ExcludingCollector, NoData, driver_call
-from ..hardware import storage
+from ..hardware import lustre
 from ..hardware.files import OpenFile, Roots, device_key, read_bytes
-from ..hardware.storage import LustreStat, parse_mountstats, parse_network_mounts
+from ..hardware.lustre import LustreStat
+from ..hardware.nfs import parse_mountstats
+from ..hardware.storage import parse_network_mounts
 from .block_writer import block_of, row_writer
 from .counter_files import DEVICES_MAX, PeriodicListing
 
@@ -92,7 +94,7 @@ _STATS: Mapping[str, tuple[str, bool]] = {
 }
 
 
-#: In the order of `storage.parse_lustre_import`.
+#: In the order of `lustre.parse_lustre_import`.
 _IMPORT = (
     "lustre_target.connection_state",
     "lustre_target.connection_attempts_count",
@@ -114,9 +116,9 @@ class _LustreInstances:
         pace: Pace,
         is_excluded: Callable[[str], bool] = lambda instance: False,
     ) -> None:
-        trees = storage.lustre_folders(roots.sys, roots.proc)
+        trees = lustre.lustre_folders(roots.sys, roots.proc)
         self._listing = PeriodicListing(
-            lambda: storage.lustre_instances(trees, kinds), pace, seconds=_LIST_SECONDS
+            lambda: lustre.lustre_instances(trees, kinds), pace, seconds=_LIST_SECONDS
         )
         self._file = file
         self._is_excluded = is_excluded
@@ -171,7 +173,7 @@ class LustreMounts(Collector):
         if listed != self._last_listing:
             self._last_listing, self._points = listed, list(mount_points(*listed).values())
         return self._rows.fill(
-            self._points, texts.values(), lambda text: _values(storage.parse_lustre_stats(text))
+            self._points, texts.values(), lambda text: _values(lustre.parse_lustre_stats(text))
         )
 
 
@@ -217,8 +219,8 @@ class LustreTargets(ExcludingCollector):
         listed = list(texts)
         if listed != self._last_listing:
             self._last_listing = listed
-            self._targets = list(_unique(listed, storage.lustre_target_of).values())
-        return self._rows.fill(self._targets, texts.values(), storage.parse_lustre_import)
+            self._targets = list(_unique(listed, lustre.lustre_target_of).values())
+        return self._rows.fill(self._targets, texts.values(), lustre.parse_lustre_import)
 
 
 class _TextRows:
@@ -257,7 +259,7 @@ def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
             points.setdefault(name, []).append(mount.point)
 
     def point_of(instance: str) -> str:
-        mounts = points.get(storage.lustre_filesystem_of(instance), [])
+        mounts = points.get(lustre.lustre_filesystem_of(instance), [])
         return mounts[0] if len(mounts) == 1 else instance
 
     return _unique(instances, point_of)

@@ -28,7 +28,7 @@ from ..events import (
     XidDeduplicator,
 )
 from ..hardware.files import Roots
-from ..hardware.nvidia import mig_monitor_line, sees_all_mig_instances
+from ..hardware.mig_capabilities import mig_monitor_line, sees_all_mig_instances
 from .nvml_session import RETRY_SECONDS, session_of
 
 log = logging.getLogger(__name__)

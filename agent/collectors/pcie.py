@@ -15,7 +15,7 @@ from ..collector import ExcludingCollector, NoData, driver_call
 from ..events import EventPublisher
 from ..hardware import pci
 from ..hardware.files import FileReader, Roots, read_text, read_unsigned
-from ..hardware.pci import ConfigHidden, ExpressRegisters, read_express
+from ..hardware.pci_config import ConfigHidden, ExpressRegisters, read_express
 from .block_writer import block_of, row_writer
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 from .file_cache import FileCache

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ..hardware.process_owner import in_host_pid_namespace, read_process
+from ..hardware.process_state import in_host_pid_namespace, read_process
 from .gpu_processes import EVENT, owner_text
 
 #: Owners remembered by PID; beyond this number the one reported longest ago is forgotten.

@@ -9,12 +9,12 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
-from ..hardware import settings
+from ..hardware import services, settings
 from ..hardware.cpu_cores import core_of
 from ..hardware.files import FileReader, OpenFile, Roots
 from ..hardware.proc_files import parse_first_decimal
 from ..hardware.processes import PROC, ProcessScanner
-from ..hardware.settings import SERVICES, Service
+from ..hardware.services import SERVICES, Service
 from .block_writer import block_of, put, row_writer
 from .file_cache import FileCache
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
@@ -162,18 +162,18 @@ class Services(ExcludingCollector):
             self._block.clear()
             return (self._block,) if self._block.rows else ()
         with driver_call(_ROOT, "list unit files"):
-            units = settings.UnitFiles(self._root)
-        services = self._find_services(units)
-        if not services and self.access_error:
+            units = services.UnitFiles(self._root)
+        installed = self._find_services(units)
+        if not installed and self.access_error:
             raise AccessDenied(self.access_error)
-        if not services:
+        if not installed:
             raise NoData(
                 f"none of {', '.join(s.name for s in SERVICES[:4])}... is installed or runs"
             )
-        self._block = block_of(self._block, (service.name for service in services))
+        self._block = block_of(self._block, (service.name for service in installed))
         writer = row_writer(self._block, _COLUMNS)
         now_seconds = parse_first_decimal(self._uptime.read())
-        for row, (service, run) in enumerate(services.items()):
+        for row, (service, run) in enumerate(installed.items()):
             is_enabled = not units.enabled.isdisjoint(service.units)
             start_seconds = run.since_seconds if run else None
             seconds: float | None = None
@@ -188,14 +188,14 @@ class Services(ExcludingCollector):
             return None if self.access_error else NOT_RUNNING
         return RUNNING
 
-    def _find_services(self, units: settings.UnitFiles) -> dict[Service, _ServiceRun | None]:
+    def _find_services(self, units: services.UnitFiles) -> dict[Service, _ServiceRun | None]:
         """Return the installed or running services, with their runs."""
         starts, by_name = self._starts()
         if not starts:
             raise NoData("no process in /proc")
-        groups = settings.groups_of_units(self._roots.sys)
+        groups = services.groups_of_units(self._roots.sys)
         runs = {service: self._run_of(service, groups, starts, by_name) for service in SERVICES}
-        booted = settings.is_booted(self._roots.run)
+        booted = services.is_booted(self._roots.run)
         with driver_call(_ROOT, "look for unit files"):
             return {
                 service: run
@@ -210,13 +210,13 @@ class Services(ExcludingCollector):
         starts: Mapping[int, float],
         by_name: Mapping[str, float],
     ) -> _ServiceRun | None:
-        numbers = settings.processes_of_unit(groups, service)
+        numbers = services.processes_of_unit(groups, service)
         known = [starts[number] for number in numbers or () if number in starts]
         if not known and service.process in by_name:
             known = [by_name[service.process]]
         if known:
             return _ServiceRun(min(known))
-        is_once = not service.process and settings.is_active(self._roots.run, service)
+        is_once = not service.process and services.is_active(self._roots.run, service)
         return _ServiceRun(None) if numbers is not None or is_once else None
 
     def _starts(self) -> tuple[dict[int, float], dict[str, float]]:

@@ -14,7 +14,7 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
 from ..gpu_release import RELEASE_SECONDS_DEFAULT, RELEASE_SECONDS_MAX, ReleasedGpu
-from ..hardware.nvidia import OpenHandle, blocking, every_process, nodes_of, open_handles
+from ..hardware.open_handles import OpenHandle, blocking, every_process, nodes_of, open_handles
 from ..local.agent_service import (
     RELEASE,
     STATUS,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...ext.hostfiles import CoreTimes, line_numbers
-from ..hardware import edac, pci, power_sensors, settings, storage
+from ..hardware import edac, nvme, pci, power_sensors, settings, storage
 from ..hardware.cpu_cores import cpu_model
 from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text, read_unsigned
 from ..hardware.numa_nodes import distances, nodes
@@ -131,7 +131,7 @@ def disks(roots: Roots) -> list[HostDevice]:
 def nvme_controllers(roots: Roots) -> list[HostDevice]:
     """Return the NVMe controllers with their identity and disks."""
     devices: list[HostDevice] = []
-    for name, folder in storage.nvme_controllers(roots.sys).items():
+    for name, folder in nvme.nvme_controllers(roots.sys).items():
         attributes = _read_attributes(
             folder,
             {
@@ -144,7 +144,7 @@ def nvme_controllers(roots: Roots) -> list[HostDevice]:
             },
         )
         attributes |= {
-            "disks": " ".join(storage.nvme_namespaces(folder)),
+            "disks": " ".join(nvme.nvme_namespaces(folder)),
             "pci_address": pci_address(folder),
         }
         devices.append(HostDevice("nvme", device_key(name), _without_empty(attributes)))

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from ...ext.ethtool import DriverStatistics
 from ..collectors.rdma import counter_files, unnamed
+from ..hardware.ethtool_netlink import (
+    LINKMODES_GET,
+    EthtoolNetlink,
+    SupportedMode,
+    parse_supported_modes,
+)
 from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text
-from ..hardware.netlink import LINKMODES_GET, EthtoolNetlink, SupportedMode, parse_supported_modes
 from ..hardware.network import gids, interfaces_with_device, rdma_ports, read_bond
 from ..hardware.pci import is_asleep
 from . import VALUE_CHARACTERS_MAX, HostDevice

@@ -17,7 +17,7 @@ from gangline.agent.collectors.gpu_processes import (
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.job_ranks import RankReader
-from gangline.agent.hardware.process_owner import HOST_PID_NAMESPACE
+from gangline.agent.hardware.process_state import HOST_PID_NAMESPACE
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent

@@ -21,9 +21,8 @@ from gangline.agent.hardware.amdgpu import (
     amd_gpus,
     parse_bad_pages,
     parse_levels_max,
-    parse_properties,
-    pci_address,
 )
+from gangline.agent.hardware.kfd import parse_properties, pci_address
 from tests.agent.amd_host import NAMES, SECOND_NS, AmdHost
 from tests.amd_metrics import pack
 from tests.hosts.reading import rows_of

@@ -6,18 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gangline.agent.hardware.kubelet import Pod, parse_pod_log_folder
 from gangline.agent.hardware.process_owner import (
     CGROUP_BYTES_MAX,
     PATH_CHARACTERS_MAX,
     Owner,
-    Pod,
     owner_of,
     parse_cgroup,
-    parse_ended,
-    parse_namespace_pid,
-    parse_pod_log_folder,
-    parse_user_id,
 )
+from gangline.agent.hardware.process_state import parse_ended, parse_namespace_pid, parse_user_id
 
 ID = "c0ffee" + "0123456789abcdef" * 3 + "0123456789"
 UID = "12345678-1234-4321-aaaa-123456789abc"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems, NvmeControllers, NvmeSmart
-from gangline.agent.hardware import storage
+from gangline.agent.hardware import nvme, storage
 from gangline.agent.inventory import host as kernel
 from gangline.contract.block import Block
 from gangline.ext.hostfiles import diskstats
@@ -182,14 +182,14 @@ def page(**fields: int) -> bytes:
 
 def test_a_smart_page_is_read_by_the_specification() -> None:
     """One byte off, and the unsafe shutdowns are media errors."""
-    log = storage.parse_smart_page(
+    log = nvme.parse_smart_page(
         page(
             warning=0x0C, kelvin=317, spare=100, threshold=10, used=103, units_read=7, units_written=9,
             busy_minutes=11, cycles=12, hours=13, unsafe=14, media=15, entries=16, warm=17, hot=18,
             light=19, heavy=20,
         )
     )  # fmt: skip
-    assert log == storage.SmartLog(
+    assert log == nvme.SmartLog(
         critical_warning=0x0C, temperature_celsius=44, spare_ratio=1.0, spare_threshold_ratio=0.1,
         used_ratio=1.03, read_bytes=7 * 512_000, written_bytes=9 * 512_000, busy_seconds=660,
         power_cycles=12, power_on_seconds=13 * 3600, unsafe_shutdowns=14, media_errors=15,
@@ -200,27 +200,25 @@ def test_a_smart_page_is_read_by_the_specification() -> None:
 
 def test_what_virtual_and_dead_drives_say_is_no_reading() -> None:
     """A cloud's NVMe leaves its page at zero: 0 % spare and -273 degrees would drain the fleet."""
-    empty = storage.parse_smart_page(page())
+    empty = nvme.parse_smart_page(page())
     assert empty and (empty.temperature_celsius, empty.spare_ratio) == (None, None)
     assert empty.spare_threshold_ratio is None and empty.media_errors == 0
-    worn = storage.parse_smart_page(page(spare=0, threshold=10))
+    worn = nvme.parse_smart_page(page(spare=0, threshold=10))
     assert worn and worn.spare_ratio == 0
-    blank = storage.parse_smart_page(
-        page(media=(1 << 128) - 1, units_read=U64_MAX, light=0xFFFFFFFF)
-    )
+    blank = nvme.parse_smart_page(page(media=(1 << 128) - 1, units_read=U64_MAX, light=0xFFFFFFFF))
     assert blank and (blank.media_errors, blank.read_bytes, blank.light_throttles) == (None,) * 3
-    assert storage.parse_smart_page(b"\xff" * 512) is None
-    assert storage.parse_smart_page(b"") is storage.parse_smart_page(bytes(511)) is None
+    assert nvme.parse_smart_page(b"\xff" * 512) is None
+    assert nvme.parse_smart_page(b"") is nvme.parse_smart_page(bytes(511)) is None
 
 
 @given(st.binary(min_size=512, max_size=512) | st.binary(max_size=600))
 def test_no_smart_page_makes_a_value_that_a_cell_cannot_hold(data: bytes) -> None:
     """128-bit counters, percentages of 255, a page cut short."""
-    log = storage.parse_smart_page(data)
+    log = nvme.parse_smart_page(data)
     if log is None:
         assert len(data) != 512 or data == b"\xff" * 512
         return
-    for name in storage.SmartLog.__slots__:
+    for name in nvme.SmartLog.__slots__:
         value = getattr(log, name)
         assert value is None or name == "temperature_celsius" or 0 <= value <= U64_MAX
     assert log.temperature_celsius is None or -73 <= log.temperature_celsius <= 227
@@ -250,8 +248,8 @@ def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
         pytest.skip("no C compiler with linux/nvme_ioctl.h here")
     told = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
     size, number, *offsets = map(int, told.stdout.split())
-    assert (size, number) == (storage._PASSTHROUGH.size, storage._ADMIN_COMMAND)
-    packed = storage._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
+    assert (size, number) == (nvme._PASSTHROUGH.size, nvme._ADMIN_COMMAND)
+    packed = nvme._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
     marks = [struct.unpack_from("<I", packed, at)[0] for at in offsets]
     assert marks == [2, 3, 4, 5, 6]
 
@@ -263,7 +261,7 @@ def test_what_is_no_drive_refuses_the_command(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     for path in (file, fifo):
         with pytest.raises(OSError) as refused:
-            storage.read_smart_page(path)
+            nvme.read_smart_page(path)
         assert refused.value.errno == errno.ENOTTY
     assert file.read_bytes() == bytes(512)
 
@@ -386,7 +384,7 @@ def test_states_of_controllers(tmp_path: Path) -> None:
 @given(st.text(max_size=20))
 def test_any_word_is_a_state_or_none(word: str) -> None:
     """`N/A`, another kernel's word, another script: no code is invented."""
-    assert storage.parse_nvme_state(word) == storage.NVME_STATES.get(word)
+    assert nvme.parse_nvme_state(word) == nvme.NVME_STATES.get(word)
 
 
 def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> None:
@@ -399,9 +397,9 @@ def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> No
     ):
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{name}\n")
-    assert storage.sensor_folder(new) == new / "hwmon4"
-    assert storage.sensor_folder(old) == old / "device/hwmon/hwmon2"
-    assert storage.sensor_folder(tmp_path / "nvme2") is None
+    assert nvme.sensor_folder(new) == new / "hwmon4"
+    assert nvme.sensor_folder(old) == old / "device/hwmon/hwmon2"
+    assert nvme.sensor_folder(tmp_path / "nvme2") is None
 
 
 def test_disks_tell_their_queue_and_controllers_their_disks(tmp_path: Path) -> None:

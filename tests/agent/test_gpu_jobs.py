@@ -32,8 +32,8 @@ from gangline.agent.collectors.gpu_processes import (
     ProcessTracker,
 )
 from gangline.agent.collectors.tasks import HIDEPID
-from gangline.agent.hardware import process_owner
-from gangline.agent.hardware.process_owner import ProcessSnapshot, ProcessState
+from gangline.agent.hardware import process_state
+from gangline.agent.hardware.process_state import ProcessSnapshot, ProcessState
 from gangline.agent.sampler.worker import AllExcept
 from tests.agent.jobs_host import (
     CONTAINER,
@@ -105,13 +105,13 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
     collector = host.collector()
     host.settle(collector, 4711)
     reads: list[str] = []
-    read = process_owner._read
+    read = process_state._read
 
     def counted(path: str, most: int) -> bytes:
         reads.append(path)
         return read(path, most)
 
-    monkeypatch.setattr(process_owner, "_read", counted)
+    monkeypatch.setattr(process_state, "_read", counted)
     blocks = [host.turn(collector, 4711).blocks for _ in range(RECHECK_TURNS - 2)]
     assert reads == []
     assert all(block is blocks[0][0] for (block,) in blocks)
@@ -174,15 +174,15 @@ def test_another_process_takes_the_number_while_we_look(
 ) -> None:
     """Start of one and control group of another made a process that never was."""
     host.process(4711, SLURM, start=5_000)
-    read = process_owner._read_or_nothing
+    read = process_state._read_or_nothing
 
     def deal_again(path: str, most: int) -> bytes:
         if path.endswith("status"):
             host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
         return read(path, most)
 
-    monkeypatch.setattr(process_owner, "_read_or_nothing", deal_again)
-    assert process_owner.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.CHANGED)
+    monkeypatch.setattr(process_state, "_read_or_nothing", deal_again)
+    assert process_state.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.CHANGED)
 
 
 @pytest.mark.parametrize("zombie", [True, False])
@@ -275,8 +275,8 @@ def test_a_stat_that_may_not_be_read_is_hidden(
     def refuse(path: str, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(process_owner, "_read", refuse)
-    assert process_owner.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.HIDDEN)
+    monkeypatch.setattr(process_state, "_read", refuse)
+    assert process_state.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.HIDDEN)
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
@@ -385,7 +385,7 @@ def test_a_proc_that_held_a_sampler_is_left_alone(host: JobsHost) -> None:
     """The lock of all control groups was stuck, and one sampler after another with it."""
     host.process(4711, SLURM)
     collector = host.collector()
-    collector.exclude(frozenset({process_owner.DEVICE_NAME}))
+    collector.exclude(frozenset({process_state.DEVICE_NAME}))
     assert host.turn(collector, 4711).outcome is CollectOutcome.BLIND
     collector.exclude(frozenset())
     assert host.turn(collector, 4711).outcome is CollectOutcome.OK
@@ -504,15 +504,15 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 def test_of_this_machine() -> None:
     """The kernel itself, not our idea of it: this process, and one that is no more."""
-    me = process_owner.read_process(Path("/proc"), os.getpid())
+    me = process_state.read_process(Path("/proc"), os.getpid())
     assert (me.state, me.user_id) == (ProcessState.RUNNING, os.getuid())
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert process_owner.read_process(Path("/proc"), child).state is ProcessState.ZOMBIE
+    assert process_state.read_process(Path("/proc"), child).state is ProcessState.ZOMBIE
     os.waitpid(child, 0)
-    assert process_owner.read_process(Path("/proc"), child).state is ProcessState.GONE
+    assert process_state.read_process(Path("/proc"), child).state is ProcessState.GONE
 
 
 class World:

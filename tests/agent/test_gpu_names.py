@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware.nvidia import (
+from gangline.agent.hardware.open_handles import (
     OpenHandle,
     agent_processes,
     blocking,

@@ -40,7 +40,7 @@ from gangline.agent.collectors.nvlink import (
 from gangline.agent.collectors.nvml_session import RETRY_SECONDS
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.nvidia import (
+from gangline.agent.hardware.mig_capabilities import (
     mig_monitor_line,
     parse_capability_minor,
     parse_is_administrator,

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent import inventory
+from gangline.agent.hardware.ethtool_netlink import EthtoolNetlink, SupportedMode, parse_mode
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.netlink import EthtoolNetlink, SupportedMode, parse_mode
 from gangline.agent.hardware.network import interfaces_with_device
 from gangline.agent.inventory import __main__ as child
 from gangline.agent.inventory import links

@@ -20,9 +20,9 @@ from gangline.agent.collector import CollectOutcome, CollectResult, run_collecto
 from gangline.agent.collectors.change_events import REPEAT_NS, RESYNC_NAME
 from gangline.agent.collectors.kubelet import KubeletAllocations
 from gangline.agent.events import EventPublisher
-from gangline.agent.hardware import process_owner
+from gangline.agent.hardware import kubelet
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.process_owner import (
+from gangline.agent.hardware.kubelet import (
     ALLOCATIONS_MAX,
     KUBELET_SOCKET,
     LIST_METHOD,
@@ -241,7 +241,7 @@ def test_a_large_answer_passes_the_windows(served: Kubelet, path: Path) -> None:
     """HTTP/2 stops after 65,535 bytes unless the reader says go on."""
     many = [pod(f"p{n:05}-{'x' * 200}", f"{GPU}::{n}") for n in range(3000)]
     served.answer = lambda: answer_of(*many)
-    assert len(process_owner.list_allocations(path, GUARD_SECONDS)) == 3000
+    assert len(kubelet.list_allocations(path, GUARD_SECONDS)) == 3000
 
 
 def test_no_kubelet_is_no_data(host: Host) -> None:
@@ -292,7 +292,7 @@ def test_a_kubelet_that_never_answers(path: Path) -> None:
     done = threading.Event()
     thread = listening(path, lambda _: done.wait(GUARD_SECONDS))
     with pytest.raises(KubeletError, match=r"no answer within 0\.05 s"):
-        process_owner.list_allocations(path, 0.05)
+        kubelet.list_allocations(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 
@@ -310,7 +310,7 @@ def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
 
     thread = listening(path, drip)
     with pytest.raises(KubeletError):
-        process_owner.list_allocations(path, 0.05)
+        kubelet.list_allocations(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware import netlink
+from gangline.agent.hardware import ethtool_netlink, netlink
 from gangline.agent.hardware.netlink import (
     DumpEnd,
     LinkInfo,
@@ -93,21 +93,21 @@ def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
         assert value in data
     assert 0 <= netlink.parse_error(data) < 4096
     parsers: tuple[Any, ...] = (
-        netlink.parse_link_state,
-        netlink.parse_link_modes,
-        netlink.parse_fec,
-        netlink.parse_pause,
+        ethtool_netlink.parse_link_state,
+        ethtool_netlink.parse_link_modes,
+        ethtool_netlink.parse_fec,
+        ethtool_netlink.parse_pause,
     )
-    for mode in netlink.parse_supported_modes(data):
-        assert mode == netlink.parse_mode(mode.name)
+    for mode in ethtool_netlink.parse_supported_modes(data):
+        assert mode == ethtool_netlink.parse_mode(mode.name)
     for parse in parsers:
         said = parse(data)
         for name in said.__dataclass_fields__:
             number = getattr(said, name)
             assert number is None or 0 <= number < 2**64
-    family = netlink.parse_family(data)
+    family = ethtool_netlink.parse_family(data)
     assert family is None or family >= 0
-    netlink.reply_of(data, 30, 1)
+    ethtool_netlink.reply_of(data, 30, 1)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.binary(max_size=20))
@@ -176,24 +176,30 @@ def fec_reply(active: int, *counts: bytes) -> bytes:
 def test_fec_of_a_400g_port() -> None:
     """Per-lane counts follow the total in one array; the lanes were added to their own sum."""
     lanes = struct.pack("=5Q", 1000, 400, 300, 200, 100)
-    assert netlink.parse_fec(fec_reply(50, lanes, struct.pack("=Q", 3))) == netlink.Fec(
-        1, 50, 1000, 3, None
-    )
+    assert ethtool_netlink.parse_fec(
+        fec_reply(50, lanes, struct.pack("=Q", 3))
+    ) == ethtool_netlink.Fec(1, 50, 1000, 3, None)
     not_set = struct.pack("=Q", 2**64 - 1)
-    assert netlink.parse_fec(fec_reply(49, not_set, b"", b"\1\2\3")) == netlink.Fec(1, 49)
+    assert ethtool_netlink.parse_fec(fec_reply(49, not_set, b"", b"\1\2\3")) == ethtool_netlink.Fec(
+        1, 49
+    )
 
 
 def test_states_of_the_wire() -> None:
     """SPEED_UNKNOWN and DUPLEX_UNKNOWN are no speed of four billion megabits."""
     reply = attribute(2, b"\0") + attribute(5, b"\xff" * 4) + attribute(6, b"\xff")
-    assert netlink.parse_link_modes(reply) == netlink.LinkModes(autonegotiation=0)
+    assert ethtool_netlink.parse_link_modes(reply) == ethtool_netlink.LinkModes(autonegotiation=0)
     reply = attribute(5, struct.pack("=I", 400_000)) + attribute(9, struct.pack("=I", 4))
-    assert netlink.parse_link_modes(reply) == netlink.LinkModes(speed_megabits=400_000, lanes=4)
+    assert ethtool_netlink.parse_link_modes(reply) == ethtool_netlink.LinkModes(
+        speed_megabits=400_000, lanes=4
+    )
     reply = attribute(2, b"\0") + attribute(5, b"\4") + attribute(7, struct.pack("=I", 12))
-    assert netlink.parse_link_state(reply) == netlink.LinkState(0, reason=4, external_downs=12)
+    assert ethtool_netlink.parse_link_state(reply) == ethtool_netlink.LinkState(
+        0, reason=4, external_downs=12
+    )
     counts = attribute(2, struct.pack("=Q", 7)) + attribute(3, struct.pack("=Q", 9))
     reply = attribute(2, b"\0") + attribute(3, b"\1") + attribute(4, b"\1") + attribute(5, counts)
-    assert netlink.parse_pause(reply) == netlink.Pause(0, 1, 1, 9, 7)
+    assert ethtool_netlink.parse_pause(reply) == ethtool_netlink.Pause(0, 1, 1, 9, 7)
 
 
 def modes_reply(*names: bytes) -> bytes:
@@ -220,7 +226,7 @@ def modes_reply(*names: bytes) -> bytes:
 )  # fmt: skip
 def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None:
     """Each kernel knows more modes than the one before: a table of ours would lack the fastest NIC's."""
-    assert netlink.parse_mode(name) == netlink.SupportedMode(name, speed, lanes)
+    assert ethtool_netlink.parse_mode(name) == ethtool_netlink.SupportedMode(name, speed, lanes)
 
 
 @pytest.mark.parametrize(
@@ -230,20 +236,24 @@ def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None
 )  # fmt: skip
 def test_what_is_no_speed_is_no_mode(name: str) -> None:
     """`Pause` and `FIBRE` stand in the same list; a speed beyond belief would make every link look slow."""
-    assert netlink.parse_mode(name) is None
+    assert ethtool_netlink.parse_mode(name) is None
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
     """The list has many attributes of one type; the first stood for all, and a 400G card was one of 1G."""
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
-    found = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
+    found = ethtool_netlink.parse_supported_modes(
+        modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe")
+    )
     assert [mode.name for mode in found] == [
         "1000baseKX/Full",
         "100000baseCR4/Full",
         "400000baseSR8/Full",
     ]
-    assert netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
-    assert netlink.parse_supported_modes(modes_reply()) == []  # virtio: a list, and nothing in it
+    assert ethtool_netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
+    assert (
+        ethtool_netlink.parse_supported_modes(modes_reply()) == []
+    )  # virtio: a list, and nothing in it
 
 
 @given(st.integers(0, 300))
@@ -251,17 +261,19 @@ def test_a_list_of_modes_that_is_cut_off_invents_none(cut: int) -> None:
     """Half a name was read as the name: `400000base` had become `40baseT`."""
     names = [f"{speed}baseSR4/Full" for speed in (40_000, 100_000, 200_000, 400_000, 800_000)]
     whole = modes_reply(*(name.encode() for name in names))
-    found = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
+    found = [mode.name for mode in ethtool_netlink.parse_supported_modes(whole[:cut])]
     assert found == ([] if cut < len(whole) - 8 else names)
 
 
 def test_replies_are_told_from_refusals_and_strangers() -> None:
     """An answer that came late for the question before was taken for this one's."""
     late = message(30, b"\1\1\0\0late", sequence=4)
-    assert netlink.reply_of(late, 30, 5) is None
-    assert netlink.reply_of(late + message(30, b"\1\1\0\0mine", sequence=5), 30, 5) == b"mine"
+    assert ethtool_netlink.reply_of(late, 30, 5) is None
+    assert (
+        ethtool_netlink.reply_of(late + message(30, b"\1\1\0\0mine", sequence=5), 30, 5) == b"mine"
+    )
     refused = message(2, struct.pack("=i", -errno.EOPNOTSUPP), sequence=5)
-    assert netlink.reply_of(refused, 30, 5) == errno.EOPNOTSUPP
+    assert ethtool_netlink.reply_of(refused, 30, 5) == errno.EOPNOTSUPP
 
 
 def test_a_socket_that_is_too_slow_says_so_once() -> None:

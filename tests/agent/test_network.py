@@ -17,7 +17,7 @@ from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import net, rdma
 from gangline.agent.collectors.net import LinkDetails, NicStatistics
 from gangline.agent.collectors.rdma import ALTERNATIVE_FILES, QUEUE_COUNTERS, is_counter
-from gangline.agent.hardware import netlink, network, nvidia
+from gangline.agent.hardware import ethtool_netlink, network, nic_statistics
 from gangline.agent.hardware.files import Roots
 from gangline.agent.inventory import links
 from gangline.contract.signal import Kind
@@ -58,7 +58,7 @@ def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
     }
     files = [file for names in ALTERNATIVE_FILES.values() for file in names]
     assert len(files) == len(set(files))
-    picked = {signal for names in nvidia.SIGNALS_OF.values() for signal in names.values()}
+    picked = {signal for names in nic_statistics.SIGNALS_OF.values() for signal in names.values()}
     assert picked == {s.name for s in TABLES["nic_10s_changes"]}
 
 
@@ -384,12 +384,12 @@ PFC = b"rx_prio3_pause"
 )
 def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
     """Two statistics of one name, a name that is no text: not picked, and no harm to the others."""
-    picked = nvidia.select_statistics(b"mlx5_core", names)
+    picked = nic_statistics.select_statistics(b"mlx5_core", names)
     for signal, place in picked.items():
-        assert nvidia.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
+        assert nic_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
         assert names.count(names[place]) == 1
     assert ("nic.priority_3_received_pause_frames" in picked) == (names.count(PFC) == 1)
-    assert nvidia.select_statistics(b"veth", names) == {}
+    assert nic_statistics.select_statistics(b"veth", names) == {}
 
 
 class Statistics:
@@ -450,13 +450,13 @@ class Wire:
     def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         if index == 3:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        assert with_statistics == (command in (netlink.FEC_GET, netlink.PAUSE_GET))
+        assert with_statistics == (command in (ethtool_netlink.FEC_GET, ethtool_netlink.PAUSE_GET))
         lanes = b"".join(n.to_bytes(8, "little") for n in (90, 40, 50))
         return {
-            netlink.LINKSTATE_GET: attribute(2, b"\0") + attribute(5, b"\4"),
-            netlink.LINKMODES_GET: attribute(5, (400_000).to_bytes(4, "little")),
-            netlink.FEC_GET: fec_reply(50, lanes, bytes(8)),
-            netlink.PAUSE_GET: b"\1",
+            ethtool_netlink.LINKSTATE_GET: attribute(2, b"\0") + attribute(5, b"\4"),
+            ethtool_netlink.LINKMODES_GET: attribute(5, (400_000).to_bytes(4, "little")),
+            ethtool_netlink.FEC_GET: fec_reply(50, lanes, bytes(8)),
+            ethtool_netlink.PAUSE_GET: b"\1",
         }[command]
 
 

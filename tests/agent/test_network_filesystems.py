@@ -16,9 +16,9 @@ from gangline.agent.collectors.network_fs import (
     NfsMounts,
     mount_points,
 )
-from gangline.agent.hardware import storage
+from gangline.agent.hardware import lustre, nfs, storage
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.storage import LustreImport, LustreStat
+from gangline.agent.hardware.lustre import LustreImport, LustreStat
 from gangline.contract.block import Block
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
@@ -43,15 +43,15 @@ def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     """A client of another version writes other lines; what is not understood is missing."""
-    for mount in storage.parse_mountstats(data):
+    for mount in nfs.parse_mountstats(data):
         assert mount.type in ("nfs", "nfs4")
         assert len(mount.values) == 27
         assert all(n is None or 0 <= n < 1 << 63 for n in mount.values[:17])
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
-    for stat in storage.parse_lustre_stats(data).values():
+    for stat in lustre.parse_lustre_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    told = storage.parse_lustre_import(data)
-    assert told.state is None or told.state in storage.LUSTRE_STATES.values()
+    told = lustre.parse_lustre_import(data)
+    assert told.state is None or told.state in lustre.LUSTRE_STATES.values()
     assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
     for each in storage.parse_network_mounts(data):
         assert each.type not in storage.LOCAL_FILESYSTEMS
@@ -76,9 +76,9 @@ def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
 def test_a_long_run_of_blanks_is_read_in_a_moment() -> None:
     """A pattern that began again at each blank took minutes for a megabyte of them."""
     for text in (b"\n" * 1_000_000, b" " * 1_000_000, b"\t: " * 300_000, b"device " * 100_000):
-        assert storage.parse_mountstats(text) == []
-        assert storage.parse_lustre_stats(text) == {}
-        assert storage.parse_lustre_import(text) == LustreImport(None, None, None, None, None, None)
+        assert nfs.parse_mountstats(text) == []
+        assert lustre.parse_lustre_stats(text) == {}
+        assert lustre.parse_lustre_import(text) == LustreImport(None, None, None, None, None, None)
 
 
 def mounted(source: str, point: str, body: str, kind: str = "nfs4") -> str:
@@ -90,7 +90,7 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
     text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
-    found = storage.parse_mountstats(text.encode())
+    found = nfs.parse_mountstats(text.encode())
     assert [mount.point for mount in found] == ["/a", "/pods/2"]
     assert found[0].reads == [5, 6, 1, 2, 3, 4, 0] and found[0].all_calls == [5, 6, 1, 0]
 
@@ -100,7 +100,7 @@ def test_transports_of_every_kind() -> None:
 
     def of(*lines: str) -> list[int | None]:
         body = "".join(f"\txprt:\t{line}\n" for line in lines)
-        (mount,) = storage.parse_mountstats(mounted("s:/x", "/a", body).encode())
+        (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", body).encode())
         return mount.transport
 
     tcp = "tcp 832 0 1 0 11 6428 6427 2 0 12154 0 24 26 5726"
@@ -121,16 +121,16 @@ def test_columns_that_are_none_cost_themselves() -> None:
         "\t       WRITE: 1 2 3\n"
         "\t      ACCESS: 1 2 3 4 5 6 7 88"
     )
-    (mount,) = storage.parse_mountstats(mounted("s:/x", "/a", lines).encode())
+    (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", lines).encode())
     assert mount.reads == [1, 2, 3, None, 7, 8, None]
     assert mount.writes == [None] * 7
     assert mount.all_calls == [None] * 4
-    whole = storage.parse_mountstats(
+    whole = nfs.parse_mountstats(
         mounted("s:/x", "/a", lines.replace("WRITE: 1 2 3\n", "")).encode()
     )
     assert whole[0].all_calls == [1, 2, 3, None]  # of READ: 88 may be the beginning of 8812
     large = f"\tREAD: {1 << 62} 1 1 1 1 1 1 1 1\n" * 5
-    assert storage.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].all_calls == [
+    assert nfs.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].all_calls == [
         None,
         5,
         5,
@@ -166,7 +166,7 @@ def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
         b"close                     x samples [reqs]\n"
         b"sync                      4 samples [usec] 1 2 18446744073709551616\n"
     )
-    assert storage.parse_lustre_stats(text) == {
+    assert lustre.parse_lustre_stats(text) == {
         "read_bytes": LustreStat(7, 20480),
         "open": LustreStat(3, 5),
         "getattr": LustreStat(9, None),
@@ -206,11 +206,9 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
     assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
     lost = found["fs-OST0001"]
     assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
-    evicted = storage.parse_lustre_import(
-        b"import:\n    state: EVICTED\n\0\0       generation: 2\n"
-    )
+    evicted = lustre.parse_lustre_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
     assert evicted == LustreImport(10, None, 2, None, None, None)
-    assert storage.parse_lustre_import(b"import:\n    state: NAPPING\n").state is None
+    assert lustre.parse_lustre_import(b"import:\n    state: NAPPING\n").state is None
 
 
 @pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
@@ -253,7 +251,7 @@ def test_two_mounts_of_one_lustre_stay_apart() -> None:
 def test_a_recorded_mountstats_is_read_as_written() -> None:
     """A client with a line of impossible numbers among true ones."""
     archive = DATA.read_bytes().split(b"Path: fixtures/proc/26231/mountstats\nLines: 20\n")[1]
-    (mount,) = storage.parse_mountstats(archive.partition(b"Mode:")[0])
+    (mount,) = nfs.parse_mountstats(archive.partition(b"Mode:")[0])
     assert (mount.point, mount.age_seconds) == ("/mnt/nfs/test", 13968)
     assert mount.reads == [1298, 1298, 0, 6, 79386, 79407, None]
     assert mount.transport == [1, 6428, 6428, 0, 0, 11]

@@ -18,7 +18,7 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.hardware import pci
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
+from gangline.agent.hardware.pci_config import ConfigHidden, ExpressRegisters, parse_express
 from gangline.contract import counters
 from gangline.contract import frame as frames
 from gangline.contract.signals import BY_NAME, TABLES

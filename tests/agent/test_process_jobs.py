@@ -11,7 +11,7 @@ import pytest
 
 from gangline.agent.collectors import process_jobs
 from gangline.agent.collectors.process_jobs import PROCESSES_MAX, ProcessJobs
-from gangline.agent.hardware.process_owner import ProcessSnapshot, ProcessState
+from gangline.agent.hardware.process_state import ProcessSnapshot, ProcessState
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
 

@@ -24,7 +24,7 @@ from gangline.agent.hardware.job_ranks import (
     attributes_of,
     parse_answers,
 )
-from gangline.agent.hardware.process_owner import read_process_state
+from gangline.agent.hardware.process_state import read_process_state
 from tests.agent.jobs_host import SLURM, HandedClock, JobsHost
 from tests.processes import GUARD_SECONDS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.hardware.nvidia import children, open_nodes
+from gangline.agent.hardware.open_handles import children, open_nodes
 from gangline.agent.local.agent_service import STATUS
 from gangline.agent.transport.grpc_http2 import CallFailed, NoListener, call
 from gangline.contract.wire import agent_pb2 as pb

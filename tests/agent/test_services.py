@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors.settings import Services
-from gangline.agent.hardware import settings
+from gangline.agent.hardware import services
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.settings import SERVICES, Service
+from gangline.agent.hardware.services import SERVICES, Service
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 
@@ -85,10 +85,10 @@ def test_a_host_without_these_services_has_no_data(tmp_path: Path) -> None:
 )
 def test_any_text_of_a_cgroup(data: bytes) -> None:
     """`max`, a process of another namespace (0), a file cut off: no process is invented."""
-    told = settings.parse_populated(data)
+    told = services.parse_populated(data)
     assert told is None or (b"populated %d" % told) in data
-    assert all(0 < n < 1 << 64 for n in settings.parse_processes(data))
-    assert settings.parse_populated(None) is None and settings.parse_processes(None) == []
+    assert all(0 < n < 1 << 64 for n in services.parse_processes(data))
+    assert services.parse_populated(None) is None and services.parse_processes(None) == []
 
 
 def test_names_of_services_are_found_in_proc() -> None:
@@ -103,7 +103,7 @@ def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
     service = Service("slurmd", ("slurmd.service",), "slurmd")
 
     def processes() -> list[int] | None:
-        return settings.processes_of_unit(settings.groups_of_units(tmp_path), service)
+        return services.processes_of_unit(services.groups_of_units(tmp_path), service)
 
     assert processes() is None
     for tree in ("systemd", "unified", "."):

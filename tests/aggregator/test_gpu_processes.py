@@ -16,7 +16,7 @@ from gangline.agent.collectors.gpu_processes import GpuJobs, GpuProcess, GpuProc
 from gangline.agent.collectors.kubelet import KubeletAllocations
 from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
-from gangline.agent.hardware.process_owner import Allocation
+from gangline.agent.hardware.kubelet import Allocation
 from gangline.aggregator.store import snapshot_file
 from gangline.aggregator.store.snapshot_file import COPIES
 from gangline.contract.wire import telemetry_pb2 as wire
@@ -229,7 +229,7 @@ def test_allocation_beside_processes(
         for pod, gpu in (("trainer-0", GPU), ("idle-0", OTHER_GPU), ("robbed-0", third))
     ]
     monkeypatch.setattr(
-        "gangline.agent.hardware.process_owner.list_allocations", lambda path, seconds: given
+        "gangline.agent.hardware.kubelet.list_allocations", lambda path, seconds: given
     )
     kubelet = KubeletAllocations(host.roots, host.clock)
     kubelet.start(EventPublisher(host.clock, host, lambda: None))

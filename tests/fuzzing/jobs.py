@@ -8,7 +8,13 @@ import random
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from gangline.agent.hardware import job_ranks, job_ranks_child, process_owner
+from gangline.agent.hardware import (
+    job_ranks,
+    job_ranks_child,
+    kubelet,
+    process_owner,
+    process_state,
+)
 from gangline.agent.transport.grpc_http2 import CallFailed, UnaryCall
 from gangline.contract.wire.podresources_pb2 import ListPodResourcesResponse
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome, text
@@ -67,11 +73,11 @@ def fuzz_cgroup(source: random.Random) -> str:
 
 def fuzz_process(source: random.Random) -> str:
     """Status and stat of a process, and the folder of a pod's logs."""
-    user = process_owner.parse_user_id(damaged(STATUS, source))
-    inner = process_owner.parse_namespace_pid(damaged(STATUS, source))
+    user = process_state.parse_user_id(damaged(STATUS, source))
+    inner = process_state.parse_namespace_pid(damaged(STATUS, source))
     assert all(number is None or 0 <= number < 2**34 for number in (user, inner))
-    assert process_owner.parse_ended(damaged(STAT, source)) in (True, False)
-    found = process_owner.parse_pod_log_folder(text(damaged(FOLDER, source)))
+    assert process_state.parse_ended(damaged(STAT, source)) in (True, False)
+    found = kubelet.parse_pod_log_folder(text(damaged(FOLDER, source)))
     assert found is None or (found[1].name and "_" not in found[1].name + found[1].namespace)
     return outcome(found)
 
@@ -79,8 +85,8 @@ def fuzz_process(source: random.Random) -> str:
 def fuzz_pod_resources(source: random.Random) -> str:
     """kubelet's answer: allocations within their limits, or KubeletError."""
     try:
-        found = process_owner.parse_allocations(flipped(ANSWER, source))
-    except process_owner.KubeletError:
+        found = kubelet.parse_allocations(flipped(ANSWER, source))
+    except kubelet.KubeletError:
         return REFUSED
     assert all(len(one.device) <= 90 and len(one.pod) <= 253 for one in found)
     return outcome(found)
@@ -89,7 +95,7 @@ def fuzz_pod_resources(source: random.Random) -> str:
 def fuzz_kubelet_bytes(source: random.Random) -> str:
     """What stands behind kubelet's socket: the answer, CallFailed, or nothing yet."""
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-    call = UnaryCall(process_owner.LIST_METHOD, b"", 1.0)
+    call = UnaryCall(kubelet.LIST_METHOD, b"", 1.0)
     server.initiate_connection()
     server.receive_data(call.data_to_send())
     server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])

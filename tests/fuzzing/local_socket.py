@@ -7,7 +7,7 @@ import random
 from h2.connection import H2Connection
 
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.nvidia import node_of, parse_gpu_minor
+from gangline.agent.hardware.open_handles import node_of, parse_gpu_minor
 from gangline.agent.local.agent_service import (
     HEALTH_CHECK_PATH,
     NotAGpu,

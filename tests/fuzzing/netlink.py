@@ -6,7 +6,7 @@ import random
 import struct
 
 from gangline.agent.collectors.link_events import LinkFlapFilter
-from gangline.agent.hardware import netlink
+from gangline.agent.hardware import ethtool_netlink, netlink
 from gangline.agent.hardware.netlink import (
     LinkInfo,
     LinkRemoved,
@@ -14,7 +14,7 @@ from gangline.agent.hardware.netlink import (
     make_attribute,
     make_message,
 )
-from gangline.agent.hardware.nvidia import SIGNALS_OF, select_statistics
+from gangline.agent.hardware.nic_statistics import SIGNALS_OF, select_statistics
 from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED, check, flipped, outcome
 
 U32 = struct.Struct("=I")
@@ -88,10 +88,12 @@ def fuzz_modes(source: random.Random) -> str:
     """Names of link modes, damaged: no speed beyond belief, each once, and none that is no name."""
     names = tuple(source.choice((*MODES, *ODD_WORDS)) for _ in range(source.randrange(1, 40)))
     reply = _bitset(names)
-    found = netlink.parse_supported_modes(flipped(reply, source))
+    found = ethtool_netlink.parse_supported_modes(flipped(reply, source))
     for mode in found:
         check(mode)
-        assert 0 < mode.speed_megabits <= netlink.SPEED_MEGABITS_MAX and 0 < mode.lanes < 100
+        assert (
+            0 < mode.speed_megabits <= ethtool_netlink.SPEED_MEGABITS_MAX and 0 < mode.lanes < 100
+        )
         assert len(mode.name) < 64 and mode.name.isascii() and " " not in mode.name
     assert len({mode.name for mode in found}) == len(found)
     return outcome(found)
@@ -102,19 +104,21 @@ def fuzz_ethtool(source: random.Random) -> str:
     body = REPLY + make_attribute(5, _NESTED_COUNTS, nested=True)
     reply = flipped(body, source)
     for parse in (
-        netlink.parse_link_state,
-        netlink.parse_link_modes,
-        netlink.parse_fec,
-        netlink.parse_pause,
+        ethtool_netlink.parse_link_state,
+        ethtool_netlink.parse_link_modes,
+        ethtool_netlink.parse_fec,
+        ethtool_netlink.parse_pause,
     ):
         check(parse(reply))
-    modes = netlink.parse_link_modes(reply)
-    assert modes.speed_megabits is None or modes.speed_megabits <= netlink.SPEED_MEGABITS_MAX
-    check(netlink.parse_family(reply))
+    modes = ethtool_netlink.parse_link_modes(reply)
+    assert (
+        modes.speed_megabits is None or modes.speed_megabits <= ethtool_netlink.SPEED_MEGABITS_MAX
+    )
+    check(ethtool_netlink.parse_family(reply))
     datagram = make_message(
         source.choice((20, 20, 2, 3)), 0, source.choice((9, 9, 8)), b"\x05\x01\0\0" + body
     )
-    answer = netlink.reply_of(flipped(datagram, source), 20, 9)
+    answer = ethtool_netlink.reply_of(flipped(datagram, source), 20, 9)
     if isinstance(answer, int):
         assert 0 <= answer <= 4095
     return ACCEPTED if isinstance(answer, bytes) else REFUSED

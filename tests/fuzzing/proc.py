@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.hardware import cpu_cores, nvidia, proc_files, processes, settings, storage
+from gangline.agent.hardware import (
+    cpu_cores,
+    lustre,
+    nfs,
+    nvidia,
+    proc_files,
+    processes,
+    settings,
+    storage,
+)
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
-from gangline.agent.hardware.nvidia import parse_capability_minor, parse_is_administrator
+from gangline.agent.hardware.mig_capabilities import parse_capability_minor, parse_is_administrator
 from gangline.agent.inventory.links import parse_vlans
 from gangline.ext.hostfiles import CoreTimes, diskstats, line_numbers, pressure
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, outcome, text
@@ -147,7 +156,7 @@ def fuzz_mountinfo(source: random.Random) -> str:
 
 def fuzz_mountstats(source: random.Random) -> str:
     """NFS mounts; a sum is of all calls or not at all."""
-    found = storage.parse_mountstats(damaged(MOUNTSTATS, source))
+    found = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
     for mount in found:
         check(mount.values)
     return outcome(found)
@@ -155,8 +164,8 @@ def fuzz_mountstats(source: random.Random) -> str:
 
 def fuzz_lustre(source: random.Random) -> str:
     """`stats` and `import` of a client, with the zero bytes that some releases leave in them."""
-    check(storage.parse_lustre_import(damaged(LUSTRE_IMPORT, source)))
-    return outcome(storage.parse_lustre_stats(damaged(LUSTRE_STATS, source)))
+    check(lustre.parse_lustre_import(damaged(LUSTRE_IMPORT, source)))
+    return outcome(lustre.parse_lustre_stats(damaged(LUSTRE_STATS, source)))
 
 
 def fuzz_tasks(source: random.Random) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import struct
 
-from gangline.agent.hardware import amdgpu, network, pci, settings, storage
+from gangline.agent.hardware import amdgpu, kfd, network, nvme, pci, services
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
 from gangline.agent.hardware.gpu_metrics import MetricsError, layout_of
 from gangline.agent.hardware.kernel_clock import parse_timex
-from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
+from gangline.agent.hardware.pci_config import ConfigHidden, ExpressRegisters, parse_express
 from gangline.agent.inventory.gpus import fabric, platform
 from gangline.ext import counterfiles
 from gangline.ext.counterfiles import Meter
@@ -178,7 +178,7 @@ def fuzz_amd_files(source: random.Random) -> str:
     assert pages.reserved >= 0 and pages.pending >= 0
     level = amdgpu.parse_levels_max(text(damaged(b"0: 132Mhz\n1: 2100Mhz *\n", source)))
     assert level is None or 0 < level < 1e12
-    properties = amdgpu.parse_properties(text(damaged(PROPERTIES, source)))
+    properties = kfd.parse_properties(text(damaged(PROPERTIES, source)))
     assert all(0 <= number <= U64_MAX for number in properties.values())
     check(properties)
     return outcome(level)
@@ -197,13 +197,13 @@ def fuzz_smart_page(source: random.Random) -> str:
         piece = source.choice((b"\xff" * 16, b"\xff" * 4, b"\0" * 16, source.randbytes(16)))
         data = data[:at] + piece + data[at + len(piece) :]
     data = source.choice((data, data, data, data[:511], data + b"\0", b"\xff" * 512))
-    log = storage.parse_smart_page(data)
+    log = nvme.parse_smart_page(data)
     if log is not None and log.temperature_celsius is not None:
         assert -73 <= log.temperature_celsius <= 227
     return outcome(_without_temperature(log))
 
 
-def _without_temperature(log: storage.SmartLog | None) -> object:
+def _without_temperature(log: nvme.SmartLog | None) -> object:
     """Degrees may be below zero, which `check` does not let pass."""
     names = [] if log is None else [name for name in log.__slots__ if name != "temperature_celsius"]
     return {name: getattr(log, name) for name in names}
@@ -258,14 +258,14 @@ def fuzz_network(source: random.Random) -> str:
 
 def fuzz_services(source: random.Random) -> str:
     """Processes and state of a cgroup."""
-    found = settings.parse_processes(damaged(b"1234\n5678\n0\n", source))
+    found = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
     assert 0 not in found and len(found) <= 64
-    assert settings.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
+    assert services.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
         True,
         False,
         None,
     )
-    check(storage.parse_nvme_state(text(damaged(b"live\n", source))))
+    check(nvme.parse_nvme_state(text(damaged(b"live\n", source))))
     return outcome(found)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline.agent.hardware.nvidia import children
+from gangline.agent.hardware.open_handles import children
 from gangline.agent.local.agent_service import STATUS
 from gangline.agent.spool.event_queue import FILE_NAME, parse_line
 from gangline.agent.spool.spool import Spool
