@@ -27,7 +27,9 @@ from gangline.agent.collectors.kernel_log import KernelLog
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
-from gangline.agent.kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
+from gangline.agent.kernel_log.checkpoint_file import CheckpointFile
+from gangline.agent.kernel_log.reader import LogReader
+from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.transport.client import Client
 from gangline.agent.transport.grpc_http2 import EVENTS, CallResponse, ClientSession

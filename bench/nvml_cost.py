@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure import Result
-from gangline.agent.collectors import gpu, gpu_fast
+from gangline.agent.collectors import gpu_fast, nvml_collector
 from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.build import build
 from tests.fake_nvml.replay import milliseconds_per_second
@@ -20,7 +20,9 @@ def run(seed: int) -> list[Result]:
     """*seed*: not used, the costs are recorded."""
     paced, spacing = _measure()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "SLOW_SECONDS", dict.fromkeys(gpu.SLOW_SECONDS, 0.0))
+        patch.setattr(
+            nvml_collector, "SLOW_SECONDS", dict.fromkeys(nvml_collector.SLOW_SECONDS, 0.0)
+        )
         patch.setattr(gpu_fast, "GPM_SECONDS", 0.0)
         unpaced, _ = _measure()
     notes = f"GPM at each {spacing} of 10 samples a second; recorded: driver 580.159.04, tests/fake_nvml/h200.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..agent.collectors.amdgpu import HELD, SOURCES
+from ..agent.collectors.amdgpu_metrics import HELD, SOURCES
 from ..contract.block import Block, is_float
 from ..contract.signals import BY_ID
 from .machine import (

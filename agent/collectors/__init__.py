@@ -6,15 +6,22 @@ from collections.abc import Callable
 
 from ..collector import Collector
 from ..hardware.files import Roots
-from .disk import Disks, Filesystems, NvmeControllers, NvmeSmart
-from .host import ClockTenSeconds, CpuMinute, HostMinute, HostSecond, HostTenSeconds, edac_10s
+from .clock import ClockTenSeconds
+from .cpu import CpuMinute
+from .disk import Disks, Filesystems
+from .edac import edac_10s
+from .host import HostMinute, HostSecond, HostTenSeconds
 from .job_steps import JobSteps
 from .kernel_log import KernelLog
 from .link_events import LinkListener
-from .net import Bonds, LinkDetails, NicStatistics, net_1s, net_10s
-from .network_fs import LustreMounts, LustreTargets, NfsMounts
+from .lustre import LustreMounts, LustreTargets
+from .net import Bonds, LinkDetails, net_1s, net_10s
+from .network_fs import NfsMounts
+from .nic_statistics import NicStatistics
 from .numa import NumaCores, NumaTenSeconds, hugepages_10s
-from .pcie import PcieMinute, PcieTenSeconds
+from .nvme import NvmeControllers, NvmeSmart
+from .pcie import PcieTenSeconds
+from .pcie_settings import PcieMinute
 from .power import hwmon_1s, hwmon_10s, rapl_1s, rapl_10s
 from .rdma import rdma_1s, rdma_10s
 from .settings import Services, SettingsMinute
@@ -90,7 +97,7 @@ def _kubelet_10s(roots: Roots) -> Collector:
 
 
 def _gpu_fabric_1s(roots: Roots) -> Collector:
-    from .nvlink import GpuFabric
+    from .gpu_fabric import GpuFabric
 
     return GpuFabric(roots)
 

@@ -20,17 +20,12 @@ from ..hardware.amdgpu import AmdGpu
 from ..hardware.files import Roots, device_key
 from ..hardware.gpu_metrics import XGMI_LINKS_MAX, FieldPlace, MetricsLayout, busy_name
 from ..hardware.processes import read_tasks
-from .amdgpu import AmdCollector, MetricSource, MetricsTables, Targets, table_value
+from .amdgpu import AmdCollector, MetricsTables
+from .amdgpu_metrics import MetricSource, Targets, table_value
 from .block_writer import put
 from .gpu_parts import cleared_block
-from .gpu_processes import (
-    ROWS_MAX,
-    TICK_NS,
-    GpuProcess,
-    GpuProcessList,
-    process_key,
-    process_listing_of,
-)
+from .gpu_processes import ROWS_MAX, TICK_NS, process_key
+from .process_listing import GpuProcess, GpuProcessList, process_listing_of
 
 #: Bytes per second in one direction, per Gbit/s of a lane.
 _GIGABIT_BYTES = 1e9 / 8

@@ -13,7 +13,8 @@ from ...ext.nvml_parts import Parts
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
 from ..hardware.files import Roots
 from ..hardware.mig_capabilities import mig_monitor_line
-from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
+from .nvml_open import LOST, NO_PERMISSION, RETRY_SECONDS
+from .nvml_session import session_of
 
 Answer = TypeVar("Answer")
 

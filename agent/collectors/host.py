@@ -1,24 +1,19 @@
-"""The host as a whole: cores, pressure, memory and its errors, clock."""
+"""The host as a whole: cores, pressure and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
-from ..collector import AccessDenied, Collector, ExcludingCollector, NoData
-from ..hardware import cpu_cores, edac, proc_files
+from ..collector import Collector, ExcludingCollector, NoData
+from ..hardware import cpu_cores, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
-from ..hardware.kernel_clock import Timex, parse_timex
 from .block_writer import put, row_writer
 from .counter_files import (
-    CollectorSpec,
-    CounterDevice,
-    CounterFileCollector,
     FileField,
     PeriodicListing,
 )
@@ -235,110 +230,6 @@ class HostMinute(Collector):
         return (self._block,)
 
 
-#: Cores whose frequency is read, spread evenly: each read may take 10 ms (x86 before Linux 5.18).
-CPU_FREQUENCIES_MAX = 64
-_FREQUENCY = {"cpu.frequency_hertz": FileField("cpufreq/scaling_cur_freq", scale=1000)}
-
-#: In the order of `ext.hostfiles.CoreTimes.shares`.
-_SHARES = ("cpu.busy_ratio", "cpu.system_ratio", "cpu.interrupt_ratio", "cpu.steal_ratio")
-_NO_SHARES = (None,) * len(_SHARES)
-
-
-class CpuMinute(CounterFileCollector):
-    """Shares of each core's time since the last turn, and its frequency.
-
-    The base class reads the frequencies; this class adds the shares.
-    """
-
-    def __init__(self, roots: Roots) -> None:
-        self._stat = OpenFile(roots.proc / "stat", whole=True)
-        self._times = CoreTimes()
-        folder = roots.sys / "devices/system/cpu"
-
-        def devices() -> list[CounterDevice]:
-            times = CoreTimes()
-            times.take(self._stat.read())
-            cores = sorted(times.cores)
-            step = -(-len(cores) // CPU_FREQUENCIES_MAX)
-            return [
-                CounterDevice(
-                    f"cpu{core}", f"{folder}/cpu{core}/", {} if position % step else _FREQUENCY
-                )
-                for position, core in enumerate(cores)
-            ]
-
-        no_data_reason = "/proc/stat names no core"
-        super().__init__(
-            CollectorSpec(
-                "cpu_60s",
-                Pace.MINUTE,
-                ("cpu_60s",),
-                devices,
-                no_data_reason,
-                enters_driver=True,
-                list_seconds=60,
-            )
-        )
-
-    def collect(self) -> Sequence[Block]:
-        """Return the block; shares are missing in the first turn.
-
-        Raises NoData without /proc/stat.
-        """
-        (block,) = super().collect()
-        self._times.take(self._stat.read())
-        shares = self._times.shares()
-        writer = row_writer(block, _SHARES)
-        for row, name in enumerate(block.devices):
-            writer.put(row, shares.get(int(name[3:]), _NO_SHARES))
-        return (block,)
-
-
-_ADJTIMEX_REFUSED = "adjtimex(2) is blocked by a system call filter; allow it with ProtectClock=no in the agent's unit"
-
-
-class ClockTenSeconds(Collector):
-    """Offset, errors and state of the system clock.
-
-    Wrong clocks show events of several hosts in a wrong order.
-    """
-
-    name = "clock_10s"
-    pace = Pace.TEN_SECONDS
-    enters_driver = False
-
-    def __init__(self, roots: Roots, read: Callable[[], Timex] | None = None) -> None:
-        """*read*: None means adjtimex(2) of this machine; a host in a folder has no clock."""
-        self._read = adjtimex.read if read is None and roots.is_this_machine else read
-        self._block = Block("clock_10s", ("host",))
-
-    def collect(self) -> Sequence[Block]:
-        """Return the block.
-
-        Raises AccessDenied if the call is refused, NoData if the kernel does not have it.
-        """
-        if self._read is None:
-            raise NoData("only this machine's own clock can be read")
-        try:
-            timex = parse_timex(self._read())
-        except PermissionError:
-            raise AccessDenied(_ADJTIMEX_REFUSED) from None
-        except OSError as error:
-            raise NoData(f"this kernel has no adjtimex(2): {error}") from None
-        self._put("offset_seconds", timex.offset_seconds)
-        self._put("error_estimated_seconds", timex.error_estimated_seconds)
-        self._put("error_max_seconds", timex.error_max_seconds)
-        self._put("frequency_offset_ratio", timex.frequency_offset_ratio)
-        self._put("tai_offset_seconds", timex.tai_offset_seconds)
-        self._put("synchronised_state", timex.synchronised)
-        self._put("leap_state", timex.leap_state)
-        self._put("status_flags", timex.status_flags)
-        return (self._block,)
-
-    def _put(self, column: str, value: float | None) -> None:
-        put(self._block, f"clock.{column}", 0, value)
-
-
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
 #: Fields of each kind of location.
 EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
@@ -352,39 +243,3 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
     "row": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
     "channel": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
 }
-
-
-def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:
-    """Return the fields of a location.
-
-    Most old drivers count uncorrected errors by row, not by channel.
-    """
-    fields = EDAC_FIELDS[location.kind]
-    if location.uncorrected:
-        return fields
-    return {name: file_field for name, file_field in fields.items() if name != _UNCORRECTED}
-
-
-def edac_10s(roots: Roots) -> CounterFileCollector:
-    """Return the collector of memory errors per controller and DIMM, from EDAC drivers."""
-
-    def devices() -> list[CounterDevice]:
-        return [
-            CounterDevice(name, f"{location.folder}/{location.prefix}", fields_of(location))
-            for name, location in edac.edac_locations(roots.sys).items()
-        ]
-
-    no_data_reason = (
-        "no memory controller in /sys/devices/system/edac/mc: memory without ECC, a guest, or no EDAC driver "
-        "(firmware-first error handling reports errors in the kernel log)"
-    )
-    return CounterFileCollector(
-        CollectorSpec(
-            "edac_10s",
-            Pace.TEN_SECONDS,
-            ("edac_10s_changes",),
-            devices,
-            no_data_reason,
-            list_seconds=60,
-        )
-    )

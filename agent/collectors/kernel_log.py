@@ -126,9 +126,11 @@ class KernelLog(Collector):
 
     def _make_reader(self, clock: Clock, publisher: EventPublisher | None) -> LogReader:
         # Imported late: the samplers are forked with this class, and read no kernel log.
+        from ..kernel_log.checkpoint_file import CheckpointFile
         from ..kernel_log.gpu_rules import GpuFinder, XidDecoder
         from ..kernel_log.network_rules import AdapterFilter
-        from ..kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
+        from ..kernel_log.reader import LogReader
+        from ..kernel_log.timestamps import TimestampConverter
 
         state = self._roots.state if publisher else None
         adapters = AdapterFilter(self._roots.sys)

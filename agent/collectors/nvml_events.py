@@ -29,7 +29,8 @@ from ..events import (
 )
 from ..hardware.files import Roots
 from ..hardware.mig_capabilities import mig_monitor_line, sees_all_mig_instances
-from .nvml_session import RETRY_SECONDS, session_of
+from .nvml_open import RETRY_SECONDS
+from .nvml_session import session_of
 
 log = logging.getLogger(__name__)
 

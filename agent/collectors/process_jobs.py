@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.process_state import in_host_pid_namespace, read_process
-from .gpu_processes import EVENT, owner_text
+from .gpu_processes import EVENT
+from .process_tracker import owner_text
 
 #: Owners remembered by PID; beyond this number the one reported longest ago is forgotten.
 PROCESSES_MAX = 4096

@@ -85,18 +85,3 @@ def cpu_model(proc: Path) -> str:
         if word.strip() == "model name":
             return value.strip()
     return ""
-
-
-# Files of /proc: proc(5).
-
-
-# NUMA nodes and their huge pages: Documentation/ABI/stable/sysfs-devices-node.
-
-
-# Memory controllers and their DIMMs (EDAC): Documentation/driver-api/edac.rst, admin-guide/ras.rst.
-
-
-# RAPL zones and hwmon sensors: Documentation/power/powercap, hwmon/sysfs-interface.rst.
-
-
-# Kernel clock: adjtimex(2), Linux `include/uapi/linux/timex.h`.

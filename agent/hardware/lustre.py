@@ -1,4 +1,10 @@
-"""Lustre clients: statistics of each mount, and the state of its servers' targets."""
+"""Lustre clients: statistics of each mount, and the state of its servers' targets.
+
+Lustre. Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c
+(states) of the Lustre release. Older releases have the files in /proc/fs/lustre; newer ones have
+most in debugfs, readable by root, while everybody sees the mount in /sys/fs/lustre. All come from
+the client's memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Signals of the statistics that network drivers count by themselves: mlx5, bnxt, ice, ena."""
+"""Signals of the statistics that network drivers count by themselves: mlx5, bnxt, ice, ena.
+
+Statistics of NIC drivers and their signals. Names:
+drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and
+Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst),
+broadcom/bnxt/bnxt_ethtool.c, intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
+"""
 
 from __future__ import annotations
 

@@ -76,9 +76,3 @@ def parse_kernel_driver_version(text: str) -> str:
     """Return `590.48.01` from `NVRM version: NVIDIA UNIX ... x86_64  590.48.01  Release ...`."""
     match = _KERNEL_VERSION.search(text)
     return match.group(1) if match else ""
-
-
-# Statistics of NIC drivers and their signals. Names:
-# drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and
-# Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst),
-# broadcom/bnxt/bnxt_ethtool.c, intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.

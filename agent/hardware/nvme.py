@@ -1,4 +1,8 @@
-"""NVMe controllers: sysfs, and the SMART log page by the admin ioctl."""
+"""NVMe controllers: sysfs, and the SMART log page by the admin ioctl.
+
+NVMe. Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the
+ioctl), NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
+"""
 
 from __future__ import annotations
 

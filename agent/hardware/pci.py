@@ -219,8 +219,3 @@ def nearness(a: Function, b: Function) -> str:
     if None in nodes:
         return "unknown"
     return "same socket" if len(nodes) == 1 else "far"
-
-
-# Configuration space: PCI Express Base Specification, chapter 7; Linux
-# `include/uapi/linux/pci_regs.h`. Only the needed registers are read: some devices fail when the
-# whole space is read. Beyond the first 64 bytes the kernel shows it only to CAP_SYS_ADMIN.

@@ -1,4 +1,9 @@
-"""PCI configuration space: settings that the two ends of a link agreed on (PCI Express Base Specification)."""
+"""PCI configuration space: settings that the two ends of a link agreed on (PCI Express Base Specification).
+
+Configuration space: PCI Express Base Specification, chapter 7; Linux
+`include/uapi/linux/pci_regs.h`. Only the needed registers are read: some devices fail when the
+whole space is read. Beyond the first 64 bytes the kernel shows it only to CAP_SYS_ADMIN.
+"""
 
 from __future__ import annotations
 

@@ -226,8 +226,3 @@ def _systemd(parts: list[str]) -> Owner:
         session=session[1] if session and user else "",
         slice_user_id=user,
     )
-
-
-# `stat`, `status` and `cgroup` do not take the lock of the process's memory, as `environ` and
-# `cmdline` do. `cgroup` takes the lock of all control groups, and blocks its reader while that is
-# stuck: so a sampler reads it.

@@ -1,4 +1,9 @@
-"""One process as /proc shows it: stat, status and cgroup, without files whose reading could block."""
+"""One process as /proc shows it: stat, status and cgroup, without files whose reading could block.
+
+`stat`, `status` and `cgroup` do not take the lock of the process's memory, as `environ` and
+`cmdline` do. `cgroup` takes the lock of all control groups, and blocks its reader while that is
+stuck: so a sampler reads it.
+"""
 
 from __future__ import annotations
 

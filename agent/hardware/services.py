@@ -1,4 +1,10 @@
-"""Services that a GPU host needs: installed, enabled and running, from unit files and cgroups, without systemd's API."""
+"""Services that a GPU host needs: installed, enabled and running, from unit files and cgroups, without systemd's API.
+
+Services. Sources: systemd.unit(5) (folders of unit files, `.wants`, masking), the cgroup of a unit
+(Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link `invocation:UNIT`
+for each active unit, src/core/unit.c). A service in a container has no unit on the host, and is
+recognized by its process.
+"""
 
 from __future__ import annotations
 

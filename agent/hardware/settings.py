@@ -1,4 +1,4 @@
-"""Parsers of performance settings in /sys and /proc, and of the state of systemd services."""
+"""Parsers of performance settings in /sys and /proc."""
 
 from __future__ import annotations
 
@@ -144,9 +144,3 @@ def kernel_flags(text: str | None) -> str:
     """
     flags = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
     return flags[:_FLAGS_CHARACTERS_MAX]
-
-
-# Services. Sources: systemd.unit(5) (folders of unit files, `.wants`, masking), the cgroup of a
-# unit (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link
-# `invocation:UNIT` for each active unit, src/core/unit.c). A service in a container has no unit on
-# the host, and is recognized by its process.

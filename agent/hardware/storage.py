@@ -1,4 +1,4 @@
-"""Block devices (Documentation/admin-guide/iostats.rst), filesystems, NVMe, NFS and Lustre."""
+"""Block devices (Documentation/admin-guide/iostats.rst), mounts and filesystems (proc(5))."""
 
 from __future__ import annotations
 
@@ -117,18 +117,3 @@ def _is_local(mount: Mount) -> bool:
         and not mount.source.startswith(_FOREIGN_SOURCES)
         and mount.point.startswith("/")
     )
-
-
-# NVMe. Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the
-# ioctl), NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
-
-
-# NFS: /proc/self/mountstats. Sources: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c
-# (rpc_clnt_show_stats), net/sunrpc/xprtsock.c and net/sunrpc/xprtrdma/transport.c (print_stats).
-# The text comes from the client's memory: no server is contacted.
-
-
-# Lustre. Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c
-# (states) of the Lustre release. Older releases have the files in /proc/fs/lustre; newer ones have
-# most in debugfs, readable by root, while everybody sees the mount in /sys/fs/lustre. All come from
-# the client's memory.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ..hardware.files import Roots
 from . import HostDevice, host, links
-from .gpus import amd_devices, gpus
+from .amd_gpus import amd_devices
+from .gpus import gpus
 
 #: In the order of the output.
 SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {

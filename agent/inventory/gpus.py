@@ -1,4 +1,4 @@
-"""GPUs, partitions and remote ends of NVLinks, by NVIDIA's Python binding or from AMD's sysfs.
+"""NVIDIA GPUs, their MIG devices and remote ends of NVLinks, by NVIDIA's Python binding.
 
 The binding is too large for the daemon, but not for this short-lived child. A query that fails
 leaves out only its own value. NVML does not report the kind of HBM, and the number of SMs only on
@@ -9,84 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import uuid
 from collections.abc import Callable, Container, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ..hardware import pci
-from ..hardware.amdgpu import AmdGpu, amd_gpus, driver_version
-from ..hardware.files import Roots, read_text
+from ..hardware.files import Roots
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import ExcludedGpus, HostDevice
-
-# Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
-# 12.9.
-
-_VERSION_BYTES, _GUID_BYTES = 4, 16
-_PLATFORM_BYTES = _VERSION_BYTES + 2 * _GUID_BYTES + 5
-#: Names of the last five bytes, by version.
-_LOCATION_FIELDS = {
-    1: ("slot", "tray", "host_index", "peer_type", "module_id"),
-    2: ("slot", "tray", "host_index", "peer_type", "module_id"),
-}
-_SECOND_GUID = {1: "rack_guid", 2: "chassis_serial"}
-_PEER_TYPES = {0: "direct", 1: "switch"}
-
-#: Switches of a fabric of several hosts (NVL72) log on the switch trays, not on the compute trays.
-SWITCH_ERRORS = (
-    "no-data: they are in the logs of the NVLink switch trays, not in this host's kernel log"
-)
-
-
-def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown.
-
-    Return {} for too few bytes.
-    """
-    if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
-        return {}
-    first = _VERSION_BYTES + _GUID_BYTES
-    guid, second = data[_VERSION_BYTES:first], data[first : first + _GUID_BYTES]
-    numbers = data[first + _GUID_BYTES : _PLATFORM_BYTES]
-    attributes = {
-        "platform_guid": guid.rstrip(b"\0").hex(),
-        _SECOND_GUID[version]: text_or_hex(second),
-    }
-    attributes |= {
-        name: str(value) for name, value in zip(_LOCATION_FIELDS[version], numbers, strict=True)
-    }
-    attributes["peer_type"] = _PEER_TYPES.get(numbers[3], attributes["peer_type"])
-    return {name: value for name, value in attributes.items() if value}
-
-
-def text_or_hex(data: bytes) -> str:
-    """Return a serial number as text if it is printable, else in hexadecimal.
-
-    Zeros at its end are padding.
-    """
-    raw = data.rstrip(b"\0")
-    text = raw.decode("ascii", errors="replace")
-    return text.strip() if text.isprintable() and "\ufffd" not in text else raw.hex()
-
-
-def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
-    """Return cluster and clique once the registration is completed (state 3).
-
-    Zeros as cluster mean the host's own NVSwitches; any other cluster has switches outside of the
-    host.
-    """
-    if state != 3 or len(cluster) != _GUID_BYTES:
-        return {}
-    attributes = {"fabric_clique": str(clique)}
-    if any(cluster):
-        attributes |= {
-            "fabric_cluster": str(uuid.UUID(bytes=cluster)),
-            "nvswitch_errors": SWITCH_ERRORS,
-        }
-    return attributes
-
+from .gpu_platform import fabric, platform
 
 #: Above the memory of any GPU (1 PiB): excludes NVML's all ones for "not available".
 MEMORY_BYTES_MAX = 1 << 50
@@ -365,106 +295,3 @@ def sysfs_address(bus_id: str | bytes) -> str:
     """Return `0000:18:00.0` for NVML's `00000000:18:00.0`: sysfs has four digits of domain."""
     domain, _, rest = as_text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
-
-
-#: Characters reported of an attribute's text.
-TEXT_CHARACTERS_MAX = 128
-#: PCI device -> model, for boards whose FRU has no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c,
-#: AMD's data sheets).
-MODELS = {
-    "0x7408": "AMD Instinct MI250X",
-    "0x740c": "AMD Instinct MI250",
-    "0x740f": "AMD Instinct MI210",
-    "0x74a0": "AMD Instinct MI300A",
-    "0x74a1": "AMD Instinct MI300X",
-    "0x74a5": "AMD Instinct MI325X",
-    "0x75a0": "AMD Instinct MI350X",
-    "0x75a3": "AMD Instinct MI355X",
-}
-#: Bit of `ras/features`: the memory (UMC) corrects errors; AMDGPU_RAS_BLOCK__UMC.
-_MEMORY_FEATURE = 1 << 0
-_FILES = {
-    "serial": "serial_number",
-    "board_part_number": "product_number",
-    "vbios": "vbios_version",
-    "memory_bytes": "mem_info_vram_total",
-    "memory_vendor": "mem_info_vram_vendor",
-    "xgmi_hive": "xgmi_hive_info/xgmi_hive_id",
-    "xgmi_device": "xgmi_device_id",
-}
-
-
-def amd_devices(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
-    """Return the AMD GPUs by unique id, and the partitions of split GPUs.
-
-    GPUs in *left_out* are neither touched nor returned. ROCm's libraries are not used.
-    """
-    if left_out is None:
-        return []
-    driver = driver_version(roots.sys, roots.proc)
-    devices: list[HostDevice] = []
-    for gpu in amd_gpus(roots.sys):
-        if gpu.address not in left_out:
-            attributes = _attributes(gpu, driver)
-            devices.append(HostDevice("gpu", gpu.key, attributes))
-            devices += _partitions(gpu, attributes["name"])
-    return devices
-
-
-def _attributes(gpu: AmdGpu, driver: str) -> dict[str, str]:
-    folder = Path(gpu.folder)
-    node = pci.numa_node(folder)
-    texts = {
-        name: (read_text(folder / file) or "")[:TEXT_CHARACTERS_MAX]
-        for name, file in _FILES.items()
-    }
-    attributes = {
-        "name": _model(folder),
-        "vendor": "AMD",
-        "pci_address": gpu.address,
-        "unique_id": gpu.key.removeprefix("GPU-") if gpu.key != gpu.address else "",
-        "driver": driver,
-        "numa_node": "" if node is None else str(node),
-        "ecc_mode": _ecc_mode(folder),
-        "compute_partition": gpu.compute_mode,
-        "memory_partition": gpu.memory_mode,
-        "compute_units": str(sum(partition.compute_units for partition in gpu.partitions) or ""),
-        **texts,
-    }
-    return {name: value for name, value in attributes.items() if value}
-
-
-def _model(folder: Path) -> str:
-    """Return the board's name without its module form: the GPU is the same in every form."""
-    name = (read_text(folder / "product_name") or "").removesuffix(" OAM")
-    device = read_text(folder / "device") or "unknown"
-    return name[:TEXT_CHARACTERS_MAX] or MODELS.get(device, f"AMD GPU {device}")
-
-
-def _ecc_mode(folder: Path) -> str:
-    """Return 1 if the memory corrects errors, 0 if not; empty if unknown."""
-    text = read_text(folder / "ras/features") or ""
-    mask = text.partition("feature mask: ")[2].partition("\n")[0].strip()
-    try:
-        return str(int(bool(int(mask, 16) & _MEMORY_FEATURE)))
-    except ValueError:
-        return ""
-
-
-def _partitions(gpu: AmdGpu, model: str) -> list[HostDevice]:
-    if not gpu.is_split:
-        return []
-    return [
-        HostDevice(
-            "mig",
-            gpu.partition_key(partition.number),
-            {
-                "gpu": gpu.key,
-                "name": f"{model} {gpu.compute_mode}/{gpu.memory_mode or 'NPS1'} partition {partition.number}",
-                "gpu_instance": str(partition.number),
-                "memory_bytes": str(partition.memory_bytes),
-                "compute_units": str(partition.compute_units),
-            },
-        )
-        for partition in gpu.partitions
-    ]

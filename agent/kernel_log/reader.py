@@ -2,178 +2,19 @@
 
 from __future__ import annotations
 
-import binascii
-import json
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock
 from ..events import XID_DEDUPLICATOR
 from ..hardware.kmsg import KERNEL_FACILITY, KmsgRecord, parse_record
-from .incidents import ALL_OPEN_MAX, IncidentTracker, Key, LogLine
+from .checkpoint_file import CheckpointFile, LogPosition
+from .incidents import IncidentTracker, LogLine
 from .record import ParsedLine
 from .rules import classify
 from .stuck_times import StuckTimes
-
-MICROSECOND_NS = 1_000
-#: The smallest drift of this many live records is used: each is too large by the time to read it.
-DRIFTS_MAX = 16
-#: Only drifts learned within this time before the last one: at 50 ppm they differ by 30 ms.
-DRIFTS_NS = 600_000_000_000
-
-
-def never_suspended() -> int:
-    """Return 0: the machine was never suspended."""
-    return 0
-
-
-class TimestampConverter:
-    """Converts records' timestamps to boot time.
-
-    A record has the kernel's local clock in microseconds (local_clock, kernel/printk/printk.c):
-    time since boot without suspended time, never corrected by NTP. It differs from CLOCK_BOOTTIME
-    by the suspended time and a drift of some tens of ppm, seconds after a few days.
-
-    A record that is read as it is written shows the drift, plus the time to read it (about a
-    millisecond). Before the first such record the drift is taken as zero: at 50 ppm that is wrong
-    by 4 s per day. A record from before a suspension is dated too late by that suspension; hosts
-    with GPUs are rarely suspended.
-    """
-
-    def __init__(self, suspended_ns: Callable[[], int] = never_suspended) -> None:
-        """*suspended_ns*: returns the time of suspension since boot."""
-        self._suspended_ns = suspended_ns
-        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_MAX)  # (time, drift)
-
-    def learn(self, microseconds: int, boottime_ns: int) -> None:
-        """Learn the drift from a record that was written just now and read at *boottime_ns*."""
-        drift_ns = boottime_ns - microseconds * MICROSECOND_NS - self._suspended_ns()
-        while self._drifts and boottime_ns - self._drifts[0][0] > DRIFTS_NS:
-            self._drifts.popleft()
-        self._drifts.append((boottime_ns, drift_ns))
-
-    def boottime_ns(self, microseconds: int, now_ns: int) -> int:
-        """Return when the record was written, at most *now_ns*, when it was read."""
-        drift_ns = min((drift_ns for _, drift_ns in self._drifts), default=0)
-        written_ns = microseconds * MICROSECOND_NS + drift_ns + self._suspended_ns()
-        return max(0, min(written_ns, now_ns))
-
-
-FILE_NAME = "position.json"
-#: A larger file was not written by the agent.
-FILE_BYTES_MAX = 16 << 20
-#: Bits of a sequence number of the kernel (u64).
-_SEQUENCE_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """The read position and the open incidents, in a boot and its *epoch*-th log."""
-
-    boot_id: str
-    sequence: int
-    #: Rises when the numbers restart within a boot, as in a restored sandbox.
-    epoch: int = 0
-    incidents: tuple[tuple[Key, HealthEvent], ...] = ()
-
-
-def format_position(position: LogPosition) -> bytes:
-    """Return the file's content."""
-    incidents = [
-        [list(key), binascii.b2a_base64(event.SerializeToString(), newline=False).decode()]
-        for key, event in position.incidents
-    ]
-    return json.dumps(
-        {
-            "boot_id": position.boot_id,
-            "epoch": position.epoch,
-            "sequence": position.sequence,
-            "incidents": incidents,
-        }
-    ).encode()
-
-
-def parse_position(content: bytes) -> LogPosition:
-    """Return the position from `format_position`. Raises ValueError for any other content."""
-    try:
-        fields = json.loads(content)
-        boot_id, sequence, epoch = fields["boot_id"], fields["sequence"], fields["epoch"]
-        incidents = tuple(_incident(item) for item in fields["incidents"][:ALL_OPEN_MAX])
-    except (ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
-        raise ValueError(f"does not contain a position in the kernel log: {error}") from error
-    if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
-        raise ValueError("does not contain a position in the kernel log")
-    return LogPosition(boot_id, sequence, epoch, incidents)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < 1 << _SEQUENCE_BITS
-
-
-def _incident(fields: Any) -> tuple[Key, HealthEvent]:
-    (name, device, code, scope), text = fields
-    if not isinstance(code, int) or not all(isinstance(t, str) for t in (name, device, scope)):
-        raise ValueError("an incident has no key")
-    return (name, device, code, scope), HealthEvent.FromString(binascii.a2b_base64(text))
-
-
-class CheckpointFile:
-    """The file with the position, replaced as a whole; no file without a folder. Never raises.
-
-    It is written after the events before it are on disk. After a crash the events after it are
-    reported again with the same ids, and the aggregator keeps one of each. It serves another
-    process of the same boot, so it is not synced to the disk. `last_error` has the message of a
-    failure.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.last_error = ""
-        self._folder = folder
-
-    def load(self) -> LogPosition | None:
-        """Return the position.
-
-        Return None without a readable position: then the whole log is read again.
-        """
-        if self._folder is None:
-            return None
-        path = self._folder / FILE_NAME
-        try:
-            with open(path, "rb") as file:
-                return parse_position(file.read(FILE_BYTES_MAX))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self.last_error = f"{path}: {error.strerror}"
-        except ValueError as error:
-            self.last_error = f"{path}: {error}"
-        return None
-
-    def save(self, position: LogPosition) -> bool:
-        """Replace the position atomically; return whether it was saved."""
-        if self._folder is None:
-            return True
-        new = self._folder / f"{FILE_NAME}.new"
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_bytes(format_position(position))
-            new.replace(self._folder / FILE_NAME)
-        except OSError as error:
-            self.last_error = f"{self._folder / FILE_NAME}: {error.strerror}"
-            with suppress(OSError):  # half a file would take space that events need
-                new.unlink()
-            return False
-        self.last_error = ""
-        return True
-
+from .timestamps import TimestampConverter
 
 LOST = "host.kernel_log_lost"
 #: Delay of a save after a report, so that the event reaches the disk first; shorter than the first

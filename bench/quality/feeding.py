@@ -14,8 +14,10 @@ from bench.quality.bed import Bed, block_of, outcomes_of
 from gangline.agent.collector import run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.hardware.files import Roots
+from gangline.agent.kernel_log.checkpoint_file import CheckpointFile
 from gangline.agent.kernel_log.gpu_rules import XidDecoder
-from gangline.agent.kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
+from gangline.agent.kernel_log.reader import LogReader
+from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
 

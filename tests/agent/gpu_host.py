@@ -10,7 +10,8 @@ import pytest
 
 from gangline.agent.collector import Collector, CollectResult, run_collector
 from gangline.agent.collectors import nvml_session
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.collectors.nvml_collector import NvmlCollector
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block

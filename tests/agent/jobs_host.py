@@ -8,12 +8,8 @@ from pathlib import Path
 
 from gangline.agent.collector import CollectResult, run_collector
 from gangline.agent.collectors.change_events import RESYNC_NAME
-from gangline.agent.collectors.gpu_processes import (
-    GpuJobs,
-    GpuProcess,
-    GpuProcessList,
-    process_listing_of,
-)
+from gangline.agent.collectors.gpu_processes import GpuJobs
+from gangline.agent.collectors.process_listing import GpuProcess, GpuProcessList, process_listing_of
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.job_ranks import RankReader

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.amdgpu import POWER_BRAKE, POWER_CAP, SOFTWARE_THERMAL
+from gangline.agent.collectors.amdgpu_metrics import POWER_BRAKE, POWER_CAP, SOFTWARE_THERMAL
 from gangline.agent.hardware.amdgpu import (
     BAD_PAGES_BYTES_MAX,
     BadPages,

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.collector import CollectOutcome, NoData, run_collector
-from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems, NvmeControllers, NvmeSmart
+from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems
+from gangline.agent.collectors.nvme import NvmeControllers, NvmeSmart
 from gangline.agent.hardware import nvme, storage
 from gangline.agent.inventory import host as kernel
 from gangline.contract.block import Block

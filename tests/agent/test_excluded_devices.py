@@ -21,9 +21,11 @@ from gangline.agent.collector import (
     driver_call,
 )
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.disk import Filesystems, NvmeSmart
+from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.collectors.net import net_1s
-from gangline.agent.collectors.pcie import PcieMinute, PcieTenSeconds
+from gangline.agent.collectors.nvme import NvmeSmart
+from gangline.agent.collectors.pcie import PcieTenSeconds
+from gangline.agent.collectors.pcie_settings import PcieMinute
 from gangline.agent.collectors.power import hwmon_10s, rapl_1s
 from gangline.agent.collectors.rdma import rdma_1s
 from gangline.agent.hardware.files import Roots

@@ -13,8 +13,9 @@ import pytest
 
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
-from gangline.agent.collectors.nvml_session import RETRY_SECONDS
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.collectors.nvml_collector import NvmlCollector
+from gangline.agent.collectors.nvml_open import RETRY_SECONDS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import device_rules_deny, driver_gpus, parse_uuid
 from gangline.contract.block import Block, is_float

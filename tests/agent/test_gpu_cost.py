@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collectors import gpu as gpu_module
+from gangline.agent.collectors import nvml_collector
 from gangline.contract.signal import Pace
 from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.h200 import DRIVER, h200
@@ -77,4 +77,4 @@ def test_without_slow_calls_nothing_is_left_out(
     lane = host.second()
     rows = [host.read(lane)[gpu.uuid] for _ in range(30)]
     assert all(row["energy_joules"] is not None for row in rows)
-    assert set(gpu_module.SLOW_SECONDS) == {Pace.SECOND, Pace.TEN_SECONDS, Pace.MINUTE}
+    assert set(nvml_collector.SLOW_SECONDS) == {Pace.SECOND, Pace.TEN_SECONDS, Pace.MINUTE}

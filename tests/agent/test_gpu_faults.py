@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.collectors.gpu_fabric import GpuFabric
 from gangline.agent.collectors.gpu_parts import GpuPartsCollector
 from gangline.agent.collectors.gpu_processes import GpuProcesses
 from gangline.agent.collectors.mig import MigDevices
-from gangline.agent.collectors.nvlink import C2cLinkCollector, GpuFabric, NvLinkCollector
-from gangline.agent.collectors.nvml_session import RETRY_SECONDS
+from gangline.agent.collectors.nvlink import C2cLinkCollector, NvLinkCollector
+from gangline.agent.collectors.nvml_collector import NvmlCollector
+from gangline.agent.collectors.nvml_open import RETRY_SECONDS
 from gangline.contract.signals import BY_ID
 from tests.agent.gpu_host import SECOND, GpuHost
 from tests.fake_nvml.parts_scenario import (

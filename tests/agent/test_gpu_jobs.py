@@ -18,17 +18,15 @@ from gangline.agent.collectors.change_events import (
     REPEAT_NS,
     event_bucket,
 )
-from gangline.agent.collectors.gpu_processes import (
-    _NAMESPACE_REMEDY,
+from gangline.agent.collectors.gpu_processes import _NAMESPACE_REMEDY, GpuJobs
+from gangline.agent.collectors.process_listing import GpuProcess, GpuProcessList
+from gangline.agent.collectors.process_tracker import (
     DEAD_OBSERVATIONS_MIN,
     FOREIGN,
     HIDDEN,
     NO_GROUP,
     RECHECK_TURNS,
     REUSED,
-    GpuJobs,
-    GpuProcess,
-    GpuProcessList,
     ProcessTracker,
 )
 from gangline.agent.collectors.tasks import HIDEPID

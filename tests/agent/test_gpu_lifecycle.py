@@ -15,15 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.collector import CollectOutcome, NoData, RestartRequired
-from gangline.agent.collectors.gpu import IDENTITY_SECONDS, GpuLifecycle, GpuSecond, GpuStateChange
-from gangline.agent.collectors.nvml_session import (
-    REOPEN_SECONDS,
-    REOPEN_SECONDS_MAX,
-    RETRY_SECONDS,
-    RETRY_SOON_SECONDS,
-    NvmlSession,
-    RetryTimer,
-)
+from gangline.agent.collectors.gpu import GpuSecond
+from gangline.agent.collectors.gpu_lifecycle import IDENTITY_SECONDS, GpuLifecycle, GpuStateChange
+from gangline.agent.collectors.nvml_open import RETRY_SECONDS, RETRY_SOON_SECONDS, RetryTimer
+from gangline.agent.collectors.nvml_session import REOPEN_SECONDS, REOPEN_SECONDS_MAX, NvmlSession
 from gangline.agent.hardware.nvidia import parse_kernel_driver_version
 from gangline.ext import nvml
 from gangline.ext.nvml import NvmlError

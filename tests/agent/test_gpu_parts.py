@@ -22,6 +22,7 @@ from gangline.agent.collector import (
     run_collector,
 )
 from gangline.agent.collectors import gpu_processes
+from gangline.agent.collectors.gpu_fabric import GpuFabric, health, values_of
 from gangline.agent.collectors.gpu_parts import GpuPartsCollector
 from gangline.agent.collectors.gpu_processes import (
     UNCHANGED_TURNS_MAX,
@@ -30,14 +31,8 @@ from gangline.agent.collectors.gpu_processes import (
     process_key,
 )
 from gangline.agent.collectors.mig import MigDevices
-from gangline.agent.collectors.nvlink import (
-    C2cLinkCollector,
-    GpuFabric,
-    NvLinkCollector,
-    health,
-    values_of,
-)
-from gangline.agent.collectors.nvml_session import RETRY_SECONDS
+from gangline.agent.collectors.nvlink import C2cLinkCollector, NvLinkCollector
+from gangline.agent.collectors.nvml_open import RETRY_SECONDS
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.mig_capabilities import (

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from gangline.agent.collector import Collector, CollectOutcome, run_collector
 from gangline.agent.collectors import power
-from gangline.agent.collectors.host import ClockTenSeconds, CpuMinute, HostTenSeconds, edac_10s
+from gangline.agent.collectors.clock import ClockTenSeconds
+from gangline.agent.collectors.cpu import CpuMinute
+from gangline.agent.collectors.edac import edac_10s
+from gangline.agent.collectors.host import HostTenSeconds
 from gangline.agent.collectors.numa import NumaTenSeconds
 from gangline.agent.collectors.settings import SettingsMinute
 from gangline.agent.hardware import edac, kernel_clock, settings

@@ -17,7 +17,8 @@ from gangline.agent.collector import AccessDenied, CollectOutcome, NoData, run_c
 from gangline.agent.collectors import net
 from gangline.agent.collectors.counter_files import CounterFileCollector
 from gangline.agent.collectors.link_events import LinkListener
-from gangline.agent.collectors.net import LinkDetails, NicStatistics
+from gangline.agent.collectors.net import LinkDetails
+from gangline.agent.collectors.nic_statistics import NicStatistics
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.netlink import LinkSocket, Overrun

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gangline.agent import inventory
 from gangline.agent.hardware.files import Roots
-from gangline.agent.inventory.gpus import cuda_version, fabric, platform, text_or_hex
+from gangline.agent.inventory.gpu_platform import fabric, platform, text_or_hex
+from gangline.agent.inventory.gpus import cuda_version
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,

@@ -14,22 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.agent.collectors import kernel_log as collector_module
-from gangline.agent.kernel_log.incidents import QUIET_NS
-from gangline.agent.kernel_log.network_rules import AdapterFilter
-from gangline.agent.kernel_log.reader import (
+from gangline.agent.kernel_log.checkpoint_file import (
     FILE_NAME,
-    SAVE_NS,
-    SAVE_SOON_NS,
     CheckpointFile,
-    JobLookup,
-    LineFilter,
     LogPosition,
-    LogReader,
-    TimestampConverter,
     format_position,
     parse_position,
 )
+from gangline.agent.kernel_log.incidents import QUIET_NS
+from gangline.agent.kernel_log.network_rules import AdapterFilter
+from gangline.agent.kernel_log.reader import SAVE_NS, SAVE_SOON_NS, JobLookup, LineFilter, LogReader
 from gangline.agent.kernel_log.rules import classify
+from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 

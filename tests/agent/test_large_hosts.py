@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors import COLLECTORS, host
+from gangline.agent.collectors import COLLECTORS, cpu
 from gangline.agent.collectors.block_writer import block_of, put
 from gangline.agent.collectors.counter_files import (
     CollectorSpec,
@@ -131,7 +131,7 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
         folder = tmp_path / f"sys/devices/system/cpu/cpu{n}/cpufreq"
         folder.mkdir(parents=True)
         (folder / "scaling_cur_freq").write_text("2000000\n")
-    (block,) = host.CpuMinute(Roots(tmp_path / "sys", tmp_path)).collect()
+    (block,) = cpu.CpuMinute(Roots(tmp_path / "sys", tmp_path)).collect()
     known = [n for n, (_, v) in enumerate(rows_of(block)) if v and v["frequency_hertz"] == 2e9]
     assert known == list(range(0, 200, 4))
 

@@ -7,14 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.link_events import (
+from gangline.agent.collectors.link_events import as_health_event
+from gangline.agent.collectors.link_flaps import (
     BURST_EVENTS_MAX,
     EVENT_SECONDS,
     HISTORY_MAX,
     LinkEvent,
     LinkEventCode,
     LinkFlapFilter,
-    as_health_event,
     transitions,
 )
 from gangline.agent.hardware.netlink import LinkInfo, LinkRemoved

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import pcie
-from gangline.agent.collectors.pcie import PcieMinute
+from gangline.agent.collectors.pcie_settings import PcieMinute
 from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.hardware import pci

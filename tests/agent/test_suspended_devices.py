@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collector import Collector
-from gangline.agent.collectors.net import LinkDetails, NicStatistics
-from gangline.agent.collectors.pcie import PcieMinute, PcieTenSeconds
+from gangline.agent.collectors.net import LinkDetails
+from gangline.agent.collectors.nic_statistics import NicStatistics
+from gangline.agent.collectors.pcie import PcieTenSeconds
+from gangline.agent.collectors.pcie_settings import PcieMinute
 from gangline.agent.hardware import pci
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.network import interfaces_with_device

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gangline.agent.collector import CollectOutcome, run_collector
-from gangline.agent.collectors.gpu_processes import GpuJobs, GpuProcess, GpuProcesses
+from gangline.agent.collectors.gpu_processes import GpuJobs, GpuProcesses
 from gangline.agent.collectors.kubelet import KubeletAllocations
+from gangline.agent.collectors.process_listing import GpuProcess
 from gangline.agent.events import EventPublisher
 from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.hardware.kubelet import Allocation

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 
 from gangline.agent.hardware import kmsg
-from gangline.agent.kernel_log.gpu_rules import XidDecoder
-from gangline.agent.kernel_log.incidents import OPEN_MAX
-from gangline.agent.kernel_log.reader import (
+from gangline.agent.kernel_log.checkpoint_file import (
     CheckpointFile,
     LogPosition,
-    LogReader,
-    TimestampConverter,
     format_position,
     parse_position,
 )
+from gangline.agent.kernel_log.gpu_rules import XidDecoder
+from gangline.agent.kernel_log.incidents import OPEN_MAX
+from gangline.agent.kernel_log.reader import LogReader
 from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
@@ -22,6 +21,7 @@ from gangline.agent.kernel_log.record import (
     ParsedLine,
 )
 from gangline.agent.kernel_log.rules import classify
+from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.aggregator.ingest.sessions import check_events
 from gangline.contract.nvml_fields import fields_of, parse_driver_version
 from gangline.contract.signal import Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from gangline.agent.collectors.link_events import LinkFlapFilter
+from gangline.agent.collectors.link_flaps import LinkFlapFilter
 from gangline.agent.hardware import ethtool_netlink, netlink
 from gangline.agent.hardware.netlink import (
     LinkInfo,

@@ -10,7 +10,7 @@ from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
 from gangline.agent.hardware.gpu_metrics import MetricsError, layout_of
 from gangline.agent.hardware.kernel_clock import parse_timex
 from gangline.agent.hardware.pci_config import ConfigHidden, ExpressRegisters, parse_express
-from gangline.agent.inventory.gpus import fabric, platform
+from gangline.agent.inventory.gpu_platform import fabric, platform
 from gangline.ext import counterfiles
 from gangline.ext.counterfiles import Meter
 from gangline.ext.nvml_parts import bit_error_ratio

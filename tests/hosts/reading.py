@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from gangline.agent.collector import Collector, CollectOutcome, CollectResult, run_collector
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.disk import Filesystems, NvmeSmart
+from gangline.agent.collectors.clock import ClockTenSeconds
+from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast
-from gangline.agent.collectors.host import ClockTenSeconds
 from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.collectors.nvme import NvmeSmart
 from gangline.agent.collectors.nvml_session import NvmlSession
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from gangline.agent.kernel_log.reader import FILE_NAME, LogPosition, format_position
+from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, LogPosition, format_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool

@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.agent.kernel_log.reader import FILE_NAME, parse_position
+from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, parse_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
