@@ -31,10 +31,6 @@ from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
 from .supervisor import Supervisor
 
-# ----------------------------------------------------------------------
-# A sampler as the daemon knows it: the way to it, what has come from it, and what it last said of
-# itself.
-
 #: Maximum reads from one sampler before the other samplers have their turn.
 READS_MAX = 64
 
@@ -99,10 +95,6 @@ class WorkerHandle:
             self.outbox = b""
 
 
-# ----------------------------------------------------------------------
-# A slow device's readings, taken by a sampler of its own, in the rows that its lane leaves empty; and the profiling
-# metrics that only DCGM has, in the cells that NVML leaves empty.
-
 #: Readings of a slow device that are older than this are dropped when its lane's next block arrives.
 AGE_NS_MAX = 2_000_000_000
 TABLES_MAX = 256
@@ -166,9 +158,6 @@ def _fill_missing(slow_block: Block, block: Block) -> bool:
                 block.valid[target] = 1
     return bool(pairs)
 
-
-# ----------------------------------------------------------------------
-# What the samplers' supervision says in readings and events.
 
 _HUNG = index_of("probe.hung_seconds")
 _STATE = index_of("probe.state")
@@ -335,8 +324,6 @@ class SamplerPool:
         self._fork_server_ns = -FORK_SERVER_NS_MIN
         self._started = False
 
-    # ---- the daemon's loop
-
     def start(self, released: Mapping[str | None, int] | None = None) -> None:
         """Fork the fork server, and through it the samplers. Call this before any thread starts.
 
@@ -443,8 +430,6 @@ class SamplerPool:
         """Return the current `probe_1s` and `gpu_1s_probe`."""
         return self._tables.blocks(self.states(), self.released(), self._key_of)
 
-    # ---- what others ask
-
     def release(self, devices: frozenset[str] | None, seconds: float) -> None:
         """Release every handle of these GPUs (PCI addresses), or of all GPUs and the driver.
 
@@ -515,8 +500,6 @@ class SamplerPool:
     def memory_bytes(self) -> int:
         """Memory of all samplers by their last reports; shared memory counts once."""
         return sum(worker.memory_bytes for worker in self._workers.values())
-
-    # ---- what comes
 
     def _late_workers(self, grid_ns: int) -> Iterator[tuple[str, WorkerHandle]]:
         for group in self._groups:
@@ -652,8 +635,6 @@ class SamplerPool:
             )
         self._execute(self._supervisor.died(now_ns, worker.serial, message, call_state), now_ns)
 
-    # ---- who hangs
-
     def _stall_reason(self, serial: int) -> StallReason | None:
         worker = self._workers.get(serial)
         if worker is None or worker.pid <= 0:
@@ -703,8 +684,6 @@ class SamplerPool:
             call_state.collector,
             call_state.call,
         )
-
-    # ---- what is done
 
     def _execute(self, actions: Sequence[Action], now_ns: int) -> None:
         for action in actions:
