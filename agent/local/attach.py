@@ -35,7 +35,7 @@ def attach(
 ) -> tuple[GpuReleaser, CallbackQueue]:
     """Open the agent's socket; return the releaser and the callback queue. *stack* closes them.
 
-    The daemon's thread calls `GpuReleaser.turn` at each tick and whenever the callback queue's
+    The daemon's thread calls `GpuReleaser.tick` at each tick and whenever the callback queue's
     descriptor is readable. Call this after the samplers' fork server was forked: its children must
     not inherit the socket. If the socket cannot be opened, the log says so and the agent continues
     without it.
