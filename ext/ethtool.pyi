@@ -32,8 +32,8 @@ class DriverStatistics:
     def read(self, interface: str | bytes, picks: Buffer, values: Buffer, expected: int) -> int:
         """Copy value number `picks[i]` (int32) to `values[i]` (uint64); return how many exist.
 
-        If the number is not *expected*, the names have changed, and *values* stays as it was. Raises
-        ValueError for a pick outside of 0 to *expected*.
+        If the number is not *expected*, the names have changed, and *values* stays unchanged.
+        Raises ValueError for a pick outside of 0 to *expected*.
         """
 
     def close(self) -> None:

@@ -506,8 +506,6 @@ cdef bytes _inflated(bytes data, Py_ssize_t length):
         return None
 
 
-# A commit ----------------------------------------------------------------------------------------
-
 cdef class Rows:
     """The rows of one of the store's tables in a commit, as buffers of its Arrow columns."""
 
