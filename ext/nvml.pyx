@@ -683,7 +683,7 @@ cdef class Rows:
             self._remember(list(addresses))
 
     cdef _remember(self, list addresses):
-        """Continue with the last counts of an earlier process, or of an earlier `Nvml` in this one."""
+        """Continue with the counts of an earlier process, or of an earlier `Nvml` in this one."""
         cdef int row, i
         if self.columns > ACCOUNT_COUNTS_MAX or len(addresses) != self.rows:
             raise ValueError(f"{self.columns} counts of {self.rows} rows, at most {ACCOUNT_COUNTS_MAX} are remembered")

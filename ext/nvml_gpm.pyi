@@ -32,7 +32,7 @@ class Gpm:
 
     @property
     def pass_address(self) -> int:
-        """Address of the `GpmPass` (nvml_gpm_pass.pxd) for other extensions; valid while this lives."""
+        """Address of the `GpmPass` (nvml_gpm_pass.pxd) for extensions; valid while this lives."""
     @property
     def supported(self) -> Sequence[bool]:
         """Per row, whether its GPU has GPM."""

@@ -156,7 +156,7 @@ cdef inline void read_sram(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Read the number of places that lost data, then the places: their number may grow meanwhile."""
+    """Read the number of places that lost data, then the places; more may come meanwhile."""
     cdef nvmlEccSramUniqueUncorrectedErrorCounts_t found
     cdef nvmlReturn_t code
     found.version, found.entryCount, found.entries = sram_places_version(), 0, NULL
