@@ -1,4 +1,4 @@
-"""Settings of the agent, from a TOML file and `--set key=value`. All have defaults."""
+"""Settings of the agent, from a TOML file and `--set key=value`; every setting has a default."""
 
 from __future__ import annotations
 

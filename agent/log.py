@@ -69,7 +69,7 @@ class RateLimitFilter(logging.Filter):
         return passes
 
     def _has_room(self, now: float) -> bool:
-        """Return whether another cause can be stored, after dropping one without a recent line."""
+        """Return whether another cause can be stored; drop the oldest cause if its line is old."""
         if len(self._causes) < CAUSES_MAX:
             return True
         oldest = next(iter(self._causes))

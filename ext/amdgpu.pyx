@@ -297,7 +297,7 @@ cdef bint _read_number(TableFile *file) noexcept nogil:
 
 
 cdef void _read(TableFile *file) noexcept nogil:
-    """Read the bytes of the plan; if the table is not the planned one, read all of it."""
+    """Read the planned bytes, or all bytes of a table that is not the planned one."""
     cdef Py_ssize_t got = -1
     cdef int i
     if file.spared:

@@ -425,7 +425,6 @@ cdef _incident(DcgmIncident *it):
 
 
 def sizes():
-    """Return the version word of each struct, by its name in dcgm_structs.h, for tests."""
     return {
         "dcgmConnectV2Params_v2": _word(sizeof(DcgmConnectParams), 2),
         "dcgmFieldValue_v2": _word(sizeof(DcgmFieldValue), 2),

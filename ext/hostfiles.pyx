@@ -287,7 +287,6 @@ cdef class Places:
             i += 1
 
     cdef void _put(self, Py_ssize_t row, const Value *values) noexcept nogil:
-        """Fill the columns of an existing row."""
         cdef Py_ssize_t i, at
         cdef double number
         for i in range(self.count):

@@ -250,7 +250,7 @@ cdef int _OPEN = 0
 
 
 cdef _leave(void *library, bint unload):
-    """Keep the library loaded, once; or unload it if no `Nvml` is open, for the next to load anew.
+    """Keep the library loaded, once; unload it if no `Nvml` is open, so that the next loads it.
 
     After `close` none of its functions is called (`_check`, `initialised`).
     """
@@ -415,7 +415,7 @@ cdef class Nvml:
                 code = self.call.nvmlDeviceGetHandleByIndex_v2(index, &handle)
                 place_leave(HERE[0])
             if code == NVML_ERROR_INVALID_ARGUMENT:
-                break  # there are fewer GPUs than the count said
+                break  # fewer GPUs than counted
             if code == NVML_SUCCESS:
                 device = self._describe(handle, "")
                 if device is not None:

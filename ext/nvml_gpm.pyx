@@ -122,7 +122,6 @@ cdef class Gpm:
                 gpm_read(&self.state, row, account_boottime_ns() + ahead_ns)
 
     def close(self):
-        """Free the samples, before the library is released."""
         cdef int row
         if not self.nvml.initialised:
             return  # the samples ended with the library

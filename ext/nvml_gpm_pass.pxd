@@ -29,7 +29,7 @@ cdef struct nvmlGpmMetric_t:
     const char *longName
     const char *unit
 
-# The header's array has an entry per metric: a driver may access all of it, despite `numMetrics`.
+# The header's array has an entry per metric: a driver may access every entry.
 cdef struct nvmlGpmMetricsGet_t:
     unsigned int version
     unsigned int numMetrics
@@ -47,13 +47,13 @@ ctypedef nvmlReturn_t (*MetricsCall)(nvmlGpmMetricsGet_t *metrics) noexcept nogi
 cdef struct Watched:
     nvmlDevice_t device
     Account *account
-    int instance  # of MIG; negative: the whole GPU
+    int instance  # MIG instance; negative: the whole GPU
     nvmlGpmSample_t before
     nvmlGpmSample_t now
     bint supported
     bint begun  # `before` has a sample
     int64_t taken_ns  # time of that sample
-    nvmlReturn_t code  # of the last call
+    nvmlReturn_t code  # result of the last call
     uint64_t failed
 
 cdef struct GpmPass:
@@ -73,7 +73,7 @@ cdef struct GpmPass:
 
 
 cdef inline void gpm_put(GpmPass *p, int row, int i, nvmlGpmMetric_t *metric) noexcept nogil:
-    # NaN fails both comparisons, as it must.
+    # NaN fails both comparisons.
     if metric.nvmlReturn == NVML_SUCCESS and metric.value >= 0 and metric.value <= p.most[i]:
         p.cells[i][row] = metric.value * p.scale[i]
         p.valid[i][row] = 1

@@ -238,7 +238,7 @@ cdef inline void take_step(Pass *p, Step step, bint is_wanted, uint64_t readings
 
 
 cdef inline void plan_steps(Pass *p) noexcept nogil:
-    """Select the calls with a wanted reading: a pass makes no others."""
+    """Select the calls with a wanted reading."""
     take_step(p, read_temperature, wanted(p, TEMPERATURE), bits(TEMPERATURE, TEMPERATURE))
     take_step(p, read_margin, wanted(p, MARGIN), bits(MARGIN, MARGIN))
     take_step(p, read_utilization, wanted(p, UTILIZATION) or wanted(p, MEMORY_UTILIZATION),

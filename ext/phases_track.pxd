@@ -10,7 +10,6 @@ from phases_state cimport *
 
 
 cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
-    """Forget everything learned of a job."""
     cdef int i
     levels_clear(&g.levels[BY_SM], False, 0.5, 0.75)
     levels_clear(&g.levels[BY_TENSOR], False, 0.3, 0.75)

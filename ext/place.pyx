@@ -20,8 +20,6 @@ POINTER = <uintptr_t>&_here
 
 
 class Seen(NamedTuple):
-    """The content of a place. `entered_ns`: CLOCK_BOOTTIME of the call's start; 0: no call."""
-
     entered_ns: int
     calls: int
     collector: str

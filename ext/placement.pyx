@@ -43,7 +43,6 @@ cdef double _subsets(int size, int nodes) noexcept nogil:
 
 
 cdef bint _whole_segments(Work *work) noexcept nogil:
-    """Return whether the members fill whole segments."""
     cdef int i, run = 1
     if work.segment == 1:
         return True

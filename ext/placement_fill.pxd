@@ -53,7 +53,6 @@ cdef inline bint _dominates(const Solution *a, const Solution *b) noexcept nogil
 
 
 cdef inline void _sort_members(Work *work) noexcept nogil:
-    """Sort the members by place."""
     cdef int i, count = 0
     for i in range(work.size):
         work.members[count] = i

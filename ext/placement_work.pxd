@@ -2,7 +2,7 @@
 """Data of the search for a gang: the request, the tree of an arena, and the solutions. C only."""
 
 cdef enum:
-    TIERS = 5         # tiers with a price of crossing; also the levels of the tree, the widest first
+    TIERS = 5         # tiers with a price of crossing; also levels of the tree, widest first
     POOL_MAX = 64     # solutions kept
     SPEEDS_MAX = 16
     CUTOFFS_MAX = 5

@@ -82,8 +82,6 @@ cdef enum:
 
 
 cdef class Filling:
-    """See process.pyi."""
-
     cdef void *small  # each block begins with the address of the next
     cdef void *large
 

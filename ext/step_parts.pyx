@@ -67,7 +67,6 @@ cdef inline double _work(const float *signals, int stride, int i) noexcept nogil
 
 
 cdef void _take(Fold *fold, const float *signals, int stride, int begin, int end, double bins_per_sample, double shift) noexcept nogil:
-    """Add a step's samples to the fold."""
     cdef int i, s, at
     for i in range(begin, end):
         at = <int>((i - begin) * bins_per_sample + shift + fold.bins) % fold.bins

@@ -37,7 +37,7 @@ from .policy_rules import (
 # `contract/xid/incidents.py` decides for both what a code means next to other codes. A record keeps
 # its events and is rebuilt from them after a restart.
 SECOND_NS = 1_000_000_000
-#: Records kept. Beyond, the least grave record that was seen longest ago is dropped.
+#: Records kept. Beyond, the mildest record that was seen longest ago is dropped.
 RECORDS_MAX = 64
 #: Incidents per record, each with its last event. Beyond, the oldest is dropped.
 INCIDENTS_MAX = 8
@@ -280,7 +280,7 @@ def _contains_any(event: HealthEvent, phrases: Iterable[str]) -> bool:
 
 
 def _retention_key(record: ActiveEvent) -> tuple[int, int]:
-    """Return a sort key: the least grave and oldest record comes first."""
+    """Return a sort key: the mildest and oldest record comes first."""
     if record.code_row is None:
         gravity = 2 * (record.row.severity is FindingSeverity.FATAL) + (
             record.row.severity is FindingSeverity.HAZARD

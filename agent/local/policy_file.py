@@ -129,7 +129,7 @@ class ActivePermit(NamedTuple):
 
 
 class Permit:
-    """The permit in the last message. `update` is for a single thread, `active` for any."""
+    """The permit in the last message. `update` is for a single thread, `active` for any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -199,7 +199,7 @@ class RuleState:
         self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
     ) -> Iterable[ClearedFinding]:
         if now_ns < self.row.after_boot_seconds * SECOND_NS:
-            self._classify(readings, lookup)  # to learn which devices are well
+            self._classify(readings, lookup)  # records the devices that are well
             return ()
         if not self.matched and not self.row.once_otherwise and lookup.rule_out(self.row.when[1:]):
             self._matches_none = self.trigger_signals == self.row.signals

@@ -78,7 +78,7 @@ class ClientConnection:
         self.poll_events = selectors.EVENT_READ
 
     def flush(self) -> None:
-        """Send what the socket takes. Raises SessionError and OSError."""
+        """Send as far as the socket accepts. Raises SessionError and OSError."""
         self.out += self.session.data_to_send()
         if self.out:
             with suppress(BlockingIOError):
@@ -130,7 +130,7 @@ class UnixListener:
     """A listening Unix socket at a path. `socket` does not block."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """Listen at *path*. *mode*: who may connect; the server authorizes calls by SO_PEERCRED.
+        """Listen at *path*. *mode*: permission to connect; calls are authorized by SO_PEERCRED.
 
         Raises SocketInUse if a live process listens at *path*, OSError for other failures.
         """
@@ -189,7 +189,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-#: Share of a processor, for all connections of a user together.
+#: Share of a processor that all connections of a user may use together.
 CPU_SHARE_MAX = 0.1
 #: CPU seconds that a user may use at once after a quiet time.
 BURST_SECONDS = 0.25

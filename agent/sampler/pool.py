@@ -448,7 +448,7 @@ class SamplerPool:
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Return whether a sampler may hold a handle of these GPUs; None: of any GPU, or of the driver."""
+        """Return whether a sampler may hold handles of these GPUs; None: any GPU, or the driver."""
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:

@@ -200,7 +200,7 @@ class Quarantine:
                 unit_state.next_try_ns = min(unit_state.next_try_ns, now_ns)
 
     def try_now(self, group: str, device: str | None, now_ns: int) -> None:
-        """Schedule a retry of a device at once; None: of all units of the group."""
+        """Schedule a retry of a device at once; None: retry all units of the group."""
         for (unit_group, name, _), quarantined in self.units.items():
             if unit_group == group and device in (None, name):
                 quarantined.next_try_ns = min(quarantined.next_try_ns, now_ns)

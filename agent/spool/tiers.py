@@ -66,7 +66,7 @@ class MemoryTier:
         self._inode = status.st_ino
 
     def exists(self) -> bool:
-        """Return whether the folder is still the one that was opened."""
+        """Return whether the opened folder still exists at its path."""
         try:
             return self.folder.lstat().st_ino == self._inode
         except OSError:
