@@ -56,7 +56,7 @@ class EventPublisher:
             self._observers += (observer,)
 
     def publish(self, event: telemetry_pb2.HealthEvent) -> bool:
-        """Queue *event*; on return it is on disk, or False: only in memory.
+        """Queue *event* and wake the client. False: it is only in memory, not on disk.
 
         Missing fields are filled in: a random id, the present time, this boot.
         """

@@ -328,7 +328,7 @@ class CallbackQueue:
                 log.exception("a request to the daemon failed", extra={"cause": "mailbox"})
 
     def close(self) -> None:
-        """Refuse wake-ups and close the descriptor."""
+        """Close the descriptor; a later `post` wakes no thread."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -238,17 +238,17 @@ def _gpu_inventory_of(
     """Return which of *devices* are GPUs that respond; None if *inventory* could not query them."""
     if inventory.left_out is None or "GPUs" in inventory.reason:
         return None
-    found: dict[str, str] = {}
+    responding: dict[str, str] = {}
     unqueried = set(inventory.left_out)
     for device in devices:
         attributes = device.attributes
         if device.kind == "gpu" and "hidden" in attributes:
             unqueried.add(attributes.get("pci_address", ""))
         elif device.kind == "gpu" and "problem" not in attributes and is_uuid(device.key):
-            found[device.key] = attributes.get("pci_address", "")
+            responding[device.key] = attributes.get("pci_address", "")
         elif device.kind == "pcie" and attributes.get("driver", "") in PASSTHROUGH_DRIVERS:
             unqueried.add(device.key)
-    return GpuInventory(found, frozenset(unqueried))
+    return GpuInventory(responding, frozenset(unqueried))
 
 
 def _copies_of_gpus(

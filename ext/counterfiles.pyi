@@ -103,7 +103,7 @@ class CounterFiles:
 class Meter:
     """Counts a counter's increase since the first reading, over wrap-arounds.
 
-    An undecidable step (back within an unknown range, or more than the range) counts as zero. So
+    An undecidable step (back within an unknown range, or perhaps over the range) counts as zero. So
     the sum may be too small, never too large. Its steps are those of `contract.counters.counted`.
     """
 

@@ -18,4 +18,4 @@ class Decoder:
 
     def __init__(self, bytes_max: int) -> None: ...
     def decode(self, data: bytes) -> bytes:
-        """Return the original frame; check its own checksum. Raises ValueError."""
+        """Return the frame; the caller checks its checksum. Raises ValueError."""

@@ -195,7 +195,7 @@ class Sweep:
     def slow(self) -> frozenset[str]:
         """Return the addresses of GPUs that exceeded their share in the last three passes.
 
-        None if every GPU that is sampled together did.
+        Empty if every GPU that is sampled together did.
         """
 
     @property

@@ -164,8 +164,8 @@ _POWER = (
     _celsius("temperature_max_celsius", "GPU_MAX"),
     _celsius("memory_temperature_max_celsius", "MEM_MAX"),
     *(
-        _celsius(f"margin_at_{at}_celsius", is_signed=True)
-        for at in ("shutdown", "slowdown", "memory_max", "max")
+        _celsius(f"margin_at_{threshold}_celsius", is_signed=True)
+        for threshold in ("shutdown", "slowdown", "memory_max", "max")
     ),
 )
 _USE = (

@@ -21,7 +21,7 @@ from libc.string cimport memcpy, memmove
 cdef enum:
     HEAD = 5  # bytes before a body: its size in 32 bits, its kind in 8
     BLOCKS_MAX = 255  # per turn
-    WORDS_MAX = 4096  # bytes of a turn's message: `collector.MESSAGE_CHARACTERS_MAX` characters
+    WORDS_MAX = 4096  # bytes of a turn's message; see `collector.MESSAGE_CHARACTERS_MAX`
     TURNS_MAX = 65535
     ROOM = 1 << 14  # initial size of a buffer
 

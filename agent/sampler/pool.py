@@ -118,10 +118,10 @@ class SlowDeviceCache:
         """Take the blocks of tables that another lane fills; return the turns without them."""
         remaining = list[TimedResult]()
         for timed in results:
-            borrowed = [each for each in timed.result.blocks if each.table in BORROWED_TABLES]
+            borrowed = [block for block in timed.result.blocks if block.table in BORROWED_TABLES]
             for block in borrowed:
                 self._stored[block.table] = [(now_ns, block)]
-            own = [each for each in timed.result.blocks if each.table not in BORROWED_TABLES]
+            own = [block for block in timed.result.blocks if block.table not in BORROWED_TABLES]
             remaining.append(
                 timed._replace(result=timed.result._replace(blocks=own)) if borrowed else timed
             )
@@ -222,9 +222,14 @@ class ProbeTables:
         all_states = [*map(_released_state, released), *states]
         if not all_states:
             return []
-        rows = {row_of(e): e for e in sorted(all_states, key=lambda each: each.hung_seconds)}
+        rows = {
+            row_of(state): state
+            for state in sorted(all_states, key=lambda state: state.hung_seconds)
+        }
         gpus = {
-            key_of(each.device): each for each in rows.values() if each.group == GPU and each.device
+            key_of(state.device): state
+            for state in rows.values()
+            if state.group == GPU and state.device
         }
         self._probe = _with_rows(self._probe, list(rows))
         self._gpu = _with_rows(self._gpu, list(gpus))
@@ -297,10 +302,10 @@ class SamplerPool:
         records the abandoned processes for the next agent. *recording_area*: where samplers put their recordings."""
         self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
-        self.collectors = [each.name for members in groups.values() for each in members]
+        self.collectors = [collector.name for members in groups.values() for collector in members]
         self._supervisor = Supervisor(
             {
-                group: {each.name: each.can_exclude for each in members}
+                group: {collector.name: collector.can_exclude for collector in members}
                 for group, members in groups.items()
             },
             deadline_ns=int(deadline_seconds * 1e9),
@@ -376,7 +381,7 @@ class SamplerPool:
         is_notified = (
             ready is None
             or not server_descriptors
-            or any(each in ready for each in server_descriptors)
+            or any(descriptor in ready for descriptor in server_descriptors)
         )
         if is_notified:
             self._fork_server.clear_wakeup()  # before the reports are read, so that no later report is missed
@@ -587,8 +592,12 @@ class SamplerPool:
 
     def _check_workers(self, now_ns: int) -> None:
         """Replace a fork server whose forks take too long; kill samplers that closed their socket but did not exit."""
-        pending = [each for each in self._workers.values() if each.closed_ns or not each.pid]
-        if any(not each.pid and now_ns - each.fork_requested_ns > FORK_NS_MAX for each in pending):
+        pending = [
+            worker for worker in self._workers.values() if worker.closed_ns or not worker.pid
+        ]
+        if any(
+            not worker.pid and now_ns - worker.fork_requested_ns > FORK_NS_MAX for worker in pending
+        ):
             self._start_fork_server(now_ns)
         for worker in pending:
             if worker.closed_ns and now_ns - worker.closed_ns > CLOSED_NS_MAX:
@@ -651,7 +660,11 @@ class SamplerPool:
         """Check inherited processes once per second: they are not our children, so no exit is reported."""
         if now_ns - self._inherited_checked_ns >= SECOND_NS:
             self._inherited_checked_ns = now_ns
-            for serial in [each for each in self._inherited if not self._abandoned[each].is_alive]:
+            for serial in [
+                inherited_serial
+                for inherited_serial in self._inherited
+                if not self._abandoned[inherited_serial].is_alive
+            ]:
                 self._inherited.discard(serial)
                 call_state = self._abandoned[serial].call_state
                 self._execute(
@@ -671,7 +684,11 @@ class SamplerPool:
             serial: self._abandoned.get(serial) or self._abandoned_in(serial, unit)
             for serial, unit in units.items()
         }
-        file.write(each for each in self._abandoned.values() if each.start_ticks)
+        file.write(
+            abandoned_process
+            for abandoned_process in self._abandoned.values()
+            if abandoned_process.start_ticks
+        )
 
     def _abandoned_in(self, serial: int, unit: Unit) -> AbandonedProcess:
         worker, call_state = self._workers[serial], place.read(self._workers[serial].memory)
