@@ -1,4 +1,4 @@
-"""The clock that the daemon is given, so that tests can move time."""
+"""Clocks, passed to the daemon so that tests can move time, and a periodic schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock(Protocol):
         ...
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970 as this host believes."""
+        """Nanoseconds since 1970 by this host's clock."""
         ...
 
 
@@ -29,26 +29,22 @@ class SystemClock:
         return time.time_ns()
 
 
-# ----------------------------------------------------------------------
-# When each collector's turn is: a pure schedule on a grid of boot time.
-
-
 class PeriodicSchedule:
-    """Each name at its own period. Its turns stand on multiples of the period since boot.
+    """Turns of names, each with its own period. Pure.
 
-    A name is due once in each slot between two grid points, at the first `due` in that slot; slots
-    that passed without a call are left out and counted, never made up for in a burst. A turn may so
-    begin late in its slot (a host that is always late is still sampled), but never before its grid
-    point. The first call starts every name at once.
+    Each period has a grid: its multiples since boot. A name is due once in each slot between two
+    grid points, at the first `due` in the slot. Slots without a call are counted as skipped and
+    never made up for. A turn may begin late in its slot, so a host that is always late is still
+    sampled, but never before its grid point. The first call makes every name due.
     """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:
-        """*periods_ns*: name -> nanoseconds between its turns, in the order they must be taken."""
+        """*periods_ns*: name -> nanoseconds between its turns, in the order of the turns."""
         for name, period in periods_ns.items():
             if period <= 0:
                 raise ValueError(f"{name}: a period must be positive, got {period} ns")
         self._periods = dict(periods_ns)
-        # Names are many and periods few: what is counted, is counted by period.
+        # There are many names and few periods, so state is per period.
         self._names: dict[int, list[str]] = {}
         for name, period in self._periods.items():
             self._names.setdefault(period, []).append(name)
@@ -58,11 +54,11 @@ class PeriodicSchedule:
 
     @property
     def periods_ns(self) -> Mapping[str, int]:
-        """Name -> nanoseconds between its turns, in their order."""
+        """Name -> nanoseconds between its turns, in the order of the turns."""
         return self._periods
 
     def due(self, now_ns: int) -> list[str]:
-        """Return the names whose turn it is; asked again in the same slot, it is nobody's."""
+        """Return the due names; a second call in the same slot does not return them again."""
         due_periods = [period for period, next_ns in self._next_ns.items() if now_ns >= next_ns]
         for period in due_periods:
             self._advance(period, now_ns // period)
@@ -78,15 +74,14 @@ class PeriodicSchedule:
         self._next_ns[period] = (slot + 1) * period
 
     def make_due(self, name: str) -> None:
-        """Make *name* due at the next `due`, once; its grid stays. An unknown name is nobody."""
+        """Make *name* due once at the next `due`; its grid stays. Unknown names are ignored."""
         if name in self._periods:
             self._forced_names.add(name)
 
     def next_ns(self) -> int:
-        """Return the next grid point at which someone is due; 0 (at once) before the first `due`, or for one
-        that was hastened."""
+        """Return the next grid point; 0 (at once) before the first `due` or after `make_due`."""
         return 0 if self._forced_names else min(self._next_ns.values(), default=0)
 
     def skipped(self, name: str) -> int:
-        """Return how many turns of *name* were left out. KeyError for an unknown name."""
+        """Return how many turns of *name* were skipped. Raises KeyError for an unknown name."""
         return self._skipped[self._periods[name]]

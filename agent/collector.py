@@ -1,4 +1,4 @@
-"""Runs one turn of one collector: measures its duration and classifies its outcome; also in a thread with a deadline."""
+"""The base class of collectors, and turns: their duration, outcome and deadline."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .clock import Clock
 from .events import EventPublisher
 from .hardware.files import device_key
 
-#: An error's words are cut here, so that one sensor cannot fill a log.
+#: An error's message is cut to this length, so that a sensor cannot fill a log.
 MESSAGE_CHARACTERS_MAX = 240
 NO_DEVICES = frozenset[str]()
-#: A collector that skips samples reports its last outcome in every n-th of them.
+#: A collector that skips turns still takes every n-th turn, to report its outcome.
 NO_DATA_TURNS = 10
 
 
 class NoData(Exception):
-    """There is nothing of this kind on this host. Not a failure."""
+    """This host has nothing of this kind. Not a failure."""
 
 
 class AccessDenied(Exception):
-    """The host has it but will not show it; the words say what would open it."""
+    """The host has the source but denies access; the message names the remedy."""
 
 
 class CallTimeout(Exception):
-    """A call of this collector's own thread has not returned; the words say which, and for how long."""
+    """A call in this collector's own thread has not returned; the message has the details."""
 
 
 class RestartRequired(Exception):
-    """This process can continue no more, and another can: it has a library loaded that nothing unloads.
+    """Only another process can continue: this process has loaded a library that cannot be unloaded.
 
-    `run_collector` lets it through. A sampler ends on it, and another takes its lane over.
+    `run_collector` raises it. A sampler ends after it, and another takes over its group.
     """
 
 
 class CollectOutcome(IntEnum):
-    """How a turn ended; the number travels as `collector.outcome_state`."""
+    """How a turn ended; the number is sent as `collector.outcome_state`."""
 
     OK = 0
     NO_DATA = 1
@@ -52,62 +52,63 @@ class CollectOutcome(IntEnum):
 
 
 class Collector:
-    """One source of signals at one pace. A subclass sets `name` and `pace`, writes `collect`, and overrides what else it can do.
+    """A source of signals at a pace. A subclass sets `name` and `pace` and implements `collect`.
 
-    A collector that reads through a driver sets `enters_driver`: it runs in a separate process that the daemon can
-    abandon, and calls the driver between `ext.place.enter` and `leave`.
-    One thread calls it, never two at once. But for `collect`
-    and `record`, no method raises.
+    A collector that reads through a driver sets `enters_driver`: it runs in a separate process that
+    the daemon can abandon, and calls the driver between `ext.place.enter` and `leave`. Only a
+    single thread at a time calls it. Only `collect` and `record` raise.
     """
 
     name: str
     pace: Pace
     enters_driver: bool = False
-    #: What the last `collect` was not shown, and the line that would open it, as where one port of eight refuses; empty: it saw all.
+    #: Part that the last `collect` could not read (a port of eight, say), with the remedy; else "".
     access_error: str = ""
 
     def collect(self) -> Sequence[Block]:
-        """Fill and return the collector's own blocks, the same objects every turn: read them before the next.
+        """Fill and return the collector's blocks. The next turn refills the same objects.
 
-        Raises NoData, AccessDenied or OSError and the like; `run_collector` judges.
+        Raises NoData, AccessDenied, OSError and other errors; `run_collector` classifies them.
         """
         raise NotImplementedError
 
-    # ---- devices -----------------------------------------------------------------------------------
-
     def exclude(self, devices: frozenset[str]) -> None:
-        """Do not enter the driver for *devices* from the next turn on; another call names others.
+        """From the next turn on call the driver for all devices except *devices*.
 
-        They bear the names that were given to `ext.place.enter`. Their cells are missing, their rows remain. Called between
-        turns, with the names of other collectors' devices too.
+        *devices* has names as passed to `ext.place.enter`, also of other collectors' devices.
+        Excluded devices keep their rows, without cells. Called between turns.
         """
 
     @property
     def can_exclude(self) -> bool:
-        """Return whether it can leave some of its devices alone and continue with the others: whether it overrides `exclude`."""
+        """Return whether it overrides `exclude`, and so can continue without some devices."""
         return type(self).exclude is not Collector.exclude
 
     def slow_devices(self) -> frozenset[str]:
-        """Return the devices that had to be cut short again and again, by the names of `exclude`.
+        """Return the devices that were repeatedly cut short, by the names of `exclude`.
 
-        They are given a sampler of their own, at a longer period, which asks this too: none, and they come back.
+        They get a sampler of their own with a longer period; it calls this too, and they return to
+        their group when it is empty.
         """
         return NO_DEVICES
 
     @property
     def names_slow_devices(self) -> bool:
-        """Say whether it overrides `slow_devices`."""
+        """Return whether it overrides `slow_devices`."""
         return type(self).slow_devices is not Collector.slow_devices
 
-    # ---- between turns -----------------------------------------------------------------------------
-
     def warm_up(self) -> None:
-        """Make ready before it is its sampler's turn: load a library or open a driver, within `ext.place.enter` and `leave`,
-        and without opening a device."""
+        """Load a library or open a driver before the first turn, without opening a device.
+
+        Calls are between `ext.place.enter` and `leave`.
+        """
 
     def idle(self, until_ns: int) -> None:
-        """Do work between turns, such as samples at 10 Hz. Return at that boot time, soon after this process is
-        called (`ext.place.call`), or at once if there is nothing to do."""
+        """Do work between turns, such as samples at 10 Hz.
+
+        Return at *until_ns* (boot time), soon after this process is notified (`ext.place.call`), or
+        at once if there is no work.
+        """
 
     @property
     def has_idle_work(self) -> bool:
@@ -115,24 +116,28 @@ class Collector:
         return type(self).idle is not Collector.idle
 
     def skip(self) -> bool:
-        """Skip the due turn if it would only repeat NO_DATA, and return whether it was skipped.
-        Now and then it takes its turn all the same."""
+        """Skip the due turn if it would only repeat NO_DATA; return whether it was skipped.
+
+        Every NO_DATA_TURNS-th turn is not skipped.
+        """
         return False
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher, once, before the first turn, to report events between turns; start a thread if need be."""
+        """Start reporting events between turns, perhaps in a thread. Called once, before them."""
 
     def close(self) -> None:
-        """End what `start` started, within a second."""
+        """End the work of `start`, within a second."""
 
     def record(self, seconds: int, bytes_max: int) -> bytes:
-        """Return the last *seconds* of samples as `contract.recording` has them, not compressed; less time if they would be
-        more than *bytes_max*. Enters no driver. Raises NoData."""
+        """Return the last *seconds* of samples in the form of `contract.recording`, uncompressed.
+
+        Less time if they exceed *bytes_max*. Does not call a driver. Raises NoData.
+        """
         raise NoData(f"{self.name} holds no samples")
 
 
 class CollectResult(NamedTuple):
-    """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
+    """Result of a turn. Blocks are empty unless the outcome is OK or partly BLIND."""
 
     collector: str
     blocks: Sequence[Block]
@@ -149,7 +154,7 @@ _OUTCOMES = {
 
 
 def run_collector(collector: Collector, clock: Clock) -> CollectResult:
-    """Run one pass. Never raises but RestartRequired: one broken sensor must not end the daemon."""
+    """Run a turn. Raises only RestartRequired: a broken sensor must not end the daemon."""
     began_ns = clock.boottime_ns()
     blocks: Sequence[Block] = ()
     message = ""
@@ -159,29 +164,26 @@ def run_collector(collector: Collector, clock: Clock) -> CollectResult:
         outcome = CollectOutcome.BLIND if message else outcome
     except RestartRequired:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
+    except Exception as error:  # noqa: BLE001 - any exception of a sensor is an outcome
         outcome = next(
-            (o for kind, o in _OUTCOMES.items() if isinstance(error, kind)), CollectOutcome.ERROR
+            (known_outcome for kind, known_outcome in _OUTCOMES.items() if isinstance(error, kind)),
+            CollectOutcome.ERROR,
         )
         message = (
             f"{type(error).__name__}: {error}" if outcome is CollectOutcome.ERROR else str(error)
         )
-        # A collector that stores its error would keep the frames of the turn, and by them all other collectors.
+        # A stored error would keep the turn's frames alive, and by them all other collectors.
         error.__traceback__ = error.__context__ = None
     seconds = (clock.boottime_ns() - began_ns) / 1e9
     return CollectResult(collector.name, blocks, seconds, outcome, message[:MESSAGE_CHARACTERS_MAX])
 
 
-# ----------------------------------------------------------------------
-# Calls that may not return: recorded in `ext.place` while they last, and left out where a device is
-# spared.
-
-#: What a place shows of a device's name.
+#: Bytes of a device's name that a call slot holds.
 NAME_BYTES_MAX = 63
 
 
 def call_slot_name(name: str) -> str:
-    """Return the name by which a device is recorded in the call slot, and named when it must be skipped."""
+    """Return the device's name in a call slot, which is also its name for `exclude`."""
     return device_key(name, NAME_BYTES_MAX)
 
 
@@ -199,53 +201,50 @@ class _DriverCall:
 
 
 def driver_call(device: str, call: str) -> _DriverCall:
-    """Tell, within the context, that a call on *device* has begun and not returned. Not to be nested.
+    """Return a context in which a call on *device* is recorded as unfinished. Cannot be nested.
 
-    *call*: what is called, as the one who mends it would look for it: `statvfs`, `ETHTOOL_GSTATS`, `read state`.
+    *call* names the call for the operator: `statvfs`, `ETHTOOL_GSTATS`, `read state`.
     """
     return _DriverCall(call_slot_name(device).encode(), call.encode(errors="replace"))
 
 
 class ExcludingCollector(Collector):
-    """A collector that asks `is_excluded` before it enters a device."""
+    """A collector that checks `is_excluded` before it calls a device's driver."""
 
     _excluded = NO_DEVICES
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Leave these devices alone from the next turn on, and no others."""
+        """Replace the set of excluded devices."""
         self._excluded = devices
 
     def is_excluded(self, device: str) -> bool:
-        """Return whether no call on *device* may be made."""
+        """Return whether calls on *device* are excluded."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded
 
 
-# ----------------------------------------------------------------------
-# Turns that take seconds, in threads that the daemon can leave behind: the inventory's.
-#
-# What it waits for is a child of its own that it ends in time. Should its thread be stuck nevertheless, the daemon
-# goes on without it, says so at every tick, and starts no second thread that would get stuck behind the first. What
-# enters a driver is sampled in processes of its own (`agent/sampler/`).
+# Only the inventory runs in such a thread. It waits for a child process that it ends in time. If
+# the thread hangs nevertheless, the daemon continues without it, reports this at each tick, and
+# starts no second thread. Other collectors that call a driver run in processes (`agent/sampler/`).
 
-#: Address space of a probe's thread; drivers' libraries use more than a few pages of it.
+#: Stack of the thread; drivers' libraries use more than a few pages.
 STACK_BYTES = 1 << 20
 
-_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size is one value for the whole process
+_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size applies to the whole process
 
 
 class DeadlineThread:
-    """One collector's turns, taken in a thread of its own. `begin`, `poll` and `wait` never block
-    longer than they are told to; all three belong to the daemon's thread.
+    """Runs a collector's turns in a thread. All methods are for the daemon's thread.
 
-    The collector's blocks are the daemon's from `poll` until the next `begin`.
+    `begin` and `poll` never block, `wait` blocks up to its limit. From `poll` until the next
+    `begin` the daemon owns the collector's blocks.
     """
 
     def __init__(self, collector: Collector, clock: Clock, *, deadline_ns: int) -> None:
-        """*deadline_ns*: a turn that has not returned by then is hung. Starts no thread yet."""
+        """*deadline_ns*: limit after which a turn is hung. Starts no thread yet."""
         self.collector = collector
-        self.began_ns = 0  # of the turn that runs, or of the last one
-        self.skipped = 0  # turns left out because the one before had not returned
-        self.running = False  # a turn was begun and has not been taken
+        self.began_ns = 0  # start of the present or last turn
+        self.skipped = 0  # turns skipped because the previous turn had not returned
+        self.running = False  # a turn was begun, and `poll` has not returned it
         self._clock = clock
         self._deadline_ns = deadline_ns
         self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -260,7 +259,7 @@ class DeadlineThread:
         return self._hung and not self._returned.is_set()
 
     def begin(self, now_ns: int) -> bool:
-        """Start a turn. Return False, and count it, if the one before has not been taken."""
+        """Start a turn; return False and count a skip if the previous turn was not polled."""
         if self.running:
             self.skipped += 1
             return False
@@ -272,10 +271,10 @@ class DeadlineThread:
         return True
 
     def poll(self, now_ns: int) -> CollectResult | None:
-        """Return the turn that came back, or a hung one if it is past its deadline, else None.
+        """Return the finished turn, a HUNG result after the deadline, else None.
 
-        What comes back after it was given up as hung is thrown away: its readings are of no known
-        time. After that the collector is taken up again.
+        A result that comes after the deadline is discarded, because the time of its readings is
+        unknown. The collector can then be used again.
         """
         if not self.running:
             return None
@@ -292,13 +291,13 @@ class DeadlineThread:
         return CollectResult(name, (), seconds, CollectOutcome.HUNG, message)
 
     def wait(self, seconds_max: float) -> bool:
-        """Wait for the turn that runs, if any, and return whether it is back. Not for a hung one."""
+        """Wait for the present turn; return whether it finished. Does not wait for a hung turn."""
         if not self.running:
             return True
         return self._returned.wait(0 if self._hung else max(0.0, seconds_max))
 
     def _start(self) -> bool:
-        """Start the thread; False when the host has none to give now."""
+        """Start the thread; False if the host cannot start a thread now."""
         thread = threading.Thread(
             target=self._serve, name=f"probe-{self.collector.name}", daemon=True
         )
@@ -306,7 +305,7 @@ class DeadlineThread:
             before = threading.stack_size(STACK_BYTES)
             try:
                 thread.start()
-            except RuntimeError:  # "can't start new thread": tried again at the next turn
+            except RuntimeError:  # "can't start new thread": the next turn tries again
                 self.skipped += 1
                 return False
             finally:

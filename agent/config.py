@@ -1,4 +1,4 @@
-"""Settings of the agent, from a TOML file and `--set key=value`. All have defaults."""
+"""Settings of the agent, from a TOML file and `--set key=value`; every setting has a default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from ..contract.settings import SettingsError, setting
 from .hardware.files import Roots
 from .spool.lockdir import MEMORY_FOLDER
 
-# ----------------------------------------------------------------------
-# The run folder: where what is asked of the agent on its host is found.
-
-#: Of a service: systemd makes it (RuntimeDirectory=gangline), and gives it to the agent's user.
+#: Run folder of a service: systemd creates it (RuntimeDirectory=gangline) for the agent's user.
 SERVICE_RUN_FOLDER = Path("/run/gangline")
-#: Of an agent that somebody runs by hand with default settings, below where it was started.
+#: Run folder of an agent started by hand with default settings, below its working folder.
 DEFAULT_RUN_FOLDER = Path("var/agent/run")
 SOCKET_NAME = "agent.sock"
 STATUS_NAME = "status.json"
@@ -27,34 +24,34 @@ STATUS_NAME = "status.json"
 def choose_run_folder(
     configured: str, default: Path = DEFAULT_RUN_FOLDER, service: Path = SERVICE_RUN_FOLDER
 ) -> Path:
-    """Return the folder of this agent: as set, else the service's where that may be written, else *default*."""
+    """Return *configured*, else the service's run folder if writable, else *default*."""
     if configured:
         return Path(configured)
     return service if os.access(service, os.W_OK | os.X_OK) else default
 
 
 def run_folder_candidates(setting: str = "") -> tuple[Path, ...]:
-    """Return the folders where an agent may answer, the likeliest first. For those who ask."""
+    """Return the folders where an agent may listen, the likeliest first. For clients."""
     return (Path(setting),) if setting else (SERVICE_RUN_FOLDER, DEFAULT_RUN_FOLDER)
 
 
 HOST_CHARACTERS_MAX = 253
-#: RFC 1123, section 2.1; and underscores, which machines in service bear.
+#: RFC 1123, section 2.1, and underscores, which existing machines use.
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _ADDRESS = re.compile(
     r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[0-9]{1,5})"
 )
 _PORTS = range(1, 65536)
-#: What a host says of itself beside its inventory.
+#: Limits of the labels that an operator sets.
 LABELS_MAX, LABEL_CHARACTERS_MAX = 16, 512
 _RAILS = f"{topology.LABEL_PREFIX}rails"
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-#: sun_path of unix(7), less the zero that ends it.
+#: Size of sun_path (unix(7)) without the zero at its end.
 UNIX_PATH_BYTES_MAX = 107
 
 
 def check_host(name: str) -> None:
-    """Raise ValueError unless *name* can name a host; empty stands for the machine's own name."""
+    """Raise ValueError unless *name* can name a host; "" stands for the machine's own name."""
     labels = name.split(".")
     if name and (len(name) > HOST_CHARACTERS_MAX or not all(map(_LABEL.fullmatch, labels))):
         raise ValueError(
@@ -64,14 +61,14 @@ def check_host(name: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise ValueError unless *address* is `host:port`, a name, an IPv4 or a bracketed IPv6."""
+    """Raise ValueError unless *address* is `host:port`: a name, IPv4 or bracketed IPv6."""
     match = _ADDRESS.fullmatch(address)
     if not match or int(match["port"]) not in _PORTS:
         raise ValueError("host:port with a port of 1 to 65535, as 10.0.0.5:7600 or [fd00::5]:7600")
 
 
 def check_listen(where: str) -> None:
-    """Raise ValueError unless *where* can be listened on: `host:port`, `unix:PATH`, or empty for off."""
+    """Raise ValueError unless *where* is `host:port`, `unix:PATH`, or "" (off)."""
     path = where.removeprefix("unix:")
     if path != where:
         if not path.startswith("/") or len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
@@ -86,7 +83,7 @@ def check_listen(where: str) -> None:
             raise ValueError(f"nothing, unix:PATH, or {error}") from error
 
 
-#: What the agent does with DCGM (setting `dcgm`).
+#: Values of the setting `dcgm`.
 DCGM_MODES = ("off", "listen", "watch")
 METRICS_NAMES = ("gangline", "dcgm", "dcgm-4.8", "dcgm-4.9")
 
@@ -98,7 +95,7 @@ def check_dcgm(mode: str) -> None:
 
 
 def check_dcgm_address(address: str) -> None:
-    """Raise ValueError unless a host engine can be connected to there. Without an address DCGM would start one."""
+    """Raise ValueError for an invalid address. Without one DCGM would start a host engine."""
     path = address.removeprefix("unix:")
     is_path = path.startswith("/") and len(os.fsencode(path)) <= UNIX_PATH_BYTES_MAX
     try:
@@ -121,8 +118,8 @@ def check_metrics_names(names: str) -> None:
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
-    """Raise ValueError unless each is NAME=VALUE and no name is there twice."""
-    names = [one.partition("=")[0] for one in labels]
+    """Raise ValueError unless each label is NAME=VALUE, and names are unique."""
+    names = [label.partition("=")[0] for label in labels]
     if len(labels) > LABELS_MAX or len({*names}) < len(names) or not all(map(_is_label, labels)):
         raise ValueError(
             f"up to {LABELS_MAX} of NAME=VALUE, each name once, as gangline.rack=r12 "
@@ -131,9 +128,9 @@ def check_labels(labels: tuple[str, ...]) -> None:
 
 
 def label_error(label: str) -> str:
-    """Say why no aggregator reads *label*, which is one of ours; "": it is read, or another's.
+    """Return why the aggregator ignores this gangline label; "" for an accepted or foreign label.
 
-    No reason not to start: a fleet whose newer settings reach older agents first would be blind.
+    Not an error at start: otherwise newer settings would stop older agents of the fleet.
     """
     name = label.partition("=")[0]
     known = [topology.LABEL_PREFIX + field for field in topology.FIELDS]
@@ -148,10 +145,10 @@ def label_error(label: str) -> str:
 
 
 def _is_accepted_label(label: str) -> bool:
-    """Return whether an aggregator takes the whole of it."""
+    """Return whether an aggregator accepts the label's whole value."""
     name, _, value = label.partition("=")
     names = value.split() if name == _RAILS else [value]
-    fit = (len(one) <= topology.NAME_CHARACTERS_MAX for one in names)
+    fit = (len(part) <= topology.NAME_CHARACTERS_MAX for part in names)
     return len(names) <= topology.RAILS_MAX and all(fit)
 
 
@@ -163,7 +160,7 @@ def _is_label(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The agent's settings. Made by `contract.settings.load`, which checks each."""
+    """The agent's settings, created and checked by `contract.settings.load`."""
 
     aggregator: str = setting(
         "127.0.0.1:7600", check=check_address, description="address of the aggregator, host:port"
@@ -319,7 +316,6 @@ class AgentConfig:
         description="maximum number of series on /metrics; the most important come first",
     )
 
-    # access
     tls_ca_file: str = setting(
         "",
         description="the CA of the aggregator's certificate, PEM; turns TLS on; empty: plain text",
@@ -338,7 +334,7 @@ class AgentConfig:
 
     @property
     def host_name(self) -> str:
-        """The name that this host goes by. Raises SettingsError if the machine's own cannot serve."""
+        """This host's name in the fleet. Raises SettingsError for an invalid machine name."""
         name = self.host or socket.gethostname()
         try:
             check_host(name)
@@ -350,22 +346,22 @@ class AgentConfig:
 
     @property
     def spool_head_path(self) -> Path | None:
-        """Where frames wait first."""
+        """Folder of the memory tier; None: no memory tier."""
         return Path(self.spool_head_folder) if self.spool_head_folder else None
 
     @property
     def recordings_path(self) -> Path:
-        """Where recordings around findings are stored."""
+        """Folder of the recordings around findings."""
         return Path(self.recordings_folder or self.state_folder.parent / "recordings")
 
     @property
     def run_path(self) -> Path:
-        """Where the agent answers on this host."""
+        """The agent's run folder."""
         return choose_run_folder(self.run_folder, self.state_folder.parent / "run")
 
     @property
     def roots(self) -> Roots:
-        """Where the collectors read."""
+        """Folders that the collectors read."""
         return Roots(
             self.sys_root,
             self.proc_root,

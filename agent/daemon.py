@@ -24,11 +24,11 @@ from .spool.spool import Spool
 from .transport.client import Client
 
 SECOND_NS = 1_000_000_000
-#: A collector whose outcome flaps is reported no more often than this; the last word is always said.
+#: Minimum time between reports of a collector's outcome.
 OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
-#: A device that comes and goes has the inventory reread no more often than this.
+#: Minimum time between inventories, even if a device comes and goes.
 INVENTORY_NS_MIN = 10 * SECOND_NS
-#: The schedule's names for a frame's end, when all of its second are asked how it stands, and for the agent's own signals.
+#: Names in the schedule: the end of a frame (each second), and the agent's own signals.
 FRAME_TICK, SELF_TICK = "", "agent"
 
 log = logging.getLogger(__name__)
@@ -36,37 +36,37 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoopTimeouts:
-    """How long the loop waits for turns that others take."""
+    """How long the loop waits for turns in other threads and processes."""
 
-    #: What the inventory may take: its child has a deadline of its own, shorter than this.
+    #: Deadline of the inventory, longer than its child's own deadline.
     inventory_deadline_ns: int = 40 * SECOND_NS
-    #: A frame waits this long for the samplers' turns of its second; what comes later goes in one of its own.
+    #: A frame waits this long for the samplers; later turns go into a frame of their own.
     frame_wait_seconds: float = 0.5
 
 
 class _PendingFrame:
-    """The frame that is being gathered."""
+    """The frame under construction."""
 
     def __init__(self) -> None:
         self.boottime_ns = 0
         self.until_ns = 0
         self.open = False
-        self.due: Collection[str] = ()  # of `FRAME_TICK` and `SELF_TICK`, and of others
-        self.blocks: list[tuple[str, Block]] = []  # and which collector filled it
+        self.due: Collection[str] = ()  # due names of the schedule
+        self.blocks: list[tuple[str, Block]] = []  # (collector, block)
         self.tables: set[tuple[str, str]] = set()
 
     def begin(self, now_ns: int, until_ns: int, due: Collection[str]) -> None:
         self.boottime_ns, self.until_ns, self.due, self.open = now_ns, until_ns, due, True
 
     def end(self) -> tuple[list[tuple[str, Block]], Collection[str]]:
-        """Return its blocks by collector, and whose turn it was; nothing is gathered then."""
+        """Reset; return the blocks by collector, and the due names."""
         ended = self.blocks, self.due
         self.blocks, self.tables, self.due, self.open = [], set(), (), False
         return ended
 
 
 class Daemon:
-    """Samples and spools, whatever fails. All methods belong to one thread."""
+    """Samples and spools, despite any failure. All methods belong to a single thread."""
 
     def __init__(
         self,
@@ -85,11 +85,13 @@ class Daemon:
         on_second: Callable[[], None] = lambda: None,
         blocking_findings: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """*collectors* have names of their own, none of them `FRAME_TICK` or `SELF_TICK`; their turns come in this
-        order, but those of *samplers* come from there. *on_wakeup* is called in each round of the loop, for requests
-        of other threads, and returns its next due time, if before the next second;
-        *on_second* once a second, at the very end.
-        *blocking_findings*: how many findings bar this host from jobs."""
+        """*collectors* take turns in this order, except those in *samplers*.
+
+        Their names are unique and neither `FRAME_TICK` nor `SELF_TICK`. *on_wakeup* runs in each
+        round of the loop, for requests of other threads; it returns its next due time if before the
+        next second. *on_second* runs once a second, last. *blocking_findings* returns how many
+        findings keep jobs off this host.
+        """
         self._clock, self._spool = clock, spool
         self._client, self._frame_builder, self._publisher = client, frame_builder, publisher
         self._connections = client.reconnects
@@ -99,18 +101,26 @@ class Daemon:
         self._wakeup_ns: int | None = None
         self._inventory_reason, self._inventory_ns = "", -INVENTORY_NS_MIN
         sampled_names = set(samplers.collectors) if samplers else set()
-        local_collectors = [each for each in collectors if each.name not in sampled_names]
+        local_collectors = [
+            collector for collector in collectors if collector.name not in sampled_names
+        ]
         deadline_ns = timeouts.inventory_deadline_ns
         self._deadline_threads = {
-            c.name: DeadlineThread(c, clock, deadline_ns=deadline_ns)
-            for c in local_collectors
-            if c.enters_driver
+            collector.name: DeadlineThread(collector, clock, deadline_ns=deadline_ns)
+            for collector in local_collectors
+            if collector.enters_driver
         }
-        self._collectors = {c.name: c for c in local_collectors if not c.enters_driver}
-        periods = {c.name: PERIOD_SECONDS[c.pace] * SECOND_NS for c in collectors}
+        self._collectors = {
+            collector.name: collector
+            for collector in local_collectors
+            if not collector.enters_driver
+        }
+        periods = {
+            collector.name: PERIOD_SECONDS[collector.pace] * SECOND_NS for collector in collectors
+        }
         ticks = {FRAME_TICK: SECOND_NS, SELF_TICK: SELF_METRICS_SECONDS * SECOND_NS}
         self._schedule = PeriodicSchedule(
-            {c.name: periods[c.name] for c in local_collectors} | ticks
+            {collector.name: periods[collector.name] for collector in local_collectors} | ticks
         )
         self._skips = SkipCounter(
             {name: periods[name] for name in periods if name in sampled_names}
@@ -127,29 +137,31 @@ class Daemon:
         }
 
     def last_results(self) -> list[CollectResult]:
-        """Return how each collector's last turn ended: the same list until one ends otherwise."""
+        """Return each collector's last result; the same list until a result differs."""
         return self._self_metrics.last_results()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
-        """Tick until *stop* is set. *wait* returns at the given boot time (ns) or shortly after it, so that those who
-        begin then have sent their messages. It returns earlier when it has set *stop*, or a sampler has sent a
-        message; and what can be read, if it knows (`SamplerPool.take`).
-        Never raises, unless *wait* does."""
-        # The first tick is on the grid of seconds, as all that follow.
+        """Tick until *stop* is set. Never raises, unless *wait* does.
+
+        *wait* returns at the given boot time (ns) or shortly after it, so that samplers that start
+        then have sent their messages. It returns earlier if it set *stop* or a sampler sent a
+        message. It returns the readable descriptors, if known (`SamplerPool.poll`).
+        """
+        # All ticks, also the first, are on the grid of seconds.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
         while not stop.is_set():
             ready = wait(self.tick(ready))
         self._flush_at_end()
 
     def _flush_at_end(self) -> None:
-        """Send what was gathered when the end came."""
+        """Send the gathered blocks at the end."""
         try:
             self._flush(self._clock.boottime_ns())
         except Exception:
             log.exception("the last frame failed", extra={"cause": "daemon.end"})
 
     def tick(self, ready: Collection[int] | None = None) -> int:
-        """Do what must be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
+        """Do the due work; return the time of the next tick. Never raises. *ready*: see `run`."""
         now_ns = self._clock.boottime_ns()
         try:
             self._tick(now_ns, ready)
@@ -171,7 +183,7 @@ class Daemon:
         self._request_inventory(now_ns)
         due = self._schedule.due(now_ns)
         if due:
-            if self._pending.open:  # the last frame still waits
+            if self._pending.open:  # the previous frame still waits
                 self._flush(now_ns)
             self._pending.begin(now_ns, now_ns + self._frame_wait_ns, due)
             self._run_due(due, now_ns)
@@ -189,7 +201,7 @@ class Daemon:
                 self._deadline_threads[name].begin(now_ns)
 
     def _poll_samplers(self, now_ns: int, ready: Collection[int] | None) -> None:
-        """Take what the samplers have sent: into the frame that is gathered, or one of its own."""
+        """Gather the samplers' results, in the pending frame or a frame of their own."""
         while self._samplers:
             for timed in self._samplers.poll(now_ns, ready):
                 self._record_result(timed.result, self._skips.count(timed), now_ns)
@@ -200,7 +212,7 @@ class Daemon:
             ready = ()
 
     def _gather(self, result: CollectResult, began_ns: int, now_ns: int) -> None:
-        """Add the blocks of a turn, whose offset is their boot time until it is known of which frame they are."""
+        """Add a turn's blocks. Until `_flush`, their offset is the boot time of the turn."""
         pending = self._pending
         for block in result.blocks:
             filled = block.table, result.collector
@@ -224,7 +236,7 @@ class Daemon:
         self._flush(now_ns)
 
     def _flush(self, now_ns: int) -> None:
-        """Send what was gathered, if anything."""
+        """Send the gathered blocks, if any."""
         at_ns = self._pending.boottime_ns if self._pending.open else now_ns
         filled, due = self._pending.end()
         for _, block in filled:
@@ -239,11 +251,13 @@ class Daemon:
             if FRAME_TICK in due:
                 self._on_second()
         finally:
-            if blocks:  # last of all: two threads awake at once wait for each other at the interpreter's lock
+            if (
+                blocks
+            ):  # last: two awake threads would wait for each other at the interpreter's lock
                 self._client.notify()
 
     def _self_blocks(self, due: bool) -> list[Block]:
-        """Return what the agent says of itself: when it is due, and sooner when there is news."""
+        """Return the agent's own signals, when due or changed."""
         blocks = self._self_metrics.blocks() if due or self._self_metrics.has_changes else []
         blocks += self._samplers.blocks() if self._samplers else ()
         for block in blocks:
@@ -251,7 +265,7 @@ class Daemon:
         return blocks
 
     def _request_inventory(self, now_ns: int) -> None:
-        """Let the inventory have its turn now, when a collector has asked for it."""
+        """Make the inventory due if a collector requested it."""
         self._inventory_reason = self._inventory_reason or self._publisher.take_inventory_request()
         if self._inventory_reason and now_ns - self._inventory_ns >= INVENTORY_NS_MIN:
             extra = {"cause": "inventory.renewed"}
@@ -274,7 +288,7 @@ class Daemon:
             self._record_result(result, skipped, now_ns)
 
     def _record_result(self, result: CollectResult, skipped: int, now_ns: int) -> None:
-        """Note the turn, and report a change of outcome."""
+        """Record a turn, and report a change of its outcome."""
         self._self_metrics.record(result, skipped)
         outcome, reported_ns = self._reported[result.collector]
         if result.outcome is not outcome and now_ns - reported_ns >= OUTCOME_EVENT_NS_MIN:
@@ -302,7 +316,7 @@ class Daemon:
         )
 
     def _send(self, now_ns: int, blocks: Sequence[Block]) -> None:
-        if self._client.reconnects != self._connections:  # what went before comes late there
+        if self._client.reconnects != self._connections:  # earlier frames arrive late
             self._connections = self._client.reconnects
             self._frame_builder.force_keyframes()
         sequence = self._spool.next_sequence()
@@ -312,14 +326,14 @@ class Daemon:
             log.error("left out: %s", reason, extra={"cause": f"table.{table}"})
 
     def _wall_ns(self, boottime_ns: int) -> int:
-        """Return what the wall clock showed at *boottime_ns*, a moment ago."""
+        """Return the wall time at *boottime_ns*, a moment ago."""
         return self._clock.wall_ns() - (self._clock.boottime_ns() - boottime_ns)
 
 
 class SkipCounter:
-    """Counts the turns that a collector left out, from the times at which its turns began.
+    """Counts a collector's skipped turns by the start times of its turns.
 
-    No turn is missed after `CollectOutcome.NO_DATA`: a collector without data is asked more rarely.
+    After `CollectOutcome.NO_DATA` no turn counts as skipped: such a collector takes fewer turns.
     """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:
@@ -329,7 +343,7 @@ class SkipCounter:
         self._skipped = dict.fromkeys(periods_ns, 0)
 
     def count(self, timed: TimedResult) -> int:
-        """Return how many turns of this collector were left out so far."""
+        """Return the number of this collector's skipped turns so far."""
         name = timed.result.collector
         if timed.result.outcome is not CollectOutcome.HUNG:
             slot = timed.began_ns // self._periods[name]
@@ -350,7 +364,7 @@ def _agent_signals(
     samplers: SamplerPool | None,
     blocking_findings: Callable[[], float],
 ) -> Callable[[], dict[str, float | None]]:
-    """Return what returns every signal of `agent_10s`."""
+    """Return a function that returns every signal of `agent_10s`."""
     memory = MemoryUsage(lambda: samplers.memory_bytes if samplers else 0)
     return lambda: {
         "agent.spool_bytes": spool.bytes,

@@ -1,7 +1,7 @@
 """Parser of `dcgmi diag -j` output of DCGM 3 and 4, by GPU. Pure; the agent runs no diagnostic.
 
-DCGM 4 renamed the report's key, names GPUs as entities, and lists serial numbers by entity. Test names differ by version
-and are shown unchanged.
+DCGM 4 renamed the report's key, names GPUs as entities, and lists serial numbers by entity. Test
+names differ by version and are shown unchanged.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-#: Of a report; `dcgmi diag -r 4 -j -v` of 8 GPUs has about 100 KiB.
+#: Size of a report; `dcgmi diag -r 4 -j -v` of 8 GPUs has about 100 KiB.
 REPORT_BYTES_MAX = 4 << 20
 DEPTH_MAX = 32
-#: Of tests, and of results of a test.
+#: Number of tests, and of results per test.
 TESTS_MAX, RESULTS_MAX = 512, 1024
 TEXT_CHARACTERS_MAX = 200
-#: The report's key of DCGM 3 and of DCGM 4.
+#: The report's key in DCGM 3 and in DCGM 4.
 KEYS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
 _GPU_GROUPS = ("GPU", 1)
-#: Keys of DCGM 3 that name another kind of device in a result.
+#: Keys in a result of DCGM 3 that name a device other than a GPU.
 _OTHER_DEVICE = re.compile(r"((?:cpu|core|switch|nvswitch|link)\w{0,16}?)_(?:ids?|serials?)")
 #: Statuses, the best first. An unknown status counts as a failure.
 _RANKS = {"skip": 0, "not run": 0, "pass": 0, "warn": 1}
@@ -32,7 +32,7 @@ _FIRST_BRACE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 
 
 class Outcome(IntEnum):
-    """How the tests of a GPU ended, together; the number travels as the event's code."""
+    """Combined result of a GPU's tests; the number is sent as the event's code."""
 
     PASSED = 0
     WARNED = 1
@@ -40,14 +40,15 @@ class Outcome(IntEnum):
 
 
 class NotAReport(ValueError):
-    """That is no report of a diagnostic; the words say what would be."""
+    """The content is not a diagnostic's report; the message says what is expected."""
 
 
 @dataclass(slots=True)
 class GpuDiagnostic:
-    """The results of one GPU, by DCGM's number: names of tests by status, and the texts of warnings and failures.
+    """Results of a GPU: test names by status, and the texts of warnings and failures.
 
-    `own_passes`: the passed results that name the GPU. `unread`: parts of the report that hold no test.
+    `number`: DCGM's. `own_passes`: passed results that name this GPU. `unread`: parts of the report
+    that could not be read.
     """
 
     number: str
@@ -62,7 +63,7 @@ class GpuDiagnostic:
 
     @property
     def outcome(self) -> Outcome | None:
-        """None: no test of the GPU passed or failed, or not all results can be read, which proves nothing."""
+        """Return the combined result; None if nothing was tested, or a part could not be read."""
         if self.failed:
             return Outcome.FAILED
         if self.warned:
@@ -84,7 +85,7 @@ class GpuDiagnostic:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticReport:
-    """A report: the versions and the GPUs. `other_failures`: failed tests of other devices; they count for no GPU."""
+    """A report's versions and GPUs. `other_failures`: failures of devices that are not GPUs."""
 
     dcgm_version: str
     driver_version: str
@@ -94,7 +95,7 @@ class DiagnosticReport:
 
 @dataclass(slots=True)
 class _Result:
-    """One result. `gpus`: none means all; `device`: another kind of device that it is about."""
+    """A result. `gpus`: [] means all GPUs; `device`: a device that is not a GPU, or ""."""
 
     test: str
     gpus: list[str]
@@ -108,50 +109,50 @@ class _Result:
 
 
 def parse_report(content: bytes) -> DiagnosticReport:
-    """Return what `dcgmi diag -j` printed. Raises NotAReport."""
+    """Return the report in the output of `dcgmi diag -j`. Raises NotAReport."""
     if len(content) > REPORT_BYTES_MAX:
         raise NotAReport(
             f"more than {REPORT_BYTES_MAX >> 20} MiB: expected the output of one dcgmi diag -j"
         )
     root = _load(content)
-    key = next((each for each in KEYS if isinstance(root.get(each), dict)), "")
+    key = next((known_key for known_key in KEYS if isinstance(root.get(known_key), dict)), "")
     if not key:
-        found = ", ".join(list(root)[:5])
+        keys = ", ".join(list(root)[:5])
         raise NotAReport(
-            f"no {' or '.join(map(repr, KEYS))} in it but {found or 'nothing'}: expected dcgmi diag -j"
+            f"no {' or '.join(map(repr, KEYS))} in it but {keys or 'nothing'}: expected dcgmi diag -j"
         )
     body: dict[str, Any] = root[key]
     if error := body.get("runtime_error") or root.get("runtime_error"):
         raise NotAReport(f"the diagnostic did not run: {_text(error)}")
     serials = _serials(root) | _serials(body)
     results, unread = _all_results(body)
-    # A test may fail before the first result that names a GPU.
-    numbers = dict.fromkeys([*serials, *(number for each in results for number in each.gpus)])
+    # Numbers also come from results: a test may fail before the first result that names a GPU.
+    numbers = dict.fromkeys([*serials, *(number for result in results for number in result.gpus)])
     if not numbers:
         numbers = dict.fromkeys(map(str, range(len(_items(body.get("GPU Device IDs Detected"))))))
     gpus = {
         number: GpuDiagnostic(number, serials.get(number, ""), unread=unread) for number in numbers
     }
-    of_gpus = [each for each in results if not each.device]
-    for each in of_gpus:
-        for number in each.gpus or list(gpus):
-            _add(gpus[number], each)
+    gpu_results = [result for result in results if not result.device]
+    for result in gpu_results:
+        for number in result.gpus or list(gpus):
+            _add(gpus[number], result)
     if not gpus:
-        texts = [text for each in of_gpus if each.rank for text in each.texts]
+        texts = [text for result in gpu_results if result.rank for text in result.texts]
         failure = f", and it failed: {'; '.join(texts)[:400]}" if texts else ""
         raise NotAReport(f"it has no result of a GPU{failure}")
-    if not of_gpus and not unread:
+    if not gpu_results and not unread:
         raise NotAReport("it has no result of a GPU")
-    places = (body, root, _mapping(body.get("metadata")), _mapping(root.get("metadata")))
+    sections = (body, root, _mapping(body.get("metadata")), _mapping(root.get("metadata")))
     return DiagnosticReport(
-        _first(places, "version", "DCGM Version"),
-        _first(places, "Driver Version Detected"),
+        _first(sections, "version", "DCGM Version"),
+        _first(sections, "Driver Version Detected"),
         tuple(gpus.values()),
         tuple(
-            f"{each.device}: {text}"
-            for each in results
-            if each.device and each.rank
-            for text in each.texts
+            f"{result.device}: {text}"
+            for result in results
+            if result.device and result.rank
+            for text in result.texts
         ),
     )
 
@@ -169,7 +170,7 @@ def _load(content: bytes) -> dict[str, Any]:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NotAReport(f"not JSON: {error}") from None
-    assert isinstance(root, dict)  # it begins with a brace
+    assert isinstance(root, dict)  # the text starts with a brace
     return root
 
 
@@ -193,20 +194,20 @@ def _check_depth(text: str) -> None:
 
 
 def _serials(part: Mapping[str, Any]) -> dict[str, str]:
-    """Return DCGM's number of a GPU -> its serial number ("": it says none): of DCGM 3, or of DCGM 4."""
-    found: dict[str, str] = {}
+    """Return DCGM's number of a GPU -> its serial number, or "": from DCGM 3 or DCGM 4."""
+    serials: dict[str, str] = {}
     for number, serial in _mapping(part.get("GPU Device Serials")).items():
-        found[str(number)] = _text(serial)
+        serials[str(number)] = _text(serial)
     for group in _list(part.get("entity_groups")):
         if group.get("entity_group") in _GPU_GROUPS or group.get("entity_group_id") == 1:
             for entity in _list(group.get("entities")):
-                found[str(entity.get("entity_id", ""))] = _text(entity.get("serial_num") or "")
-    return found
+                serials[str(entity.get("entity_id", ""))] = _text(entity.get("serial_num") or "")
+    return serials
 
 
 def _all_results(body: Mapping[str, Any]) -> tuple[list[_Result], int]:
     """Return all results, and the number of unreadable tests and results, which may have failed."""
-    found: list[_Result] = []
+    all_results: list[_Result] = []
     tests = unread = 0
     for category in _items(body.get("test_categories")):
         for test in _items(_mapping(category).get("tests")):
@@ -215,19 +216,19 @@ def _all_results(body: Mapping[str, Any]) -> tuple[list[_Result], int]:
             if tests > TESTS_MAX or len(results) > RESULTS_MAX:
                 raise NotAReport(f"more than {TESTS_MAX} tests, or {RESULTS_MAX} results of one")
             unread += not isinstance(test, dict) or sum(
-                not isinstance(each, dict) for each in results
+                not isinstance(result, dict) for result in results
             )
-            found += _results_of(_mapping(test))
-    return found, unread
+            all_results += _results_of(_mapping(test))
+    return all_results, unread
 
 
 def _results_of(test: Mapping[str, Any]) -> list[_Result]:
-    """Return the results of a test. A summary that is worse than all results is added, and counts for all GPUs."""
+    """Return a test's results, and its summary if the summary is worse than all results."""
     name = _text(test.get("name") or "test without a name")
-    results = [_result(name, each) for each in _list(test.get("results"))]
+    results = [_result(name, entry) for entry in _list(test.get("results"))]
     if summary := _mapping(test.get("test_summary")):
         whole = _result(name, summary)
-        if not results or whole.rank > max(each.rank for each in results):
+        if not results or whole.rank > max(entry.rank for entry in results):
             results.append(whole)
     return results
 
@@ -264,18 +265,25 @@ def _result(name: str, result: Mapping[str, Any]) -> _Result:
 
 
 def _warnings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = result.get("warnings", result.get("warning"))
-    items = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    return [each if isinstance(each, dict) else {"warning": each} for each in items if each]
+    warnings = result.get("warnings", result.get("warning"))
+    items = (
+        [warnings] if isinstance(warnings, str) else warnings if isinstance(warnings, list) else []
+    )
+    return [item if isinstance(item, dict) else {"warning": item} for item in items if item]
 
 
 def _add(gpu: GpuDiagnostic, result: _Result) -> None:
-    places = {"pass": gpu.passed, "skip": gpu.skipped, "not run": gpu.skipped, "warn": gpu.warned}
-    # what we do not know did not pass
-    place = places.get(result.status, gpu.failed)
-    if result.test not in place:
-        place.append(result.test)
-    gpu.own_passes += place is gpu.passed and bool(result.gpus)
+    tests_by_status = {
+        "pass": gpu.passed,
+        "skip": gpu.skipped,
+        "not run": gpu.skipped,
+        "warn": gpu.warned,
+    }
+    # An unknown status counts as a failure.
+    tests = tests_by_status.get(result.status, gpu.failed)
+    if result.test not in tests:
+        tests.append(result.test)
+    gpu.own_passes += tests is gpu.passed and bool(result.gpus)
     if result.rank:
         gpu.texts += result.texts
 
@@ -293,7 +301,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in _items(value) if isinstance(each, dict)]
+    return [item for item in _items(value) if isinstance(item, dict)]
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Publishes events that cannot wait for the next turn: an XID, a link down, a lost GPU."""
+"""Publishes urgent events such as an XID, a link down, a lost GPU, and reports each XID once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ log = logging.getLogger(__name__)
 
 
 def random_event_id() -> str:
-    """Return an id that no other event has, of this or any other host."""
+    """Return an id that no other event of any host has."""
     return os.urandom(16).hex()
 
 
 class EventSink(Protocol):
-    """What is needed of `agent.spool.event_queue.EventQueue`."""
+    """Methods needed of `agent.spool.event_queue.EventQueue`."""
 
     def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
 
 
 class EventPublisher:
-    """Takes events from any thread, brings them to disk and to the aggregator at once. Never raises."""
+    """Takes events from any thread, and sends them to disk and aggregator at once. Never raises."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class EventPublisher:
         event_id: Callable[[], str] = random_event_id,
         boot_id: bytes = b"",
     ) -> None:
-        """*notify*: the client has something to send. *boot_id*: of this boot, 16 bytes."""
+        """*notify* wakes the client. *boot_id*: 16 bytes."""
         self.clock = clock
         self._boot_id = boot_id
         self._sink, self._notify, self._event_id = sink, notify, event_id
@@ -48,17 +48,17 @@ class EventPublisher:
         self._observers: tuple[Callable[[telemetry_pb2.HealthEvent], None], ...] = ()
 
     def observe(self, observer: Callable[[telemetry_pb2.HealthEvent], None]) -> None:
-        """Show each event to *observer* too, in the thread that tells it.
+        """Call *observer* with each event too, in the publishing thread.
 
-        It must be quick, and change nothing. What it raises is logged, and the event goes its way.
+        It must be quick and must not change the event. Its exceptions are logged.
         """
         with self._lock:
             self._observers += (observer,)
 
     def publish(self, event: telemetry_pb2.HealthEvent) -> bool:
-        """Put *event* on the fast lane. It is on disk when this returns, if the disk takes it.
+        """Queue *event* and wake the client. False: it is only in memory, not on disk.
 
-        What it lacks of id, time and boot is filled in: a random id, now, this one. False: it is in memory only.
+        Missing fields are filled in: a random id, the present time, this boot.
         """
         event.event_id = event.event_id or self._event_id()
         event.boottime_ns = event.boottime_ns or self.clock.boottime_ns()
@@ -74,7 +74,7 @@ class EventPublisher:
         return durable
 
     def request_inventory(self, reason: str) -> None:
-        """Ask for a new inventory at the next tick: a device came, went, or is another."""
+        """Request an inventory at the next tick: a device came, went, or was replaced."""
         self.request_inventory_after(reason, 0.0)
 
     def request_inventory_after(self, reason: str, delay_seconds: float) -> None:
@@ -95,26 +95,23 @@ class EventPublisher:
             return reason
 
 
-# ----------------------------------------------------------------------
-# One XID has two witnesses: the kernel log, with its text, and NVML, without. It is reported once.
-#
-# The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment.
-# If the kernel log shows it within that time, it is reported from there; else from NVML. While nobody reads the
-# kernel log, NVML's word is reported at once.
-
+# NVML and the kernel log both report an XID, but only the kernel log's report has a text. So NVML's
+# XID is held back for a moment, and reported only if the kernel log does not show it by then.
+# Without a reader of the kernel log NVML's XID is reported at once.
 SECOND_NS = 1_000_000_000
-#: The two words of one XID are no further apart than this, and NVML's is held back for as long.
+#: Maximum distance of both reports of an XID, and the time for which NVML's is held back.
 DUPLICATE_NS_MAX = 2 * SECOND_NS
-#: A repeated event is reported at most this often; meanwhile it is counted.
+#: Minimum time between reports of a repeated event; meanwhile it is counted.
 REPEAT_NS_MIN = 10 * SECOND_NS
-#: GPUs times codes that are remembered; the oldest are forgotten.
+#: Remembered pairs of GPU and code. Beyond, the oldest are forgotten.
 ENTRIES_MAX = 1024
 
 
 class XidDeduplicator:
-    """What the kernel log showed of late. For all threads, and for processes forked later; never raises.
+    """Recent XIDs of the kernel log. For all threads and for processes forked later; never raises.
 
-    The daemon reads the kernel log, a child of it NVML. One process writes: an entry is void until it is whole.
+    The daemon reads the kernel log, a child of it NVML. Only a single process writes: an entry is
+    void until it is complete.
     """
 
     _ENTRY = struct.Struct("<q16sQ")  # boot time, 0: void; PCI address; code
@@ -126,7 +123,7 @@ class XidDeduplicator:
 
     @property
     def reads_the_kernel_log(self) -> bool:
-        """Whether somebody reads the kernel log now; nobody does until this is set."""
+        """Whether a process reads the kernel log now."""
         return bool(self._memory[0])
 
     @reads_the_kernel_log.setter
@@ -134,17 +131,17 @@ class XidDeduplicator:
         self._memory[0] = int(reads)
 
     def record(self, address: str, code: int, boottime_ns: int) -> None:
-        """Note that the kernel log shows XID *code* of the GPU, or SXID of the NVSwitch, at a PCI address, at a boot time."""
+        """Record an XID of a GPU, or SXID of an NVSwitch, at a PCI address and boot time."""
         with self._lock:
-            at = 8 + self._count % ENTRIES_MAX * self._ENTRY.size
+            offset = 8 + self._count % ENTRIES_MAX * self._ENTRY.size
             self._count += 1
             name = address.encode(errors="replace")[:16]
-            self._memory[at : at + 8] = bytes(8)
-            self._ENTRY.pack_into(self._memory, at, 0, name, code & (1 << 64) - 1)
-            struct.pack_into("<q", self._memory, at, max(1, boottime_ns))
+            self._memory[offset : offset + 8] = bytes(8)
+            self._ENTRY.pack_into(self._memory, offset, 0, name, code & (1 << 64) - 1)
+            struct.pack_into("<q", self._memory, offset, max(1, boottime_ns))
 
     def was_recorded(self, address: str, code: int, boottime_ns: int) -> bool:
-        """Return whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
+        """Return whether the XID was recorded later than DUPLICATE_NS_MAX before *boottime_ns*."""
         name, since_ns = address.encode(errors="replace")[:16], boottime_ns - DUPLICATE_NS_MAX
         return any(
             at_ns and at_ns >= since_ns and number == code and recorded_name.rstrip(b"\0") == name
@@ -152,15 +149,15 @@ class XidDeduplicator:
         )
 
 
-#: Of this process and those forked from it: the reader of the kernel log and the reader of NVML's events share it.
+#: XIDs of the kernel log, shared with forked processes: NVML's reader uses it.
 XID_DEDUPLICATOR = XidDeduplicator()
-#: What NVML delivered of late: written by the reader of NVML's events, for the reader of DCGM's.
+#: XIDs of NVML: written by the reader of NVML's events, for the reader of DCGM's.
 NVML_XIDS = XidDeduplicator()
 
 
 @dataclass(slots=True)
 class PendingReport:
-    """Something that was received, once or more, since it was last reported."""
+    """An XID received once or more since its last report."""
 
     first_ns: int
     last_ns: int
@@ -169,14 +166,14 @@ class PendingReport:
 
 @dataclass(slots=True)
 class PendingReports:
-    """What NVML reported and was not sent yet, by its subject. Pure: times are handed in; for one thread."""
+    """XIDs of NVML that wait for a report. For a single thread; the caller passes the time."""
 
     _waiting: dict[Hashable, PendingReport] = field(default_factory=dict[Hashable, PendingReport])
     _published_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    dropped: int = 0  # hearings beyond REMEMBERED_MAX different things
+    dropped: int = 0  # events beyond ENTRIES_MAX different keys
 
     def add(self, key: Hashable, now_ns: int) -> None:
-        """Note that it was said now."""
+        """Record an event."""
         known = self._waiting.get(key)
         if known:
             known.last_ns, known.count = now_ns, known.count + 1
@@ -186,7 +183,7 @@ class PendingReports:
             self.dropped += 1
 
     def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, PendingReport]]:
-        """Return what has waited *hold_ns*, and longer if it was reported lately. The caller then reports it."""
+        """Remove and return the entries that have waited *hold_ns* and were not reported lately."""
         due = [
             (key, report)
             for key, report in self._waiting.items()
@@ -195,6 +192,6 @@ class PendingReports:
         ]
         for key, _ in due:
             del self._waiting[key]
-        recent = {a: ns for a, ns in self._published_ns.items() if now_ns - ns < REPEAT_NS_MIN}
+        recent = {key: ns for key, ns in self._published_ns.items() if now_ns - ns < REPEAT_NS_MIN}
         self._published_ns = recent | {key: now_ns for key, _ in due}
         return due

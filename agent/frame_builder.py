@@ -12,36 +12,31 @@ from ..contract.signals import SIGNALS, TABLES
 from ..contract.wire import telemetry_pb2
 from ..ext import columns
 
-#: On-change tables travel whole once in each span of boot time this long, changed or not, so that
-#: a reader that missed a frame is wrong no longer than this.
+#: Each on-change table is sent in full once per span of boot time of this length, so that a reader
+#: that missed a frame recovers within it.
 KEYFRAME_NS = 60_000_000_000
 
-#: What says that blocks are no frame: a FrameError, a name that is no UTF-8, a count past 16 bits.
+#: Exceptions of the encoder: FrameError, a name that is not UTF-8, a count over 16 bits.
 ENCODE_ERRORS = (ValueError, OverflowError, struct.error)
 
 _ON_CHANGE = frozenset(name for name, signals in TABLES.items() if signals[0].on_change)
 
 
-# ----------------------------------------------------------------------
-# Tables that two collectors fill, as one block each: a host with GPUs of two vendors.
-
-
 class SharedTables:
-    """Joins the blocks of one frame by their table. For one thread.
+    """Joins the blocks of a frame by table, if two collectors fill one: GPUs of two vendors.
 
-    A table that travels when it changes is joined with what its other collector filled last, so that the rows of that one do
-    not count as gone where the two take their turns in different seconds.
+    For a single thread. An on-change table is joined with the last block of its other collector, so
+    that its rows do not count as removed if both collectors take turns in different seconds.
     """
 
     def __init__(self) -> None:
-        """No table is shared yet."""
-        self._collectors: dict[str, str] = {}  # table -> who filled it first
+        self._collectors: dict[str, str] = {}  # table -> first collector that filled it
         self._shared: set[str] = set()
-        self._last: dict[str, dict[str, Block]] = {}  # of on-change tables: collector -> its block
+        self._last: dict[str, dict[str, Block]] = {}  # on-change table -> collector -> last block
         self._joined: dict[str, Block] = {}
 
     def join(self, filled: Sequence[tuple[str, Block]]) -> list[Block]:
-        """Return the blocks of (collector, block), those of a shared table as one."""
+        """Return the blocks; those of a shared table are joined."""
         for collector, block in filled:
             if self._collectors.setdefault(block.table, collector) != collector:
                 self._shared.add(block.table)
@@ -76,7 +71,7 @@ class SharedTables:
 
 
 def signal_dictionary() -> list[telemetry_pb2.SignalDefinition]:
-    """Return what this agent's signal ids mean, for RegisterNode."""
+    """Return the definitions of this agent's signal ids, for RegisterNode."""
     return [
         telemetry_pb2.SignalDefinition(
             signal_id=signal.signal_id,
@@ -90,35 +85,35 @@ def signal_dictionary() -> list[telemetry_pb2.SignalDefinition]:
 
 
 class _SentTable:
-    """What a reader that applied every frame holds of an on-change table."""
+    """State of an on-change table at a reader that applied every frame."""
 
     __slots__ = ("cells", "devices", "keyframe", "signal_ids", "valid")
 
     def __init__(self, block: Block, keyframe: int) -> None:
-        """*keyframe*: the span of boot time of the last whole one."""
+        """*keyframe*: the span of boot time of the last full table."""
         self.devices, self.signal_ids = block.devices, block.signal_ids
         self.cells, self.valid = bytes(block.cells), bytes(block.valid)
         self.keyframe = keyframe
 
     def same_keys(self, block: Block) -> bool:
-        """Return whether the block's rows and columns are those of before: mostly they are the same objects."""
+        """Return whether rows and columns are unchanged; usually they are the same objects."""
         same = self.devices is block.devices and self.signal_ids is block.signal_ids
         return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
 
 
 class FrameBuilder:
-    """Makes the frames of one run.
+    """Builds the frames of a run.
 
-    A reader applies the frames in order; each row replaces the previous one of its table and device. It then has the
-    full state of every on-change table after each frame. A removed device is sent once more with no valid cell.
-    For that an on-change table must be in one block: a second one
-    in the same frame is left out.
+    A reader applies the frames in order; each row replaces the previous row of its table and
+    device. So the reader has the full state of each on-change table after each frame. A removed
+    device is sent once more with no valid cell. An on-change table must be in a single block: a
+    second block in the same frame is left out.
     """
 
     def __init__(self, run_id: bytes, boot_id: bytes) -> None:
-        """*run_id*, *boot_id*: 16 bytes each, as `Stamp` carries them."""
-        self.left_out: tuple[tuple[str, str], ...] = ()  # (table, why) of the last frame
-        self.left_out_count = 0  # tables, since the start
+        """*run_id*, *boot_id*: 16 bytes each, as in `Stamp`."""
+        self.left_out: tuple[tuple[str, str], ...] = ()  # (table, reason) in the last frame
+        self.left_out_count = 0  # tables left out since the start
         self._run_id = run_id
         self._boot_id = boot_id
         self._sent: dict[str, _SentTable] = {}
@@ -127,10 +122,11 @@ class FrameBuilder:
     def build(
         self, sequence: int, boottime_ns: int, wall_ns: int, blocks: Sequence[Block]
     ) -> bytes:
-        """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
-        a table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
-        table left out counts as not sent. The frame is deflated only if it is long: mostly it is sent
-        as differences, and is acknowledged before it would be written.
+        """Return the frame of *blocks*, which are not kept. Never raises for any content.
+
+        A table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
+        table then counts as not sent. The frame is deflated only if it is long: usually it is sent
+        as differences, and acknowledged before it would be written to disk.
         """
         stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
         keyframe = boottime_ns // KEYFRAME_NS
@@ -149,16 +145,18 @@ class FrameBuilder:
         return data
 
     def force_keyframes(self) -> None:
-        """Send each on-change table whole next time. A new reader would otherwise know no devices, and take the first
-        count of an error for the counter's start."""
+        """Send each on-change table in full next time.
+
+        A new reader would otherwise know no devices, and take an error's first count for the
+        counter's start.
+        """
         for sent in self._sent.values():
             sent.keyframe = -1
 
     def _parts(
         self, blocks: Sequence[Block], keyframe: int
     ) -> tuple[list[Block], dict[int, Block], list[tuple[str, str]]]:
-        """Return what must travel of the blocks; by index there, those of on-change tables; and (table, why) of
-        every second one of an on-change table, which is left out."""
+        """Return the blocks to send, on-change blocks by index, and (table, reason) left out."""
         parts: list[Block] = []
         on_change: dict[int, Block] = {}
         left_out: list[tuple[str, str]] = []
@@ -179,7 +177,7 @@ class FrameBuilder:
         return parts, on_change, left_out
 
     def _part(self, block: Block, keyframe: int) -> Block | None:
-        """Return what must travel of an on-change table: all of it, its changed rows, or None."""
+        """Return the part of an on-change table to send: all, its changed rows, or None."""
         sent = self._sent.get(block.table)
         if sent is None:
             return block
@@ -198,8 +196,10 @@ class FrameBuilder:
     def _encode_fitting(
         self, stamp: frames.Stamp, parts: Sequence[Block], reason: str
     ) -> tuple[bytes, dict[int, str]]:
-        """Return a frame, and by index why a part is left out: first those that no frame can carry, then the largest
-        while the rest is too large together (*reason*)."""
+        """Return a frame of the blocks that fit, and index -> reason of the others.
+
+        It leaves out blocks that no frame can carry, then the largest until the rest fits.
+        """
         dropped = {
             i: error
             for i, part in enumerate(parts)
@@ -220,7 +220,7 @@ class FrameBuilder:
 
 
 def _with_removed_rows(block: Block, before: Sequence[str]) -> Block:
-    """Return *block* with a row of missing cells for each device of *before* that it lacks."""
+    """Return *block* with a row of missing cells for each removed device of *before*."""
     removed = [device for device in before if device not in block.devices]
     if not removed:
         return block

@@ -1,7 +1,7 @@
 """The GPUs that this host has ever had, kept across boots, and which of them are missing.
 
-The list is one small file in the state folder, replaced atomically. If you remove a GPU permanently, delete the file:
-the list then restarts with the GPUs present.
+The list is a small file in the state folder, replaced atomically. If you remove a GPU permanently,
+delete the file: the list then restarts with the GPUs present.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from ..contract.gpu_set import GPUS_MAX, is_uuid, missing, update_expected
 from ..contract.wire.telemetry_pb2 import HealthEvent
 
 FILE_NAME = "gpus.json"
-#: A larger file is not ours.
+#: A larger file was not written by Gangline.
 FILE_BYTES_MAX = 64 << 10
 NAME_CHARACTERS_MAX = 128
 SECOND_NS = 1_000_000_000
-#: A GPU counts as missing once it was so for this long: a driver that is loaded again takes less (assumed).
+#: A GPU counts as missing after this time: reloading the driver takes less (assumed).
 SETTLING_SECONDS = 120.0
-#: And not earlier in a boot: its driver is built, loaded, and starts the GPUs (assumed; ports are given as long).
+#: Time after boot before a GPU can count as missing: the driver is built, loaded, and starts the
+#: GPUs (assumed; equal to the time for ports).
 BOOTING_SECONDS = 300.0
-#: The event of a GPU that is missing, or back.
+#: Event of a GPU that is missing, or back.
 EVENT_NAME = "gpu.missing"
 
 log = logging.getLogger(__name__)
 
 
 class GpuInventory(NamedTuple):
-    """The GPUs that responded to an inventory (UUID -> PCI address), and the addresses of those it could not read:
-    they are skipped, not permitted, or belong to a virtual machine."""
+    """GPUs that responded (UUID -> PCI address), and addresses of GPUs that could not be queried.
+
+    The latter are excluded, not permitted, or belong to a virtual machine.
+    """
 
     found: Mapping[str, str]
     unqueried: frozenset[str] = frozenset()
 
 
 class GpuList:
-    """For one thread. Never raises; `last_error` says what failed. The clock is handed in."""
+    """The list of GPUs. For a single thread. Never raises; `last_error` has the last failure."""
 
     def __init__(self, folder: Path) -> None:
         self.last_error = ""
@@ -55,8 +58,11 @@ class GpuList:
     def check(
         self, inventory: GpuInventory | None, reported_missing: Collection[str], now_ns: int
     ) -> Iterator[HealthEvent]:
-        """Yield what became of GPUs. *inventory*: None where no inventory could tell; *reported_missing*: those that were told to be
-        missing and not to be back."""
+        """Yield events of GPUs that are missing or back.
+
+        *inventory*: None if no inventory could be made. *reported_missing*: GPUs reported as
+        missing and not yet as back.
+        """
         if inventory is None:
             return
         if self._is_stored and not self._path.exists():
@@ -65,7 +71,9 @@ class GpuList:
             self._inventory = inventory
             self._store(update_expected(self.expected, inventory.found))
         absent = missing(self.expected, inventory.found)
-        absent = {key: at for key, at in absent.items() if at not in inventory.unqueried}
+        absent = {
+            key: address for key, address in absent.items() if address not in inventory.unqueried
+        }
         self._since_ns = {key: self._since_ns.get(key, now_ns) for key in absent}
         for key in [key for key in reported_missing if key not in absent]:
             yield _event(key, "", "back", now_ns)
@@ -104,7 +112,7 @@ class GpuList:
             with open(new, "wb") as file:
                 file.write(json.dumps({"gpus": expected}).encode())
                 file.flush()
-                os.fsync(file.fileno())  # it is for the next boot, however this one ends
+                os.fsync(file.fileno())  # the next boot needs it, even after a power cut
             new.replace(self._path)
             self._is_stored, self.last_error = True, ""
         except OSError as error:
@@ -114,7 +122,7 @@ class GpuList:
 
 
 def parse_gpus(content: bytes) -> dict[str, str]:
-    """Return what the file holds, UUID -> PCI address. Raises ValueError for what is no such list."""
+    """Return UUID -> PCI address in the file. Raises ValueError for an invalid file."""
     try:
         gpus = json.loads(content)["gpus"]
         items = list(gpus.items())
@@ -122,11 +130,11 @@ def parse_gpus(content: bytes) -> dict[str, str]:
         raise ValueError(f"does not contain a list of GPUs: {str(error)[:200]}") from error
     if len(items) > GPUS_MAX:
         raise ValueError(f"{len(items)} GPUs, at most {GPUS_MAX}")
-    for key, at in items:
+    for key, address in items:
         if (
-            not isinstance(at, str)
+            not isinstance(address, str)
             or not is_uuid(key)
-            or max(len(key), len(at)) > NAME_CHARACTERS_MAX
+            or max(len(key), len(address)) > NAME_CHARACTERS_MAX
         ):
             raise ValueError(f"{key[:40]!r} is not a GPU with its PCI address")
     return dict(items)

@@ -1,6 +1,7 @@
 """Latest readings of this host, for its local findings and metrics.
 
-The daemon's thread writes and any thread reads: each table's readings are an immutable copy that is replaced whole.
+The daemon's thread writes, any thread reads: a table's readings are an immutable copy that is
+replaced as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..contract.signal import Signal
 
 
 class TableSnapshot(NamedTuple):
-    """A table as it was at `boottime_ns`; cells as in a `Block`."""
+    """A table at `boottime_ns`; cells as in a `Block`."""
 
     table: str
     boottime_ns: int
@@ -24,31 +25,31 @@ class TableSnapshot(NamedTuple):
     valid: bytes
 
     def column(self, signal_id: int) -> tuple[slice, slice]:
-        """Return where one signal's cells lie, and their valid bytes; nothing for a signal not of this table."""
+        """Return the slices of a signal's cells and valid bytes; empty for a foreign signal."""
         if signal_id not in self.signal_ids:
             return slice(0), slice(0)
         rows = len(self.devices)
-        at = self.signal_ids.index(signal_id) * rows
-        return slice(8 * at, 8 * (at + rows)), slice(at, at + rows)
+        start = self.signal_ids.index(signal_id) * rows
+        return slice(8 * start, 8 * (start + rows)), slice(start, start + rows)
 
     def values(self, signal_id: int) -> Iterator[tuple[str, float | int]]:
-        """Yield (device, value) of one signal, those that are known; nothing for a signal not of this table."""
+        """Yield (device, value) of a signal's known cells; none for a foreign signal."""
         if signal_id not in self.signal_ids:
             return
         code = "d" if is_float(signal_id) else "Q"
-        at = self.signal_ids.index(signal_id) * len(self.devices)
-        known = self.valid[at : at + len(self.devices)]
-        numbers = struct.unpack_from(f"={len(self.devices)}{code}", self.cells, 8 * at)
+        start = self.signal_ids.index(signal_id) * len(self.devices)
+        known = self.valid[start : start + len(self.devices)]
+        numbers = struct.unpack_from(f"={len(self.devices)}{code}", self.cells, 8 * start)
         for device, valid, number in zip(self.devices, known, numbers, strict=True):
             if valid:
                 yield device, number
 
 
 class LatestReadings:
-    """`tables` by name; a table that no longer comes keeps its last time."""
+    """Tables by name. A table that is no longer read keeps its last readings."""
 
     def __init__(self, wanted: Container[str] | None = None) -> None:
-        """*wanted*: the tables that somebody may ask for; None: all."""
+        """*wanted*: the tables to keep; None: all."""
         self.tables: dict[str, TableSnapshot] = {}
         self._wanted = wanted
 
@@ -58,7 +59,7 @@ class LatestReadings:
         return frozenset(key for key, _ in table.values(signal.signal_id)) if table else frozenset()
 
     def update(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
-        """Keep a copy of those of these blocks, of a tick at *boottime_ns*, that are wanted."""
+        """Store copies of the wanted blocks of a tick at *boottime_ns*."""
         wanted = self._wanted
         for block in blocks:
             table = block.table

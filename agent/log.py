@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REPEAT_SECONDS_MIN = 60.0
-#: Limit of different causes in a minute; all further ones are logged as one.
+#: Causes distinguished within a minute; further causes share OTHERS_CAUSE.
 CAUSES_MAX = 256
 OTHERS_CAUSE = "log.others"
 MESSAGE_CHARACTERS_MAX = 1000
-#: Shorter values of the environment are no secrets, but words that occur anywhere.
+#: Shorter values in the environment are not hidden: they are common words.
 SECRET_CHARACTERS_MIN = 6
 HIDDEN = "***"
 
@@ -32,22 +32,20 @@ _SECRET = re.compile(
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets the first record of a cause through, and then one a minute that tells how many it stands
-    for. The cause is the record's `cause` (`extra={"cause": ...}`), else where it was logged.
+    """Passes a cause's first record, then one a minute, which has the number of suppressed records.
 
-    A recovery is logged at once if the last line of its topic was a failure, so that the log does not end with a
-    resolved failure: `extra={"topic": ..., "well": True}`, and of the trouble the same topic and `"well": False`.
+    The cause is `extra={"cause": ...}`, else the place of the call. A recovery is logged at once if
+    the last line of its topic was a failure, so that the log does not end with a resolved failure:
+    `extra={"topic": ..., "well": True}`, and for the failure the same topic and `"well": False`.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        # cause -> (when last let through, how many kept back since); the least lately seen is first
+        # Cause -> (time of the last passed record, suppressed since), least recently seen first.
         self._causes: dict[str, tuple[float, int]] = {}
-        self._failing_topics: dict[
-            str, bool
-        ] = {}  # topic -> whether its last line reported a failure
+        self._failing_topics: dict[str, bool] = {}  # topic -> whether its last line was a failure
 
     def filter(self, record: logging.LogRecord) -> bool:
         cause = getattr(record, "cause", f"{record.name}:{record.lineno}")
@@ -71,7 +69,7 @@ class RateLimitFilter(logging.Filter):
         return passes
 
     def _has_room(self, now: float) -> bool:
-        """Make room for one more cause; False if each of them was logged within the last minute."""
+        """Return whether another cause can be stored; drop the oldest cause if its line is old."""
         if len(self._causes) < CAUSES_MAX:
             return True
         oldest = next(iter(self._causes))
@@ -79,17 +77,17 @@ class RateLimitFilter(logging.Filter):
         if now - passed_at < REPEAT_SECONDS_MIN:
             return False
         del self._causes[oldest]
-        if suppressed:  # what it would have logged with its next line is logged with the others
+        if suppressed:  # its suppressed records are counted with the others
             passed_at, others = self._causes.get(OTHERS_CAUSE, (now - REPEAT_SECONDS_MIN, 0))
             self._causes[OTHERS_CAUSE] = passed_at, others + suppressed
         return True
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`time=... level=... cause=... words="..."`: one line, whatever the words hold."""
+    """`time=... level=... cause=... words="..."`: a single line for any message."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """What looks like a secret in *environment* is in no line."""
+        """Hide the values in *environment* that look like secrets."""
         super().__init__()
         self._secrets = secret_values(environment or {})
 
@@ -111,14 +109,16 @@ class LogfmtFormatter(logging.Formatter):
 
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values of variables that are named as secrets are, the longest first."""
+    """Return the values of variables with a secret's name, the longest first."""
     named = re.compile(_SECRET_NAME, re.IGNORECASE)
     values = {value for name, value in environment.items() if named.fullmatch(name)}
-    return tuple(sorted((v for v in values if len(v) >= SECRET_CHARACTERS_MIN), key=len))[::-1]
+    return tuple(
+        sorted((value for value in values if len(value) >= SECRET_CHARACTERS_MIN), key=len)
+    )[::-1]
 
 
 def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
-    """Return *text* without *secrets*, and without what a name, a header or an address says is one."""
+    """Return *text* without *secrets*, and without values that follow a secret's name or scheme."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _SECRET.sub(_replacement, text)
@@ -131,8 +131,8 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def start(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
-    """Send the records of the whole house to *stream*; return the handler, for `stop`."""
-    logging.raiseExceptions = False  # a log that cannot be written must not matter
+    """Log the package's records to *stream*; return the handler for `stop`."""
+    logging.raiseExceptions = False  # a failure to write the log is ignored
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogfmtFormatter(os.environ))
     handler.addFilter(RateLimitFilter())

@@ -45,29 +45,31 @@ from .transport.credentials import Credentials
 from .transport.protocol import PermitHandler
 from .transport.recording_uploads import RecordingUploads
 
-#: How long an agent that ends waits for receipts of what it sent last; the client may take a second more, then its thread is left.
-#: Nothing is sampled meanwhile, and an upgrade is such an end. What is not acknowledged stays in the spool, and is sent again.
+#: How long an ending agent waits for acknowledgments; the client may take a second more. No sample
+#: is taken meanwhile, and an upgrade ends the agent too. Unacknowledged frames stay in the spool.
 FLUSH_SECONDS_MAX = 1.0
-#: Samplers begin with the second, and have spoken by then, those of eight GPUs (30 ms) too. Who comes sooner has to come
-#: again, and a waking costs more than a reading so much older is worth.
+#: Samplers start at the second and have sent by then, also those of eight GPUs (30 ms). An earlier
+#: wake-up would need another one, which costs more than fresher readings are worth.
 SAMPLER_GRACE_NS = 50_000_000
-#: The inventory's child ends by itself at its deadline; past this much more its thread is hung.
+#: The inventory's child ends itself at its deadline; this much later its thread counts as hung.
 INVENTORY_GRACE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class ProcessSignals:
-    """SIGTERM and SIGINT end the wait and set `stop`; a sampler that speaks only ends it. SIGHUP sets
-    `stop` too, once the settings of now are found to be good: the run then starts over.
+    """SIGTERM and SIGINT set `stop` and end the wait. SIGHUP does so too if the settings are valid.
 
-    A handler runs between two instructions of the main thread, which may hold the Event's lock just
-    then: it only notes the number, and Python writes a byte to the pipe that the wait looks at.
+    After SIGHUP the run starts over. A handler runs between two instructions of the main thread,
+    which may hold the Event's lock: so it only stores the number, and Python writes a byte to the
+    pipe that the wait polls.
     """
 
     def __init__(self, clock: Clock, reload: Callable[[], bool] | None = None) -> None:
-        """*reload* is called on SIGHUP, in the main thread; None: it ends the run, as a terminal that
-        is closed is to end what was started in it."""
+        """*reload* is called on SIGHUP, in the main thread.
+
+        None: SIGHUP ends the run, as for a process whose terminal is closed.
+        """
         self.stop = threading.Event()
         self._clock = clock
         self._reload, self._restart = reload, False
@@ -79,32 +81,31 @@ class ProcessSignals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch them within the context. For the main thread."""
+        """Handle the signals within the context. For the main thread."""
         before = [
-            signal.signal(each, lambda number, _: self._received.append(number))
-            for each in service_manager.SIGNALS
+            signal.signal(number, lambda received, _: self._received.append(received))
+            for number in service_manager.SIGNALS
         ]
         pipe = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        service_manager.unblock_signals()  # one that came while the run before this ended
+        service_manager.unblock_signals()  # delivers signals that came while the last run ended
         try:
             yield
         finally:
             signal.set_wakeup_fd(pipe)
-            for each, handler in zip(service_manager.SIGNALS, before, strict=True):
-                signal.signal(each, handler)
+            for number, handler in zip(service_manager.SIGNALS, before, strict=True):
+                signal.signal(number, handler)
             self._descriptors = tuple
             os.close(self._wake)
             os.close(self._waker)
 
     def watch_descriptors(self, descriptors: Callable[[], Sequence[int]]) -> None:
-        """Let the wait end, too, when one of *descriptors* can be read; they are asked for each time."""
+        """End the wait also if one of *descriptors* is readable; they are read at each wait."""
         self._descriptors = descriptors
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return at that boot time (at a second's start, `SAMPLER_GRACE_NS` later), or earlier: with `stop` set after
-        a signal, else after a message.
+        """Wait until that boot time, a signal or a message; return the readable descriptors.
 
-        Returns the descriptors that can be read.
+        At a second's start the wait is SAMPLER_GRACE_NS longer. A signal may set `stop`.
         """
         descriptors = [self._wake, *self._descriptors()]
         if descriptors != self._polled:
@@ -132,12 +133,12 @@ class ProcessSignals:
         self.stop.set()
 
     def restart_requested(self) -> bool:
-        """Return whether the run ends to start over, and nobody has asked since that it should only end."""
+        """Return whether the run starts over, unless a later signal ends the agent."""
         return self._restart and not {signal.SIGTERM, signal.SIGINT} & set(self._received)
 
 
 def check(config: AgentConfig) -> None:
-    """Raise SettingsError for what a run with these settings would end with, as far as it shows beforehand."""
+    """Raise SettingsError for settings with which a run would fail, as far as known beforehand."""
     _ = config.host_name
     disabled_collectors(config)
     for message in filter(None, map(label_error, config.labels)):
@@ -160,9 +161,10 @@ def run(
 ) -> bool:
     """Sample and send until SIGTERM or SIGINT, then flush and return within 5 s.
 
-    For the main thread. *preforked*: what `prefork` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
-    Returns whether the run ended to start over with them (`service_manager.reexec`). Raises SettingsError, and FolderError when spool
-    or events cannot be held.
+    For the main thread. *preforked*: result of `prefork`; None: call it now. *read* returns the
+    settings at a SIGHUP; None: SIGHUP ends the run too. Returns whether to start over
+    (`service_manager.reexec`). Raises SettingsError, and FolderError if the folder of spool or
+    events cannot be locked.
     """
     clock = SystemClock()
     notifier = service_manager.Notifier(clock.boottime_ns)
@@ -176,7 +178,7 @@ def run(
             daemon.run(signals.stop, signals.wait)
             if not signals.restart_requested():
                 notifier.stopping()
-        # An end that is asked for from here on is the next image's to hear, or asked for in vain.
+        # Signals now stay pending for the re-executed process, or the agent is ending anyway.
         service_manager.block_signals(*service_manager.SIGNALS)
         restart = signals.restart_requested()
         if not restart:
@@ -185,10 +187,10 @@ def run(
 
 
 def read_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return name -> value of those that an aggregator reads; the log names the others."""
+    """Return name -> value of the labels that an aggregator accepts; log the others."""
     for message in filter(None, map(label_error, labels)):
         log.error("the label %s; it is left out", message, extra={"cause": "labels"})
-    return dict(one.split("=", 1) for one in labels if not label_error(one))
+    return dict(label.split("=", 1) for label in labels if not label_error(label))
 
 
 def build(
@@ -199,9 +201,10 @@ def build(
     on_second: Callable[[], None] = lambda: None,
     preforked: Prefork | None = None,
 ) -> Daemon:
-    """Open everything, start the samplers and the client, and return the daemon; *stack* closes what was opened.
+    """Open everything, start samplers and client, and return the daemon; *stack* closes all.
 
-    Raises as `run` does. *signals*, if given, wait for the samplers too. *on_second* is called each second that the loop turns.
+    Raises as `run` does. *signals*, if given, also wait for the samplers. *on_second* is called
+    each second that the loop turns.
     """
     host = config.host_name
     boot_id = read_boot_id(config.proc_root)
@@ -215,7 +218,7 @@ def build(
     stack.callback(samplers.close)
     collectors = [*preforked.collectors]
     released = ReleaseStateFile(config.run_path, boot_id)
-    samplers.start(released.until_ns(clock.boottime_ns()))  # before anything that starts a thread
+    samplers.start(released.until_ns(clock.boottime_ns()))  # before any thread is started
     latest = LatestReadings(judged_tables(config))
     host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
     stack.callback(host_status.close)
@@ -250,11 +253,13 @@ def build(
     if signals:
         signals.watch_descriptors(_descriptors(samplers, callbacks))
     _start_sources(
-        [each for each in collectors if each.name not in samplers.collectors], publisher, stack
+        [collector for collector in collectors if collector.name not in samplers.collectors],
+        publisher,
+        stack,
     )
-    stack.callback(registration.stop_waiting)  # the client may be waiting for it
+    stack.callback(registration.stop_waiting)  # the client may wait for an inventory
     if config.metrics_listen:
-        from .local import metrics  # its modules cost memory that only those pay who want it
+        from .local import metrics  # imported only if enabled: its modules cost memory
 
         stack.callback(metrics.serve(config, latest, registration, clock, publisher).close)
     daemon = Daemon(
@@ -298,7 +303,7 @@ def _host_status(
     config: AgentConfig, latest: LatestReadings, clock: Clock, boot_id: bytes, registration: Registration,
     samplers: SamplerPool,
 ) -> HostStatus:  # fmt: skip
-    """Return what this host says of itself; the GPUs that it ever had are known by name from then on."""
+    """Return this host's status; its list restores the names of missing GPUs."""
     host_status = HostStatus(
         config, latest, clock, boot_id,
         gpus=registration.known_gpus, gpu_inventory=registration.gpu_inventory, devices=samplers.states,
@@ -323,12 +328,12 @@ def _recorder(
 
 
 def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[], Sequence[int]]:
-    """Return what returns what the wait is ended by."""
+    """Return a function that returns the descriptors that end a wait."""
     return lambda: [*samplers.descriptors(), callbacks.descriptor]
 
 
 def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
-    """Return what calls each of *callbacks*."""
+    """Return a function that calls each of *callbacks*."""
 
     def call() -> None:
         for callback in callbacks:
@@ -338,7 +343,7 @@ def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
 
 
 def _hand_to_each(*handlers: PermitHandler) -> PermitHandler:
-    """Return what hands a message to each of *handlers*."""
+    """Return a function that passes a message to each of *handlers*."""
 
     def handle(message: RegisterNodeResponse | IngestAck) -> None:
         for handler in handlers:
@@ -365,8 +370,7 @@ def _inventory_collector(
 
 
 def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:
-    """Read it without the GPUs that nobody is to touch; once more, if there are others of these meanwhile. In a
-    thread of its own."""
+    """Read the inventory without the avoided GPUs; again if further GPUs are avoided meanwhile."""
     seconds_max = config.inventory_deadline_seconds
     result = inventory.read(config.roots, seconds_max, lambda: releaser.avoided)
     if inventory.is_within(releaser.avoided, result.left_out):
@@ -391,7 +395,7 @@ def _samplers(
 def _start_sources(
     collectors: Sequence[Collector], publisher: EventPublisher, stack: ExitStack
 ) -> None:
-    """Give the publisher to each collector that tells events by itself. One that fails harms no other."""
+    """Pass the publisher to each collector; a collector that fails does not affect others."""
     for collector in collectors:
         stack.callback(collector.close)
         try:
@@ -428,7 +432,7 @@ def _client(
 
 
 def _credentials(config: AgentConfig) -> Credentials:
-    """Return what the agent proves itself by. Raises ValueError."""
+    """Return the agent's credentials. Raises ValueError."""
     credentials = Credentials(
         config.tls_ca_file,
         config.tls_certificate_file,

@@ -1,7 +1,7 @@
-"""Work before the daemon is imported: creates its collectors and forks the fork server.
+"""Work before the daemon is imported: creates collectors and forks the fork server.
 
-A page that the daemon writes to is copied, and samplers do not inherit what the daemon imports after the fork. So the
-fork server is forked from a process that holds only what samplers need.
+A page that the daemon writes to is copied, and samplers do not inherit modules imported after the
+fork. So the fork server is forked from a process that has only what samplers need.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .hardware.files import Roots
 from .sampler.forkserver import ForkServer
 from .sampler.messages import PROCESSES_MAX, CollectorGroups, group_collectors
 
-#: The daemon has one more collector, made when there is a client to tell.
+#: The daemon's additional collector, created after the client.
 INVENTORY = "inventory"
 
 
 class FailedCollector(Collector):
-    """Stands for a collector that could not even be made: says so each minute, harms no other."""
+    """Replaces a collector whose creation failed: reports the error each minute."""
 
     pace = Pace.MINUTE
     enters_driver = False
@@ -42,9 +42,9 @@ class FailedCollector(Collector):
 
 
 def create_collectors(config: AgentConfig) -> list[Collector]:
-    """Return the collectors that are not switched off, by name (`gpu_10s`) or all of a kind (`gpu`).
+    """Return the collectors that are not disabled.
 
-    Raises SettingsError for a name that is neither.
+    A setting is a collector's name (`gpu_10s`) or a kind (`gpu`); raises SettingsError for others.
     """
     disabled = disabled_collectors(config)
     return [
@@ -55,11 +55,11 @@ def create_collectors(config: AgentConfig) -> list[Collector]:
 
 
 def disabled_collectors(config: AgentConfig) -> set[str]:
-    """Return the names of the collectors that are not to be. Raises SettingsError."""
+    """Return the names of the disabled collectors. Raises SettingsError."""
     disabled: set[str] = set()
     names = [*COLLECTORS, INVENTORY]
     for wanted in config.collectors_off:
-        matching = {n for n in names if wanted in (n, n.rpartition("_")[0])}
+        matching = {name for name in names if wanted in (name, name.rpartition("_")[0])}
         if not matching:
             raise SettingsError(
                 f"collectors_off: unknown collector {wanted!r}. Known: {', '.join(names)}"
@@ -71,13 +71,13 @@ def disabled_collectors(config: AgentConfig) -> set[str]:
 def _create(name: str, make: Callable[[Roots], Collector], roots: Roots) -> Collector:
     try:
         return make(roots)
-    except Exception as error:  # noqa: BLE001 - whatever a driver's library does when looked for
+    except Exception as error:  # noqa: BLE001 - loading a driver's library may fail in any way
         return FailedCollector(name, error)
 
 
 @dataclass(frozen=True)
 class Prefork:
-    """What the daemon begins with. `fork_server` is forked already."""
+    """Input of the daemon. `fork_server` is already forked."""
 
     collectors: list[Collector]
     groups: CollectorGroups
@@ -85,9 +85,9 @@ class Prefork:
 
 
 def prefork(config: AgentConfig, clock: Clock) -> Prefork:
-    """Make the collectors and fork the fork server. Before any thread is. Raises SettingsError.
+    """Create the collectors and fork the fork server, before any thread. Raises SettingsError.
 
-    A fork server that could not be forked is tried again by `SamplerPool`.
+    If the fork fails, `SamplerPool` tries again.
     """
     raise_descriptor_limit()
     collectors = create_collectors(config)
@@ -100,11 +100,11 @@ def prefork(config: AgentConfig, clock: Clock) -> Prefork:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as counter files may want kept, if it may be allowed.
+    """Raise the soft limit of descriptors to DESCRIPTORS_MAX, or to the hard limit.
 
-    The usual soft limit of 1,024 is there for select(), which nobody calls here.
+    Counter files stay open. The usual soft limit of 1,024 exists for select(), which is not used.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,4 +1,4 @@
-"""Builds the agent's registration message from its inventory."""
+"""The agent's registration message, the inventory's collector, and the machine's fingerprint."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .gpu_list import GpuInventory
 from .hardware.files import read_text
 
 PROTOCOL_VERSION = 1
-#: The first connection waits this long for the first inventory, rather than being made twice.
+#: Wait of the first connection for the first inventory, to avoid a second registration.
 FIRST_INVENTORY_SECONDS_MAX = 5.0
-#: A GPU without a description is asked again after this time, which doubles up to the inventory's own pace.
+#: Delay before another inventory if a GPU has no description; doubled up to the inventory's period.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 10.0, 600.0
 
 
 class DeviceRecord(Protocol):
-    """A part of the host."""
+    """A device of the host."""
 
     @property
     def kind(self) -> str: ...
@@ -39,7 +39,7 @@ class DeviceRecord(Protocol):
 
 
 class InventoryResult(Protocol):
-    """What `agent.inventory.read` returns; *reason* say why it is not whole."""
+    """Result of `agent.inventory.read`; *reason* says why it is incomplete."""
 
     @property
     def devices(self) -> Sequence[DeviceRecord]: ...
@@ -48,13 +48,13 @@ class InventoryResult(Protocol):
     @property
     def reason(self) -> str: ...
     @property
-    def left_out(self) -> frozenset[str] | None: ...  # GPUs that nobody was asked about; None: all
+    def left_out(self) -> frozenset[str] | None: ...  # GPUs that were not queried; None: all
 
 
 def version() -> str:
     """Return the installed version of gangline, or `unknown`.
 
-    From the name of its dist-info folder: importlib.metadata would cost the daemon 2.6 MB.
+    From the name of its dist-info folder: importlib.metadata would take 2.6 MB of memory.
     """
     for folder in sys.path:
         for info in Path(folder).glob("gangline-*.dist-info"):
@@ -73,7 +73,7 @@ class Registration:
         clock: Clock,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """*labels*: what an operator says of the host, beside what its inventory does."""
+        """*labels*: set by the operator, in addition to the inventory's."""
         self._labels = labels
         self._request = telemetry_pb2.RegisterNodeRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -88,14 +88,14 @@ class Registration:
         self._clock = clock
         self._lock = threading.Lock()
         self._inventory_read = threading.Event()
-        self._sent: bytes | None = None  # what the last request said of devices and labels
+        self._sent: bytes | None = None  # devices and labels of the last request
         self._gpus: dict[str, str] = {}
-        #: The same, with GPUs of before at addresses where no other is now.
+        #: _gpus, and earlier GPUs at addresses where no other GPU is now.
         self._known_gpus: Mapping[str, str] = {}
         self._gpu_inventory: GpuInventory | None = None
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
-        """Return the request as of now. Waits up to 5 s for the first inventory, and no longer."""
+        """Return the present request. Waits up to 5 s for the first inventory."""
         self._inventory_read.wait(FIRST_INVENTORY_SECONDS_MAX)
         with self._lock:
             request = telemetry_pb2.RegisterNodeRequest()
@@ -106,9 +106,9 @@ class Registration:
         return request
 
     def update(self, inventory: InventoryResult) -> bool:
-        """Take over devices and labels; return whether the last request, if any, had others.
+        """Use the inventory's devices and labels; return whether the last request had others.
 
-        For a GPU that was left out or did not answer, the earlier data stay.
+        GPUs that were left out or did not respond keep their earlier data.
         """
         problems = {
             self._key(device): device.attributes["problem"]
@@ -118,9 +118,13 @@ class Registration:
         with self._lock:
             before = list(_copies_of_gpus(self._request.devices, inventory.left_out, problems))
             retained = {(device.kind, device.key) for device in before}
-            found = [d for d in inventory.devices if (d.kind, self._key(d)) not in retained]
+            described = [
+                device
+                for device in inventory.devices
+                if (device.kind, self._key(device)) not in retained
+            ]
             del self._request.devices[:]
-            for device in [*found, *before]:
+            for device in [*described, *before]:
                 self._request.devices.add(
                     kind=device.kind, key=self._key(device), attributes=device.attributes
                 )
@@ -143,52 +147,62 @@ class Registration:
         return outdated
 
     def attributes(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return (kind, key) -> attributes of the devices as last known. For any thread."""
+        """Return (kind, key) -> attributes of the devices. For any thread."""
         with self._lock:
-            return {(d.kind, d.key): dict(d.attributes) for d in self._request.devices}
+            return {
+                (device.kind, device.key): dict(device.attributes)
+                for device in self._request.devices
+            }
 
     def undescribed_gpus(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return key -> reason of the GPUs that have no description: those of the inventory, and those of *keys*."""
+        """Return key -> reason of GPUs without a description, in the inventory or *keys*."""
         gpus = {key: has for (kind, key), has in self.attributes().items() if kind == "gpu"}
         missing = dict.fromkeys(sorted({*keys} - gpus.keys()), "the inventory did not find it")
         silent = {key: has["problem"] for key, has in gpus.items() if "problem" in has}
         return missing | silent
 
     def gpu_serials(self) -> dict[str, str]:
-        """Return serial number -> UUID of the GPUs that say one. For any thread."""
+        """Return serial number -> UUID of GPUs that report a serial number. For any thread."""
         known = self.attributes().items()
         return {
             has["serial"]: key for (kind, key), has in known if kind == "gpu" and has.get("serial")
         }
 
     def gpus(self) -> Mapping[str, str]:
-        """Return UUID -> PCI address of the GPUs that the last inventory found; another one when that changes."""
+        """Return UUID -> PCI address of the last inventory's GPUs; a new object after a change."""
         return self._gpus
 
     def known_gpus(self) -> Mapping[str, str]:
-        """Return the same with GPUs that are gone, by where they were; another one when that changes."""
+        """Return UUID -> PCI address, also of missing GPUs; a new object after a change."""
         return self._known_gpus
 
     def restore_gpus(self, gpus: Mapping[str, str]) -> None:
-        """Take which GPU (UUID) was at which PCI address before this agent was started."""
+        """Add UUID -> PCI address from before this agent was started."""
         with self._lock:
             self._known_gpus = _merged_gpus(self._gpus, {**gpus, **self._known_gpus})
 
     def gpu_inventory(self) -> GpuInventory | None:
-        """Return which GPUs answer, by the last inventory; None where it could not tell."""
+        """Return the GPUs that responded to the last inventory; None if it could not query GPUs."""
         return self._gpu_inventory
 
     def _key(self, device: DeviceRecord) -> str:
-        """Return the key of *device*; of a GPU that does not say who it is, that of the one that was at its address."""
+        """Return the device's key; without a UUID, the key of the last GPU at its address."""
         if device.kind != "gpu" or is_uuid(device.key):
             return device.key
         return self._gpu_at(device.attributes.get("pci_address", "")) or device.key
 
     def _gpu_at(self, address: str) -> str:
-        return next((key for key, at in self._known_gpus.items() if at and at == address), "")
+        return next(
+            (
+                key
+                for key, known_address in self._known_gpus.items()
+                if known_address and known_address == address
+            ),
+            "",
+        )
 
     def nodes(self) -> dict[str, str]:
-        """Return `nvidia3` -> PCI address of the GPUs whose minor number the last inventory found."""
+        """Return device node (`nvidia3`) -> PCI address of the last inventory's GPUs."""
         known = self.attributes().items()
         gpus = [attributes for (kind, _), attributes in known if kind == "gpu"]
         return {
@@ -198,39 +212,43 @@ class Registration:
         }
 
     def gpu_key(self, address: str) -> str:
-        """Return the UUID of the GPU at a PCI address, or of the one that was there last; else the address."""
+        """Return the UUID of the present or last GPU at *address*; else *address*."""
         return self._gpu_at(address) or address
 
     def stop_waiting(self) -> None:
-        """Do not wait for an inventory any more: there is none to be had now."""
+        """Stop waiting for an inventory: none can be made now."""
         self._inventory_read.set()
 
 
 def _merged_gpus(gpus: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return *gpus* (UUID -> PCI address), and those of *before* at whose address none of them is."""
-    now = {key: at for key, at in gpus.items() if is_uuid(key)}
+    """Return *gpus* (UUID -> PCI address), and GPUs of *before* whose address is free now."""
+    now = {key: address for key, address in gpus.items() if is_uuid(key)}
     occupied = frozenset(now.values())
-    removed = {key: at for key, at in before.items() if key not in now and at not in occupied}
+    removed = {
+        key: address
+        for key, address in before.items()
+        if key not in now and address not in occupied
+    }
     return {**dict(list(removed.items())[:GPUS_MAX]), **now}
 
 
 def _gpu_inventory_of(
     inventory: InventoryResult, devices: Iterable[telemetry_pb2.Device]
 ) -> GpuInventory | None:
-    """Return which of *devices* are GPUs that answer; None where *inventory* could not ask."""
+    """Return which of *devices* are GPUs that respond; None if *inventory* could not query them."""
     if inventory.left_out is None or "GPUs" in inventory.reason:
         return None
-    found: dict[str, str] = {}
+    responding: dict[str, str] = {}
     unqueried = set(inventory.left_out)
     for device in devices:
         attributes = device.attributes
         if device.kind == "gpu" and "hidden" in attributes:
             unqueried.add(attributes.get("pci_address", ""))
         elif device.kind == "gpu" and "problem" not in attributes and is_uuid(device.key):
-            found[device.key] = attributes.get("pci_address", "")
+            responding[device.key] = attributes.get("pci_address", "")
         elif device.kind == "pcie" and attributes.get("driver", "") in PASSTHROUGH_DRIVERS:
             unqueried.add(device.key)
-    return GpuInventory(found, frozenset(unqueried))
+    return GpuInventory(responding, frozenset(unqueried))
 
 
 def _copies_of_gpus(
@@ -238,7 +256,7 @@ def _copies_of_gpus(
     addresses: frozenset[str] | None,
     silent: Collection[str],
 ) -> Iterator[telemetry_pb2.Device]:
-    """Yield copies of the GPUs at *addresses* (None: all) and of those named in *silent*, with their parts."""
+    """Yield copies of GPUs at *addresses* (None: all) or in *silent*, with their parts."""
     keys: set[str] = set()
     for device in devices:
         address = device.attributes.get("pci_address", "")
@@ -253,10 +271,10 @@ def _copies_of_gpus(
 
 
 class InventoryCollector(Collector):
-    """Reads the inventory as a collector takes its turn: every 600 s, in a thread of its own, with
-    its seconds and its outcome in `collector_10s`. It fills no block.
+    """Reads the inventory as a collector's turn, every 600 s in a thread, without a block.
 
-    While a GPU has no description it is read again sooner. A GPU that has readings and no description is an error.
+    If a GPU has no description it reads again sooner. A GPU with readings but without a description
+    is an error.
     """
 
     name = "inventory"
@@ -271,8 +289,11 @@ class InventoryCollector(Collector):
         retry: Callable[[str, float], None] = lambda reason, seconds: None,
         gpus_read: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """*on_change* is called when devices or labels differ from those of the last request. *retry*: ask for another
-        inventory (reason, seconds from now). *gpus_read*: keys of the GPUs that have readings."""
+        """*on_change* is called if devices or labels differ from the last request.
+
+        *retry* requests another inventory (reason, seconds from now). *gpus_read* returns the keys
+        of GPUs that have readings.
+        """
         self._read = read
         self._registration = registration
         self._on_change = on_change
@@ -286,7 +307,7 @@ class InventoryCollector(Collector):
             self._registration.stop_waiting()
             raise
         if inventory.reason and not inventory.devices:
-            # Nothing was read: the earlier data stay.
+            # Nothing was read, so the earlier data stay.
             self._registration.stop_waiting()
         elif self._registration.update(inventory):
             self._on_change()
@@ -297,7 +318,7 @@ class InventoryCollector(Collector):
         return ()
 
     def _undescribed(self) -> list[str]:
-        """Return the finding about GPUs that have readings and no description; see to it that all are asked again."""
+        """Request a retry for undescribed GPUs; return an error for those that have readings."""
         gpus_read = self._gpus_read()
         undescribed = self._registration.undescribed_gpus(gpus_read)
         if not undescribed:
@@ -315,10 +336,7 @@ class InventoryCollector(Collector):
         ]
 
 
-# ----------------------------------------------------------------------
-# Which machine this is, and which boot of it.
-
-#: What boards report whose maker never set a UUID; it would make strangers look alike.
+#: UUIDs of boards whose maker set none: different machines would seem the same.
 _PLACEHOLDERS = frozenset(
     (
         "00000000-0000-0000-0000-000000000000",
@@ -326,19 +344,18 @@ _PLACEHOLDERS = frozenset(
         "03000200-0400-0500-0006-000700080009",
     )
 )
-#: /sys/class/net/*/addr_assign_type: 0 is the address the card was made with (if_link.h).
+#: /sys/class/net/*/addr_assign_type: 0 is the card's permanent address (if_link.h).
 _NET_ADDR_PERM = "0"
 
 
 def machine_owner(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> str:
     """Return a fingerprint of this machine, the same at every start. Never raises.
 
-    It is the board's UUID (DMI product_uuid, readable by root) or, where that is not to be had, the
-    lowest address of the physical network cards; and the host's name. The same disk in another
-    machine therefore gives another fingerprint. Only one address counts, so that a failed network card, which the
-    agent must report, does not make the spool foreign to its machine; an
-    address that somebody set counts only if there is none a card was made with (the slaves of a
-    bond bear the bond's).
+    It is the board's UUID (DMI product_uuid, readable by root), else the lowest address of the
+    physical network cards; and the host's name. So the same disk in another machine gives another
+    fingerprint. Only a single address counts, so that a failed network card, which the agent must
+    report, does not make the spool foreign to its machine. An assigned address counts only if no
+    card has a permanent address: the slaves of a bond have the bond's address.
     """
     board = _text(sys_root / "class/dmi/id/product_uuid").lower()
     if board and board not in _PLACEHOLDERS:
@@ -363,7 +380,7 @@ def _addresses(sys_root: Path) -> tuple[list[str], list[str]]:
 
 
 def _physical_cards(sys_root: Path) -> Iterator[Path]:
-    """Yield /sys/class/net/* that have a device behind them: no bridges, bonds, tunnels, veths."""
+    """Yield the /sys/class/net/* with a device: no bridges, bonds, tunnels, veths."""
     try:
         cards = list((sys_root / "class/net").iterdir())
     except OSError:

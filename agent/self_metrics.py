@@ -1,4 +1,4 @@
-"""The agent's signals about itself: turns of its collectors, unsent data, and its own CPU and memory."""
+"""The agent's signals about itself (turns, unsent data, CPU, memory), and its connection log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .collectors.block_writer import row_writer
 from .hardware.files import OpenFile
 
 if TYPE_CHECKING:
-    from .transport.client import Client  # megabytes, which samplers do without
+    from .transport.client import Client  # takes megabytes, which samplers save
 
 log = logging.getLogger(__name__)
 
 _STATM = OpenFile(Path("/proc/self/statm"))
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-#: A lost connection is logged at most this often, so that the log's limit lets it through.
+#: Minimum time between logged disconnections, so that the log's rate limit passes them.
 DISCONNECT_LOG_SECONDS_MIN = 60.0
-#: Both tables are sent this often, and sooner when an outcome has changed.
+#: Period of both tables; they are sent earlier after a change.
 SELF_METRICS_SECONDS = PERIOD_SECONDS[TABLES["agent_10s"][0].pace]
 _COLLECTOR_SIGNALS = (
     "collector.turn_seconds",
@@ -35,12 +35,12 @@ _COLLECTOR_SIGNALS = (
 
 
 def cpu_seconds() -> float:
-    """Return user and system time of this process since its start."""
+    """Return user and system time of this process."""
     return time.process_time()
 
 
 def rss_bytes() -> float | None:
-    """Return resident memory: the second number of statm, in pages. None where it is not shown."""
+    """Return resident memory: the second number of statm, in pages. None if unreadable."""
     try:
         return float(int(_STATM.read().split()[1]) * _PAGE_BYTES)
     except (ValueError, IndexError):
@@ -48,9 +48,9 @@ def rss_bytes() -> float | None:
 
 
 def pss_bytes() -> float | None:
-    """Return this process's share of memory (PSS): what it shares with its forks counts in parts.
+    """Return this process's share of memory (PSS), in which shared pages count in parts.
 
-    Of /proc/self/smaps_rollup (Linux 4.14), which costs about a millisecond; resident memory where there is none.
+    From /proc/self/smaps_rollup (Linux 4.14), which costs about a millisecond; else the RSS.
     """
     try:
         with open("/proc/self/smaps_rollup", "rb") as file:
@@ -61,16 +61,16 @@ def pss_bytes() -> float | None:
 
 
 class MemoryUsage:
-    """What all processes of the agent cost in memory; looking at it is not free, so not each time."""
+    """Memory of all agent processes, measured every CALLS calls: measuring costs CPU time."""
 
     CALLS = 300 // SELF_METRICS_SECONDS
 
     def __init__(self, others: Callable[[], int]) -> None:
-        """*others*: bytes of the other processes."""
+        """*others* returns bytes of the other processes."""
         self._others, self._calls, self._own_bytes = others, 0, pss_bytes()
 
     def bytes(self) -> float | None:
-        """Return it as of five minutes ago, or sooner; None where it is not shown."""
+        """Return the bytes as of at most five minutes ago; None if unreadable."""
         self._calls += 1
         if self._calls % self.CALLS == 0 or self._own_bytes is None:
             self._own_bytes = pss_bytes()
@@ -78,8 +78,10 @@ class MemoryUsage:
 
 
 class SelfMetrics:
-    """Fills `collector_10s`, a row per collector, and `agent_10s`. A collector that has had no turn
-    yet has no valid cell."""
+    """Fills `collector_10s`, a row per collector, and `agent_10s`.
+
+    A collector without a turn has no valid cell.
+    """
 
     def __init__(
         self,
@@ -87,8 +89,10 @@ class SelfMetrics:
         counts: Callable[[], Mapping[str, float | None]],
         urgent: Callable[[], object] = lambda: None,
     ) -> None:
-        """*counts* returns the value of every signal of `agent_10s`, always in the same order. ValueError for less.
-        *urgent*: of these, what is reported at once when it has changed."""
+        """*counts* returns all signals of `agent_10s` in constant order; else ValueError.
+
+        *urgent* returns the values whose change is reported at once.
+        """
         names = counts().keys()
         missing = {signal.name for signal in TABLES["agent_10s"]} ^ names
         if missing:
@@ -97,19 +101,17 @@ class SelfMetrics:
             )
         self._counts, self._urgent = counts, urgent
         self._rows = {name: row for row, name in enumerate(collectors)}
-        self._last: dict[
-            str, tuple[CollectResult, int]
-        ] = {}  # of each collector, and its turns left out
-        self._results: list[CollectResult] = []  # as `last_results` returned them; empty: not now
-        self._outcome_changed = False  # an outcome, since `blocks`
-        self._published: object = None  # of what is urgent
+        self._last: dict[str, tuple[CollectResult, int]] = {}  # collector -> result, skipped turns
+        self._results: list[CollectResult] = []  # cache of `last_results`; empty: outdated
+        self._outcome_changed = False  # since `blocks`
+        self._published: object = None  # urgent values at the last `blocks`
         self._collector_block = Block("collector_10s", collectors)
         self._collector_cells = row_writer(self._collector_block, _COLLECTOR_SIGNALS)
         self._agent_block = Block("agent_10s", ["agent"])
         self._agent_cells = row_writer(self._agent_block, names)
 
     def record(self, result: CollectResult, skipped: int) -> None:
-        """Note how a turn went. *skipped*: the collector's turns left out since the start."""
+        """Record a turn. *skipped*: the collector's skipped turns since the start."""
         before = self._last.get(result.collector)
         if before is None or result.outcome is not before[0].outcome:
             self._outcome_changed, self._results = True, []
@@ -118,18 +120,17 @@ class SelfMetrics:
         self._last[result.collector] = result, skipped
 
     def last_results(self) -> list[CollectResult]:
-        """Return a turn of each collector that had one, with the outcome and message of its last: the same list until one
-        of these changes."""
+        """Return each collector's last outcome and message; the same list until one changes."""
         self._results = self._results or [result for result, _ in self._last.values()]
         return self._results
 
     @property
     def has_changes(self) -> bool:
-        """Whether an outcome has changed since `blocks`, or what is urgent."""
+        """Whether an outcome or an urgent value changed since `blocks`."""
         return self._outcome_changed or self._urgent() != self._published
 
     def blocks(self) -> list[Block]:
-        """Return both blocks as of now."""
+        """Return both blocks with the present values."""
         self._outcome_changed, self._published = False, self._urgent()
         for name, (result, skipped) in self._last.items():
             self._collector_cells.put(self._rows[name], (result.seconds, result.outcome, skipped))
@@ -138,7 +139,7 @@ class SelfMetrics:
 
 
 class ConnectionLog:
-    """Says in the log what changed between the agent, its aggregator and its disk."""
+    """Logs changes of the connection to the aggregator, and losses of frames and events."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class ConnectionLog:
         counts: Callable[[], tuple[int, ...]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*losses*: what is lost, as text -> the words of the last; *counts* of them so far, in this order."""
+        """*losses*: kind -> function for its last message; *counts* has the same order."""
         self._monotonic = monotonic
         self._disconnect_logged_at = -DISCONNECT_LOG_SECONDS_MIN
         self._connection, self._losses, self._counts = connection, losses, counts
@@ -155,14 +156,14 @@ class ConnectionLog:
         self._logged: tuple[bool, str] = (False, "")
 
     def update(self) -> None:
-        """Log what changed since the last look."""
+        """Log the changes since the last update."""
         self._log_connection()
         before, self._loss_counts = self._loss_counts, self._counts()
         if self._loss_counts != before:
             self._log_losses(before)
 
     def _log_connection(self) -> None:
-        """The last log line shows the current state: at once after a recovery, else within a minute."""
+        """Log the connection's state: a recovery at once, a failure within a minute."""
         connected, error = now = self._connection.connected, self._connection.last_error
         if now == self._logged:
             return

@@ -1,4 +1,4 @@
-"""Notifies the service manager by the sd_notify(3) protocol, without libsystemd."""
+"""Notifies the service manager by sd_notify(3), without libsystemd, and reloads on SIGHUP."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pathlib import Path
 from ..contract.settings import SettingsError
 from .config import AgentConfig
 
-#: How much longer the manager waits than we let it: it gives WatchdogSec, and we speak this often within it.
+#: WATCHDOG messages per WatchdogSec of the manager.
 WATCHDOG_DIVISOR = 3
-#: Reload, and two ways to end.
+#: Reload, and two signals that end the agent.
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-#: Children that sit in a driver and do not die of SIGKILL are abandoned after this long.
+#: Time after which children that hang in a driver despite SIGKILL are abandoned.
 CHILDREN_SECONDS_MAX = 0.5
 
 
 class Notifier:
-    """Reports the daemon's state to the service manager. Without one, as in a terminal, everything here does nothing.
+    """Reports the daemon's state to the service manager; in a terminal it does nothing.
 
-    Never raises and never waits: a manager that does not read loses what we said, and nothing else.
+    Never raises and never blocks: a manager that does not read loses messages.
     """
 
     def __init__(
         self, boottime_ns: Callable[[], int], environment: Mapping[str, str] = os.environ
     ) -> None:
-        """Takes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID from *environment*."""
+        """*environment* provides NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
         self._boottime_ns = boottime_ns
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
         self._socket: socket.socket | None = None
@@ -41,9 +41,9 @@ class Notifier:
         self._is_ready = False
 
     def heartbeat(self) -> None:
-        """The loop has turned: READY the first time, and WATCHDOG as often as the manager wants it.
+        """Send READY the first time, then WATCHDOG at the manager's period.
 
-        To be called by the loop itself and by nothing else, so that a loop that stops is noticed.
+        Call this only in the main loop, so that the manager notices if the loop stops.
         """
         now_ns = self._boottime_ns()
         if not self._is_ready:
@@ -55,19 +55,19 @@ class Notifier:
             self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """The same process will start over; READY ends it."""
-        # MONOTONIC_USEC lets the manager tell this reload from one before it (systemd 253 and later).
+        """Report that the same process will start again; READY ends this state."""
+        # MONOTONIC_USEC distinguishes this reload from an earlier one (systemd 253 and later).
         monotonic = _monotonic_microseconds()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=restarting")
 
     def reload_failed(self, reason: str) -> None:
-        """A reload was asked for and is not made: the agent continues as it was."""
+        """Report that a requested reload failed: the agent continues with its old settings."""
         monotonic = _monotonic_microseconds()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}")
         self._send(f"READY=1\nSTATUS=not reloaded: {' '.join(reason.split())}")
 
     def stopping(self) -> None:
-        """The agent ends."""
+        """Report that the agent ends."""
         self._send("STOPPING=1\nSTATUS=sending what is left")
 
     def close(self) -> None:
@@ -86,14 +86,14 @@ class Notifier:
 
 
 def _address(path: str) -> str | bytes:
-    """Return where to send to; `@` begins the name of an abstract socket. Empty: to nobody."""
+    """Return the address to send to; `@` starts an abstract socket's name. "": none."""
     if path.startswith("@"):
         return b"\0" + os.fsencode(path[1:])
     return path if path.startswith("/") else ""
 
 
 def _watchdog_ns(environment: Mapping[str, str]) -> int:
-    """Return how often WATCHDOG must be said; 0 for never: nobody asked, or asked another process."""
+    """Return the period of WATCHDOG; 0 if the manager does not ask this process for it."""
     given, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (given.isascii() and given.isdigit()) or process not in ("", str(os.getpid())):
         return 0
@@ -105,10 +105,10 @@ def _monotonic_microseconds() -> int:
 
 
 def reexec() -> None:
-    """Become the same command again, as the same process: with the settings and the code of now.
+    """Execute the same command again in this process, with the present settings and code.
 
-    For the main thread, when everything is closed and signals are held back: what comes meanwhile waits
-    until the new image listens. Raises OSError if the interpreter is gone.
+    For the main thread, when everything is closed and signals are blocked: they stay pending until
+    the new image handles them. Raises OSError if the interpreter is missing.
     """
     _end_children()
     sys.stdout.flush()
@@ -117,7 +117,7 @@ def reexec() -> None:
 
 
 def _end_children() -> None:
-    """Kill what is left of them, an inventory in a driver: what starts over would never bury it."""
+    """Kill children, such as an inventory in a driver: the new image would not reap them."""
     try:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
@@ -133,27 +133,23 @@ def _end_children() -> None:
 
 
 def block_signals(*numbers: int) -> None:
-    """Let these signals wait: their default action would end a process that has no handler for them yet."""
+    """Block these signals: by default they would end a process that has no handler yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
 def unblock_signals() -> None:
-    """Let the signals of a service come, with those that waited."""
+    """Unblock the signals of a service; pending ones are delivered."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-# ----------------------------------------------------------------------
-# SIGHUP: the settings are read again and looked at; if they are good, the agent starts over with
-# them.
-#
-# Anew and whole, as the same process with the same spool: nothing is lost, and nothing has two ways
-# to be set. A wrong setting is said in one line, and the agent continues as it was.
-
+# On SIGHUP the agent validates the settings and, if they are valid, starts over as the same process
+# with the same spool. So no data is lost, and each setting has a single way to take effect. A wrong
+# setting is logged, and the agent continues.
 log = logging.getLogger(__name__)
 
 
 class Reload:
-    """Whether a SIGHUP ends this run. For the main thread."""
+    """Decides whether a SIGHUP ends this run. For the main thread."""
 
     def __init__(
         self,
@@ -161,22 +157,21 @@ class Reload:
         check: Callable[[AgentConfig], None],
         notifier: Notifier,
     ) -> None:
-        """*read* returns the settings as they are set now, *check* looks at what it does not; both
-        raise SettingsError."""
+        """*read* returns the present settings, *check* validates them; both raise SettingsError."""
         self._read = read
         self._check = check
         self._notifier = notifier
 
     def try_reload(self) -> bool:
-        """Return whether the run is to end and start over. Never raises.
+        """Return whether the run must end and start over. Never raises.
 
-        If so, a further SIGHUP waits for the one that begins.
+        If so, a further SIGHUP stays pending for the new run.
         """
         try:
             config = self._read()
             self._check(config)
             check_folders(config)
-        except Exception as error:  # noqa: BLE001 - whatever it is, continuing is better
+        except Exception as error:  # noqa: BLE001 - after any error the agent continues
             log.error(
                 "reload failed, the old settings stay in force: %s",
                 error,
@@ -191,10 +186,14 @@ class Reload:
 
 
 def check_folders(config: AgentConfig) -> None:
-    """Raise SettingsError for a folder that could neither be used nor made."""
+    """Raise SettingsError for a folder that can neither be used nor created."""
     for name in ("spool_folder", "events_folder", "state_folder"):
         folder: Path = getattr(config, name)
-        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        existing = next(
+            folder_or_parent
+            for folder_or_parent in (folder, *folder.absolute().parents)
+            if folder_or_parent.exists()
+        )
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise SettingsError(
                 f"{name} = {str(folder)!r}: expected a folder that process {os.getpid()} may write"

@@ -1,7 +1,8 @@
 """Reads binary tables in sysfs files (`gpu_metrics` of amdgpu) in one pass without the GIL.
 
-A file's plan says where each value is and which cell it fills. A pass reads each file once (pread from its start), checks
-that the table is still the planned one, and fills the cells. It allocates nothing. What cannot be read is missing.
+A file's plan says where each value is and which cell it fills. A pass reads each file once (pread
+from its start), checks that the table is the planned one, and fills the cells. It allocates
+nothing. Unreadable values are missing.
 """
 
 import os
@@ -10,23 +11,23 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
-#: Bytes of a file that are looked at.
+#: Bytes read of a file at most.
 FILE_BYTES_MAX: int
-#: What a file answered in the last pass: READ, UNPLANNED (no plan, or another table than the planned one), SHORT (fewer
+#: Result of a file in the last pass: READ, UNPLANNED (no plan, or another table), SHORT (fewer
 #: bytes than planned), FAILED (`error`), SPARED.
 READ: int
 UNPLANNED: int
 SHORT: int
 FAILED: int
 SPARED: int
-#: Which of several numbers counts; all ones of their width are none.
+#: Reductions of several numbers to a value. A number with all bits set is missing.
 FIRST: int
 MEAN: int
 MAX: int
 SUM: int
 
 class TableValue(NamedTuple):
-    """A number of the table for a cell. Below *least* or above *most* (before scaling) it is missing.
+    """A number of the table for a cell; missing below *least* or above *most* (before scaling).
 
     A gauge is scaled; a whole number is multiplied by *scale* and cut to *bits*.
     """
@@ -44,10 +45,10 @@ class TableValue(NamedTuple):
     bits: int = 64
 
 class HeldTime(NamedTuple):
-    """Counters of cycles in which something held the device, as nanoseconds for a cell of whole numbers (cell -1: none).
+    """Counters of cycles in which a cause held the device, as nanoseconds in a cell (-1: no cell).
 
-    Of several the greatest step counts: they may run at the same time. Where the step is *share_min* of all cycles or more,
-    *flag* is set in the file's flags.
+    The greatest step of several counters is used: they may run at the same time. If the step is at
+    least *share_min* of all cycles, *flag* is set in the file's flags.
     """
 
     target: int
@@ -57,20 +58,20 @@ class HeldTime(NamedTuple):
     share_min: float
 
 class TableFiles:
-    """Files and their plans. One pass at a time; not for two threads at once."""
+    """Files and their plans. Not thread-safe."""
 
     def __init__(self, targets: Sequence[tuple[Buffer, Buffer]]) -> None:
         """Bind to pairs of (cells of 8 bytes, valid bytes). Raises ValueError when a pair's sizes disagree."""
 
     def add_file(self, path: str | bytes | os.PathLike[str], device: str = "") -> int:
-        """Add a file, and return its number. *device*: by this name `ext.place` shows whose driver a pass is in."""
+        """Add a file; return its number. *device*: its name in `ext.place` during a read."""
 
     def add_number(
         self, file: int, path: str | bytes | os.PathLike[str], target: int, index: int
     ) -> None:
-        """Let a pass also read a file of one whole number, below 2^59, into a gauge: of the same device, in the same stay.
+        """Read also a file with a whole number, below 10^18, into a gauge of the same device.
 
-        Raises ValueError for a cell outside the buffers, or a second number of one file.
+        Raises ValueError for a cell outside the buffers, or a second number of a file.
         """
 
     def plan(
@@ -86,25 +87,27 @@ class TableFiles:
         status: tuple[int, Sequence[tuple[int, int]]] | None = None,
         least_bytes: int = 0,
     ) -> None:
-        """Say what to take of a table of *size* bytes that has the *marks*, in place of what was said before.
+        """Set the plan of a file: a table of *size* bytes that has the *marks*.
 
-        *cycles*: the counter that `held` are shares of. *time*: when the table was made, (offset, type, nanoseconds each).
-        *flags*: the cell (target, index) of the flags. *status*: a word of 64 bits, and (bits of it, flag) for each flag.
-        A pass reads as much of the file as all this needs, *least_bytes* at least. Raises ValueError for what lies outside the table or the cells.
+        *cycles*: the counter of all cycles, for `held`. *time*: the table's creation time as
+        (offset, type, nanoseconds per unit). *flags*: the cell (target, index) of the flags.
+        *status*: a word of 64 bits, and (bits, flag) pairs. A pass reads the planned bytes, at
+        least *least_bytes*.
+        Raises ValueError for an item outside the table or the cells.
         """
 
     def spare(self, devices: Container[str]) -> None:
-        """Make no call for the files of these devices until they are no longer named; their cells are missing."""
+        """Make no call for files of *devices* until the next `spare`; their cells are missing."""
 
     def read(self) -> int:
-        """Read all files once; return how many did not answer with a planned table."""
+        """Read all files once; return how many have no planned table."""
 
     def state(self, file: int) -> int: ...
     def error(self, file: int) -> int:
-        """Return errno of a file that is FAILED."""
+        """Return errno of a FAILED file."""
 
     def data(self, file: int) -> bytes:
-        """Return what was read of the file in the last pass."""
+        """Return the file's bytes of the last pass."""
 
     def close(self) -> None:
-        """Close the descriptors; the next pass opens them again."""
+        """Close the descriptors; the next pass opens the files again."""

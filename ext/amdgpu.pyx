@@ -96,7 +96,7 @@ cdef struct Bits:
 cdef struct TableFile:
     int fd
     int number_fd
-    char *number_path  # NULL: no number beside it
+    char *number_path  # NULL: no file with a number
     double *number
     uint8_t *number_valid
     int state
@@ -109,7 +109,7 @@ cdef struct TableFile:
     bint spared
     bint planned
     int size
-    int needed  # bytes from the begin in which all that is planned lies
+    int needed  # bytes at the beginning that contain everything planned
     int mark_count
     int *mark_offset
     int *mark_bytes
@@ -136,7 +136,7 @@ cdef struct TableFile:
 
 cdef uint64_t _raw(const uint8_t *data, Number *at) noexcept nogil:
     cdef uint64_t value = 0
-    memcpy(&value, data + at.offset, at.width)  # little-endian, as all hosts that have these GPUs
+    memcpy(&value, data + at.offset, at.width)  # little-endian, like all hosts of these GPUs
     return value
 
 
@@ -151,7 +151,7 @@ cdef inline double _as_double(uint64_t raw, Number *at) noexcept nogil:
 
 
 cdef bint _take(const uint8_t *data, Value *value) noexcept nogil:
-    """Put a value into its cell. False: it is missing."""
+    """Put a value into its cell; False if it is missing."""
     cdef Number at = value.at
     cdef uint64_t raw, first = 0, total = 0
     cdef double number, sum_ = 0, most = 0
@@ -198,7 +198,7 @@ cdef void _blank(TableFile *file) noexcept nogil:
 
 
 cdef void _take_held(TableFile *file) noexcept nogil:
-    """Add what held the device since the table before, and say what does now."""
+    """Add the held times since the last table, and set the flags of the present causes."""
     cdef uint64_t cycles = 0, now = 0, step, steps, flags = 0, raw = 0
     cdef double passed_ns = 0, all_cycles = 0
     cdef bint is_next = False
@@ -209,7 +209,7 @@ cdef void _take_held(TableFile *file) noexcept nogil:
         if cycles == _ones(file.cycles.width) or now == _ones(file.time.width):
             _blank_held(file)
             return
-        # A counter of 32 bits begins again at 0; a step of more than half its range is none.
+        # A counter of 32 bits wraps around at 0; a step over half its range is ignored.
         steps = (cycles - file.last_cycles) & _ones(file.cycles.width)
         is_next = file.begun and now > file.last_time and 0 < steps <= _ones(file.cycles.width) >> 1
         all_cycles = <double>steps
@@ -232,7 +232,7 @@ cdef void _take_held(TableFile *file) noexcept nogil:
     if file.has_cycles and not (file.begun and now == file.last_time):
         file.last_cycles, file.last_time, file.begun = cycles, now, True
     elif file.flags != NULL and file.has_cycles and not file.has_status:
-        return  # the same table as before: what it said stands
+        return  # the same table as before: its flags remain
     if file.has_status:
         raw = _raw(file.data, &file.status)
         for i in range(file.status_count):
@@ -253,7 +253,7 @@ cdef void _blank_held(TableFile *file) noexcept nogil:
 
 
 cdef int _is_planned(TableFile *file) noexcept nogil:
-    """Return S_READ where the table is the planned one."""
+    """Return S_READ if the table is the planned one."""
     cdef int i, at = 0
     if not file.planned:
         return S_UNPLANNED
@@ -274,7 +274,7 @@ cdef Py_ssize_t _pread(TableFile *file, Py_ssize_t size) noexcept nogil:
 
 
 cdef bint _read_number(TableFile *file) noexcept nogil:
-    """Put the whole number of a file, below 2^63, into its cell. False: it holds none."""
+    """Put the whole number of a file, below 10^18, into its cell; False if it is invalid."""
     cdef char text[32]
     cdef Py_ssize_t size, i = 0
     cdef uint64_t value = 0
@@ -297,7 +297,7 @@ cdef bint _read_number(TableFile *file) noexcept nogil:
 
 
 cdef void _read(TableFile *file) noexcept nogil:
-    """Read as much as the plan needs; all of a table that is not the planned one."""
+    """Read the planned bytes, or all bytes of a table that is not the planned one."""
     cdef Py_ssize_t got = -1
     cdef int i
     if file.spared:
@@ -316,7 +316,7 @@ cdef void _read(TableFile *file) noexcept nogil:
         if got >= 0 and file.planned and _is_planned(file) != S_READ:
             got = _pread(file, BUFFER_BYTES)
     file.error = errno if got < 0 else 0
-    if got < 0 and file.fd >= 0:  # it may be a descriptor of a device that has gone
+    if got < 0 and file.fd >= 0:  # the descriptor may be of a removed device
         c_close(file.fd)
         file.fd = -1
     if file.number_path != NULL:
@@ -512,7 +512,7 @@ cdef class TableFiles:
         self._must_be_idle()
         for i in range(self.count):
             self.files[i].spared = self.files[i].device[0] != 0 and (<bytes>self.files[i].device).decode() in devices
-            if self.files[i].spared:  # what is there when it comes back may be another
+            if self.files[i].spared:  # another device may be there later
                 _close(&self.files[i])
 
     def read(self):
@@ -564,7 +564,7 @@ cdef void _close(TableFile *file) noexcept:
 
 
 cdef void _forget(TableFile *file) noexcept:
-    """Free the plan; the next one begins to count again, and continues with the times held so far nowhere."""
+    """Free the plan. Counters and held times start again."""
     free(file.mark_offset)
     free(file.mark_bytes)
     free(file.marks)

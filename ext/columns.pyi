@@ -1,4 +1,4 @@
-"""Encodes the cells of a block compactly, and decodes them. Buffers in, bytes out; ValueError when sizes disagree."""
+"""Encodes a block's cells compactly, and decodes them. Raises ValueError if sizes disagree."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,28 +7,30 @@ from typing_extensions import Buffer
 from ..contract.block import Block
 
 def packed_size(width: int, rows: int) -> int:
-    """Return the bytes that *width* columns of *rows* rows take once packed."""
+    """Return the packed size of *width* columns of *rows* rows, in bytes."""
 
 class Tables:
-    """Makes frames of blocks; remembers what the bytes of each table have in common from one to the next."""
+    """Builds frames from blocks; caches the constant bytes of each table."""
 
     def __init__(
         self, constant: Callable[[str, tuple[int, ...], tuple[str, ...]], tuple[bytes, bytes]]
     ) -> None:
-        """*constant* returns what a table's bytes begin with, and its keys; what it raises goes through `take`."""
+        """*constant* returns a table's first bytes and its keys; `take` raises its exceptions."""
 
     def take(self, blocks: Iterable[Block]) -> int:
-        """Take the blocks of the next frame; return how many bytes their tables will have."""
+        """Take the blocks of the next frame; return the size of their tables in bytes."""
 
     def frame(self, header: bytes) -> bytes:
-        """Return *header*, its checksum filled in, and the tables taken, each as a frame holds it: what it begins
-        with, offset, rows and columns, keys, the packed cells."""
+        """Return *header*, with its checksum filled in, and the taken tables.
+
+        Each table: its constant first bytes, offset, rows and columns, keys, packed cells.
+        """
 
 def unpack(packed: Buffer, cells: Buffer, valid: Buffer, width: int, rows: int) -> None:
-    """Fill *cells* and *valid* from what `Tables.frame` packed."""
+    """Fill *cells* and *valid* from a table packed by `Tables.frame`."""
 
 def names(data: Buffer, at: int, count: int, bytes_max: int) -> tuple[tuple[str, ...], int]:
-    """Return *count* names (a byte of length, then UTF-8) and where they end. ValueError."""
+    """Return *count* names (a length byte, then UTF-8) and their end. Raises ValueError."""
 
 def changed_rows(
     cells: Buffer,
@@ -38,4 +40,4 @@ def changed_rows(
     width: int,
     rows: int,
 ) -> list[int]:
-    """Return the rows in which a cell differs, or came, or went."""
+    """Return the rows in which a cell changed, appeared or disappeared."""

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Encodes the cells of a block compactly, and decodes them.
 
-Encoding: one validity bit per cell, then the cells as differences to the previous row, by byte plane (all lowest bytes first).
-Neighboring devices have similar values, so the upper planes are runs of zeros, which deflate compresses to almost nothing. An
-invalid cell repeats the one before it.
+Encoding: one validity bit per cell, then the cells as differences to the previous row, by byte
+plane (all lowest bytes first). Neighboring devices have similar values, so the upper planes are
+runs of zeros, which deflate compresses to almost nothing. An invalid cell repeats the previous
+cell.
 """
 
 from cpython.buffer cimport PyBUF_READ
@@ -19,7 +20,7 @@ from planes cimport take_column
 from zlib import crc32
 
 cdef enum:
-    CRC_AT = 4    # in a frame (contract/frame.py): of all that follows it
+    CRC_AT = 4    # position in a frame (contract/frame.py); covers all bytes from CRC_FROM
     CRC_FROM = 8
 
 
@@ -28,7 +29,7 @@ def packed_size(Py_ssize_t width, Py_ssize_t rows):
 
 
 cdef class _Known:
-    """What a table's bytes begin with, and its keys, as they were the last time."""
+    """A table's constant first bytes and its keys, cached."""
 
     cdef object devices, signal_ids
     cdef bytes head, keys
@@ -45,7 +46,7 @@ cdef class _Known:
 cdef class Tables:
     cdef object constant
     cdef dict known
-    cdef list blocks, tables  # those taken
+    cdef list blocks, tables  # for the next frame
 
     def __cinit__(self, constant not None):
         self.constant, self.known, self.blocks, self.tables = constant, {}, [], []
@@ -68,7 +69,7 @@ cdef class Tables:
         if known is None or known.devices != devices or known.signal_ids != signal_ids:
             head, keys = self.constant(table, signal_ids, devices)
             known = self.known[table] = _Known(devices, signal_ids, head, keys)
-        known.devices, known.signal_ids = devices, signal_ids  # the same objects, as a rule, the next time
+        known.devices, known.signal_ids = devices, signal_ids  # usually the same objects next time
         return known
 
     def frame(self, bytes header not None):

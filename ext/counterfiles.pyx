@@ -24,11 +24,11 @@ cdef enum:
     SHAPE_DECIMAL = 4
     SHAPE_WORD = 5
     SHAPE_DIGEST = 6
-    # A sysfs attribute is one page at most; what fills the buffer is not read to its end.
+    # A sysfs attribute has one page at most; a text that fills the buffer is incomplete.
     BUFFER_BYTES = 4096
     TARGETS_MAX = 8
     WRAP_SHARE_MAX = 8  # as in contract.counters
-    # What a file answered.
+    # Results of a file.
     ANSWERED = 0
     GONE = 1
     REFUSED = 2
@@ -55,10 +55,10 @@ cdef struct Cell:
     uint64_t most
     Py_ssize_t key
     Py_ssize_t key_bytes
-    Py_ssize_t meter  # what adds up what the number counts; -1: nothing does
+    Py_ssize_t meter  # index of the meter that adds up a counter; -1: no meter
 
 cdef struct Counted:
-    uint64_t span  # after which the counter begins again at 0; 0: not known
+    uint64_t span  # maximum, after which the counter starts again at 0; 0: unknown
     uint64_t last
     uint64_t total
     bint begun
@@ -67,18 +67,18 @@ cdef struct File:
     int fd
     bint keep
     Py_ssize_t path
-    Py_ssize_t call  # its words for the place
+    Py_ssize_t call  # the read's name in the place
     Py_ssize_t first
     Py_ssize_t end
     uint32_t wait
     uint32_t interval
-    int refusal  # errno of the last read, if the kernel refused it; 0 once it answers
+    int refusal  # errno if the kernel refused the last read, else 0
 
 cdef struct Group:
     Py_ssize_t first
     Py_ssize_t end
     Py_ssize_t probe
-    Py_ssize_t device  # whose driver its files enter; -1: none's
+    Py_ssize_t device  # the device whose driver its files call; -1: no driver
     bint spared
     bint trusted
     uint32_t wait
@@ -198,7 +198,7 @@ cdef class CounterFiles:
             if self.groups[k].device >= 0:
                 spared = (<bytes>(self.text + self.groups[k].device)).decode() in devices
                 if self.groups[k].spared and not spared:
-                    self.groups[k].wait = self.groups[k].interval = 0  # asked at once
+                    self.groups[k].wait = self.groups[k].interval = 0  # read at once
                 self.groups[k].spared = spared
 
     cdef int _must_be_idle(self) except -1:
@@ -231,10 +231,10 @@ cdef class CounterFiles:
                 self._read_group(&self.groups[i])
 
     cdef void _read_group(self, Group *group) noexcept nogil:
-        """Read a device's files; one that only refuses is asked by one file and then skipped.
+        """Read a device's files; a group that only refuses is probed by one file, then skipped.
 
-        Each refused read may put a line into the kernel log. So a group without a response is probed by a single
-        file, a different one each time, after a growing delay.
+        Each refused read may log a line in the kernel log. So a group without an answer is probed
+        by a single file, a different one each time, after a growing delay.
         """
         cdef Py_ssize_t count = group.end - group.first, k, i
         cdef Py_ssize_t start = 0 if group.trusted else group.probe % count
@@ -280,8 +280,8 @@ cdef class CounterFiles:
             while got < 0 and errno == EINTR:
                 got = pread(file.fd, buffer, BUFFER_BYTES, 0)
             error = errno if got < 0 else 0
-            # EINVAL is an answer of the file (an interface that is down); anything else may be a
-            # descriptor of a device that has gone, and is opened afresh.
+            # EINVAL is the file's answer (an interface that is down). After other errors the
+            # descriptor may be of a removed device, so the file is opened again.
             if not file.keep or (error and error != EINVAL):
                 c_close(file.fd)
                 file.fd = -1
@@ -328,7 +328,7 @@ cdef class CounterFiles:
 
     def close(self):
         self.closed = True
-        if not self.busy:  # else the pass closes them when it comes back, if ever
+        if not self.busy:  # otherwise the running pass closes them when it returns
             self._close_all()
 
     cdef void _close_all(self) noexcept:
@@ -381,7 +381,7 @@ cdef class Meter:
 
 
 cdef bint _add(Counted *meter, uint64_t now) noexcept nogil:
-    """Count from the reading before to this one, as contract.counters.counted does. False: it is no reading."""
+    """Count up to this reading, as contract.counters.counted does. False: not a reading."""
     cdef uint64_t wrapped
     if now == U32_MAX or now == U64_MAX or BLANK_FROM <= now <= BLANK_TO or BLANK_31_FROM <= now <= BLANK_31_TO:
         return False
@@ -404,7 +404,7 @@ cdef inline void _rise(Counted *meter, uint64_t step) noexcept nogil:
 
 
 cdef bint _measure(const char *text, Py_ssize_t size, Cell *cell, const char *key, Counted *meter) noexcept nogil:
-    """Put into the cell, scaled, what the number in the text has counted since the first one."""
+    """Put the scaled count since the first reading into the cell."""
     cdef Cell whole = cell[0]
     cdef Py_ssize_t mark = 0
     cdef uint64_t now = 0
@@ -460,7 +460,7 @@ cdef inline bint _is_space(char c) noexcept nogil:
 
 
 cdef bint _digits(const char *text, Py_ssize_t size, Py_ssize_t *at, uint64_t *value) noexcept nogil:
-    """Read one or more digits from *at* on. False when there is none, or they exceed 64 bits."""
+    """Read digits from *at*. False without a digit, or beyond 64 bits."""
     cdef Py_ssize_t i = at[0]
     cdef uint64_t total = 0, digit
     while i < size and c"0" <= text[i] <= c"9":
@@ -479,9 +479,9 @@ cdef bint _digits(const char *text, Py_ssize_t size, Py_ssize_t *at, uint64_t *v
 cdef Py_ssize_t _after_key(
     const char *text, Py_ssize_t size, const char *key, Py_ssize_t key_bytes, Py_ssize_t first
 ) noexcept nogil:
-    """Return where the word *key* ends, or -1. It stands alone: `numa_hit` is not in `my_numa_hit`.
+    """Return the end of the word *key*, or -1. It must be a whole word: not `hit` in `numa_hit`.
 
-    It is looked for from *first* on, then before: most often it comes behind the key that was found before it.
+    The search starts at *first*, then at 0: usually a key follows the previously found key.
     """
     cdef Py_ssize_t k, i = first, count = size - key_bytes
     for k in range(count):
@@ -493,7 +493,7 @@ cdef Py_ssize_t _after_key(
 
 
 cdef Py_ssize_t _word_number(const char *text, Py_ssize_t size, const char *words, Py_ssize_t words_bytes) noexcept nogil:
-    """Return which of *words*, apart by blanks, the text is, from 0; -1 when it is none of them."""
+    """Return the text's position, from 0, in the blank-separated *words*, or -1."""
     cdef Py_ssize_t begin = 0, end, number = 0
     while size and _is_space(text[size - 1]):
         size -= 1
@@ -518,7 +518,7 @@ cdef uint64_t _digest(const char *text, Py_ssize_t size) noexcept nogil:
 
 
 cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, const char *key) noexcept nogil:
-    """Return whether what follows the number is what the shape allows. A cut-off number is none."""
+    """Return whether the text after the number fits the shape. A cut-off number is invalid."""
     if size == BUFFER_BYTES and at == size:
         return False
     if cell.shape == SHAPE_CODE:
@@ -538,9 +538,9 @@ cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, co
 cdef bint _parse(
     const char *text, Py_ssize_t size, Cell *cell, const char *key, Py_ssize_t *mark, uint64_t *bits
 ) noexcept nogil:
-    """Put the cell's value, scaled, into *bits*. False: the text is not of the shape, or too large.
+    """Put the cell's scaled value into *bits*. False: the text has another shape, or is too large.
 
-    *mark*: where a key is looked for first, and where the next would be.
+    *mark*: start of the search for a key; set to the end of the key found.
     """
     cdef Py_ssize_t at = 0, begin
     cdef uint64_t value = 0, fraction = 0
@@ -575,13 +575,13 @@ cdef bint _parse(
     if not _ends(text, size, at, cell, key):
         return False
     if not cell.gauge:
-        # All ones of 32 bits means "no value", or a counter of 32 bits that stands at its end: scaled,
-        # nobody could tell it from a reading any more.
+        # All 32 bits set means "no value", or a 32-bit counter at its maximum: after scaling it
+        # would look like any reading.
         if value > U64_MAX // cell.multiplier or (cell.multiplier > 1 and value == U32_MAX):
             return False
         bits[0] = value * cell.multiplier
         return True
-    # The same of a gauge, also of 64 bits: no sensor stands there, and no algebra judges it later.
+    # The same for a gauge of 32 or 64 bits: no sensor has this value, and no later check exists.
     if value == U32_MAX or value == U64_MAX:
         return False
     number = <double>fraction

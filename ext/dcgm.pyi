@@ -10,7 +10,7 @@ VALUES_MAX: int
 #: DCGM_GROUP_ALL_GPUS, DCGM_GROUP_ALL_NVSWITCHES.
 ALL_GPUS: int
 ALL_SWITCHES: int
-#: DCGM_FE_GPU and so on: kinds of what a field is of.
+#: DCGM_FE_GPU and so on: kinds of entities that have fields.
 ENTITY_GPU: int
 ENTITY_VGPU: int
 ENTITY_SWITCH: int
@@ -30,11 +30,11 @@ MODULE_NOT_LOADED: int
 INSUFFICIENT_SIZE: int
 BLANK_INT: int
 BLANK_FLOAT: float
-#: Of a violation whose GPU DCGM does not name (DCGM 3).
+#: GPU of a violation whose GPU DCGM does not name (DCGM 3).
 NO_GPU: int
 
 class DcgmAbsent(Exception):
-    """There is no DCGM library, or what was found is none."""
+    """There is no DCGM library, or the file is not one."""
 
 class DcgmError(Exception):
     """A call failed; `code` is its dcgmReturn_t, `call` its name."""
@@ -44,7 +44,7 @@ class DcgmError(Exception):
     def __init__(self, words: str, code: int, call: str) -> None: ...
 
 class FieldValue(NamedTuple):
-    """A field of an entity. `value` is None where DCGM has none: blank, or `status` is no success. Of a blob: its first 256 bytes."""
+    """A field of an entity. `value`: None if blank or after an error; a blob has 256 bytes."""
 
     entity: int
     field: int
@@ -53,7 +53,7 @@ class FieldValue(NamedTuple):
     value: int | float | str | bytes | None
 
 class Incident(NamedTuple):
-    """What a health watch has found; `health` is 10 (warning) or 20 (failure), `code` a DCGM_FR_ of dcgm_errors.h."""
+    """A health watch's finding: `health` 10 warning, 20 failure; `code`: DCGM_FR_ constant."""
 
     entity_group: int
     entity: int
@@ -63,7 +63,7 @@ class Incident(NamedTuple):
     message: str
 
 class Violation(NamedTuple):
-    """A policy condition that was violated. `first` and `second` are the condition's own numbers."""
+    """A violated policy condition. The condition defines `first` and `second`."""
 
     gpu: int
     condition: int
@@ -72,7 +72,7 @@ class Violation(NamedTuple):
     second: int
 
 class Dcgm:
-    """The client library and its one connection. Every call raises DcgmError when it fails; none holds the GIL."""
+    """The client library and a connection. A failed call raises DcgmError; none holds the GIL."""
 
     major: int
     library: str
@@ -81,19 +81,19 @@ class Dcgm:
         """Load *library*, or the newest of `LIBRARIES`. Raises DcgmAbsent."""
 
     def connect(self, address: str, timeout_ms: int) -> None:
-        """Connect to the host engine at `host:port` or `unix:PATH`. ValueError without an address."""
+        """Connect to the host engine at `host:port` or `unix:PATH`. Raises ValueError for ""."""
 
     def versions(self) -> tuple[str, str]:
-        """Return the versions of the library and of the engine, as "4.2.3"; "" where one does not tell. Never raises."""
+        """Return the versions of library and engine, as "4.2.3", or "". Never raises."""
 
     def disconnect(self) -> None:
-        """Close the connection, if there is one; what it had the engine watch ends with it. Never raises."""
+        """Close the connection, which ends the engine's watches for it. Never raises."""
 
     def devices(self) -> list[int]:
         """Return DCGM's ids of the GPUs."""
 
     def entities(self, group: int) -> list[int]:
-        """Return DCGM's ids of the entities of a kind, at most 1,024."""
+        """Return DCGM's ids of the entities of a kind, up to 1,024."""
 
     def latest(
         self,
@@ -102,38 +102,38 @@ class Dcgm:
         live: bool = False,
         group: int = ENTITY_GPU,
     ) -> list[FieldValue]:
-        """Return the last value of each field of each entity that the engine has cached: of 32 entities at most.
+        """Return the engine's cached value of each field of up to 32 entities.
 
-        *live*: it asks the driver now. *group*: the kind of the entities.
+        *live*: read the driver now. *group*: the kind of the entities.
         """
 
     def groups(self) -> list[int]:
-        """Return the engine's groups of entities."""
+        """Return the ids of the engine's groups."""
 
     def health_systems(self, group: int) -> int:
-        """Return the systems whose health somebody watches in *group*, as a mask."""
+        """Return the systems whose health is watched in *group*, as a mask."""
 
     def health(self, group: int) -> list[Incident]:
-        """Return what the health watches of *group* have found."""
+        """Return the findings of the health watches of *group*."""
 
     def watch_health(self, group: int, systems: int, seconds: float) -> None:
-        """Have the engine watch the health of *systems*."""
+        """Start a watch of the health of *systems*."""
 
     def create_group(self, name: str, entity_group: int, entities: Sequence[int]) -> int:
-        """Make a group of entities of one kind in the engine, which ends with the connection; return its id."""
+        """Create a group of entities of one kind; it ends with the connection. Return its id."""
 
     def watch_fields(self, group: int, fields: Sequence[int], name: str, seconds: float) -> None:
-        """Have the engine watch *fields* in a field group of that name."""
+        """Start a watch of *fields*, in a field group of that name."""
 
     def listen_to_policies(self, group: int, conditions: int) -> None:
-        """Subscribe to violations of the policies in force. Sets no policy and no action."""
+        """Subscribe to violations of the existing policies. Sets no policy and no action."""
 
     def violations(self) -> list[Violation]:
-        """Return what was reported since the last call. Calls no library."""
+        """Return the violations since the last call. Calls no library."""
 
     @property
     def lost_violations(self) -> int:
-        """Violations that found no room since the process began."""
+        """Violations lost to a full buffer since the process began."""
 
 def sizes() -> dict[str, int]:
     """Return the version word of each struct, by its name in dcgm_structs.h, for tests."""

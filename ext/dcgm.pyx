@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""DCGM by its C ABI: loads the library at run time, and connects to a running host engine. See dcgm.pyi.
+"""DCGM by its C ABI: loads the library, and connects to a running host engine. See dcgm.pyi.
 
-It never starts or embeds a host engine: the functions that would are not even looked up. The process's place (`place`) shows
-the current call, so a call that does not return is detected.
+It never starts or embeds a host engine: the functions for this are not even looked up. The
+process's place (`place`) shows the current call, so a call that does not return is detected.
 """
 
 from collections import namedtuple
@@ -22,7 +22,7 @@ cdef extern from "<dlfcn.h>" nogil:
     void *dlsym(void *library, const char *symbol)
     char *dlerror()
 
-#: Newest first. Majors differ in structs and in what they export.
+#: Newest first. Major versions differ in structs and exported functions.
 LIBRARIES = ("libdcgm.so.4", "libdcgm.so.3")
 #: In the order of `DcgmCalls` in dcgm_abi.pxd.
 SYMBOLS = (
@@ -47,7 +47,7 @@ FLAG_LIVE = 1
 )
 IN_USE, MODULE_NOT_LOADED, INSUFFICIENT_SIZE = -34, -33, -31
 FUNCTION_NOT_FOUND = -20
-#: DCGM_INT64_BLANK and DCGM_FP64_BLANK of dcgm_structs.h; they and all above are no values.
+#: DCGM_INT64_BLANK and DCGM_FP64_BLANK of dcgm_structs.h: greater values are blanks too.
 BLANK_INT, BLANK_FLOAT = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
 NO_GPU = 0xFFFFFFFF
 
@@ -62,7 +62,7 @@ cdef Place **HERE = <Place **><uintptr_t>POINTER
 
 
 class DcgmAbsent(Exception):
-    """There is no DCGM library, or what was found is none."""
+    """There is no DCGM library, or the file is not one."""
 
 
 class DcgmError(Exception):
@@ -265,7 +265,7 @@ cdef class Dcgm:
                 raise MemoryError
         answer = <DcgmHealthV5 *>self._health
         code = self._health_check(group, answer)
-        if code == VERSION_MISMATCH and self.major == 4:  # a library of a name that does not say its major
+        if code == VERSION_MISMATCH and self.major == 4:  # the name does not show the major
             self.major = 3
             code = self._health_check(group, answer)
         self._check("dcgmHealthCheck", code)
@@ -411,7 +411,7 @@ cdef _field_value(DcgmFieldValue *it):
             value = it.value.i64 if it.value.i64 < BLANK_INT else None
         elif it.field_type == c"s":
             value = _text(it.value.text, 256)
-            if value.startswith("<<<"):  # DCGM_STR_BLANK and its kin
+            if value.startswith("<<<"):  # DCGM_STR_BLANK and the other text blanks
                 value = None
         elif it.field_type == c"b":
             value = <bytes>it.value.text[:DCGM_BLOB_BYTES]
@@ -425,7 +425,6 @@ cdef _incident(DcgmIncident *it):
 
 
 def sizes():
-    """Return the version word of each struct, by its name in dcgm_structs.h, for tests."""
     return {
         "dcgmConnectV2Params_v2": _word(sizeof(DcgmConnectParams), 2),
         "dcgmFieldValue_v2": _word(sizeof(DcgmFieldValue), 2),

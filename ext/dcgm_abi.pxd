@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""DCGM's C ABI, as far as the agent uses it: dcgm_structs.h and dcgm_agent.h of DCGM 3.1 to 4.6. C only, no Python object.
+"""DCGM's C ABI as used by the agent: dcgm_structs.h and dcgm_agent.h of DCGM 3.1 to 4.6. C only.
 
 A struct begins with its version word, `size | version << 24`, which the library checks.
 """
@@ -37,7 +37,7 @@ cdef extern from *:
         DcgmEntity entity;
     } DcgmIncident;
 
-    /* Version 4 (DCGM 3) has room for 64 incidents, version 5 (DCGM 4) for 1024; they differ in nothing else. */
+    /* Version 4 (DCGM 3) holds 64 incidents, version 5 (DCGM 4) 1024; otherwise they are equal. */
     typedef struct { uint32_t version, health, count; DcgmIncident incidents[DCGM_INCIDENTS_MAX_V4]; } DcgmHealthV4;
     typedef struct { uint32_t version, health, count; DcgmIncident incidents[DCGM_INCIDENTS_MAX_V5]; } DcgmHealthV5;
 
@@ -56,7 +56,7 @@ cdef extern from *:
         uint32_t gpu;
     } DcgmViolation;
 
-    /* What a callback of the library's own thread has left for the next turn. One writer, one reader. */
+    /* Violations from a thread of the library, for the next turn. One writer, one reader. */
     enum { DCGM_RING = 256 };
     typedef struct { DcgmViolation entries[DCGM_RING]; uint64_t written, read, lost; } DcgmRing;
 
@@ -71,7 +71,7 @@ cdef extern from *:
             return 0;
         }
         DcgmViolation *entry = &dcgm_ring.entries[at % DCGM_RING];
-        /* of version 1 the library has nothing behind `value` */
+        /* In version 1 the struct ends after `value`. */
         int is_first = violation->version >> 24 == 1;
         memcpy(entry, violation, is_first ? offsetof(DcgmViolation, gpu) : sizeof(*entry));
         if (is_first)

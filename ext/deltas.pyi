@@ -1,21 +1,21 @@
-"""Encodes frames of one stream as differences to earlier ones. After a ValueError an object is unusable."""
+"""Encodes frames of a stream as differences to earlier frames. Unusable after a ValueError."""
 
 class Encoder:
-    """The sending side: keeps at most *bytes_max* of tables."""
+    """The sender; keeps at most *bytes_max* of tables."""
 
     kept_bytes: int
     bytes_max: int
 
     def __init__(self, bytes_max: int) -> None: ...
     def encode(self, frame: bytes) -> bytes:
-        """Return what goes in place of a frame whose payload is not deflated. ValueError."""
+        """Return the encoded frame; its payload must not be deflated. Raises ValueError."""
 
 class Decoder:
-    """The receiving side, of a stream whose sender keeps no more than *bytes_max*."""
+    """The receiver of a stream whose sender keeps at most *bytes_max*."""
 
     kept_bytes: int
     bytes_max: int
 
     def __init__(self, bytes_max: int) -> None: ...
     def decode(self, data: bytes) -> bytes:
-        """Return the frame, byte for byte; whether it is, its own checksum says. ValueError."""
+        """Return the frame; the caller checks its checksum. Raises ValueError."""

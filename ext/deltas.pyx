@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Encodes frames of one stream as differences to earlier frames, and decodes them, byte for byte.
+"""Encodes frames of a stream as differences to earlier frames, and decodes them, byte for byte.
 
-Both sides keep the last cells of each table, within a limit. `contract/stream.py` describes the layout, and `deltas_cells.pxd`
-the encoding of cells.
+Both sides keep the last cells of each table, within a limit. `contract/stream.py` describes the
+layout, and `deltas_cells.pxd` the encoding of cells.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
@@ -14,23 +14,23 @@ from libc.string cimport memcmp, memcpy, memset
 from deltas_cells cimport *
 
 cdef enum:
-    HEADER = 72         # of a frame, in front of its payload (contract/frame.py)
+    HEADER = 72         # bytes of a frame before its payload (contract/frame.py)
     TABLES_MAX = 128
     ROWS_MAX = 4096
     COLUMNS_MAX = 512
-    SLOTS = 126         # tables that are kept
-    PASSING = 126       # the slot of a table that is not
-    SEEN_MAX = 256      # names remembered
-    SLOT_OVERHEAD = 512  # what a kept table costs beside its cells and names, bytes
+    SLOTS = 126         # kept tables
+    PASSING = 126       # slot number of a table that is not kept
+    SEEN_MAX = 256      # remembered names
+    SLOT_OVERHEAD = 512  # bytes of a kept table besides its cells and names
     DEFINED = 1
     SOME_ROWS = 2
 cdef uint64_t PAYLOAD_MAX = 8 << 20
-#: Which rows of its slot the table in hand has. One for all: anyone who uses it holds the GIL.
+#: Rows of the slot that the current table has. Shared by all objects: its users hold the GIL.
 cdef uint16_t[ROWS_MAX] CHOSEN
 
 
 cdef class _Slot:
-    """The last cells of one table, and its name and keys as they stand in a frame."""
+    """The last cells of a table, and its name and keys as in a frame."""
 
     cdef bytes name, keys
     cdef Py_ssize_t number, cost
@@ -51,7 +51,7 @@ cdef class _Slot:
 
 
 cdef class _Context:
-    """What one direction of one stream remembers, within a limit in bytes."""
+    """The state of one side of a stream, within a limit in bytes."""
 
     cdef dict by_name
     cdef list slots
@@ -59,14 +59,14 @@ cdef class _Context:
     cdef uint64_t sequence, boottime, wall_ahead
     cdef bytes ids
     cdef bint _broken
-    cdef bytearray out  # while a frame is being made
+    cdef bytearray out  # the frame under construction
 
     def __cinit__(self, Py_ssize_t bytes_max):
         self.by_name, self.slots, self.bytes_max = {}, [], bytes_max
         self.ids = bytes(32)
 
     cdef _Slot define(self, bytes name, bytes keys, Py_ssize_t rows, Py_ssize_t width, Py_ssize_t number):
-        """Make a slot; kept unless *number* is PASSING."""
+        """Create a slot; it is kept unless *number* is PASSING."""
         cdef _Slot slot = _Slot(name, keys, rows, width, number), before
         if number == PASSING:
             return slot
@@ -82,7 +82,7 @@ cdef class _Context:
         return slot
 
     cdef bytes run(self, bytes data):
-        """Code one frame. After an error this side no longer knows what the other holds."""
+        """Encode or decode a frame. After an error the state of the other side is unknown."""
         if self._broken:
             raise ValueError("an earlier frame of this stream failed")
         self._broken, self.out = True, bytearray()
@@ -99,8 +99,8 @@ cdef class _Context:
 
 
 cdef class Encoder(_Context):
-    cdef set seen  # names of tables that came before
-    cdef Py_ssize_t used  # bytes of `out`, which is longer until the frame is made
+    cdef set seen  # names of earlier tables
+    cdef Py_ssize_t used  # used bytes of `out`
 
     def __cinit__(self, Py_ssize_t bytes_max):
         self.seen = set()
@@ -130,7 +130,7 @@ cdef class Encoder(_Context):
         return 0
 
     cdef uint8_t *_room(self, Py_ssize_t size) except NULL:
-        """Return where the next *size* bytes of the frame may stand."""
+        """Return the position for the next *size* bytes of the frame."""
         if len(self.out) < self.used + size:
             PyByteArray_Resize(self.out, 2 * (self.used + size))
         return <uint8_t *>PyByteArray_AS_STRING(self.out) + self.used
@@ -154,7 +154,7 @@ cdef class Encoder(_Context):
         return to
 
     cdef const uint8_t *_table(self, const uint8_t *at, const uint8_t *end) except NULL:
-        """Append the table at *at*; return where the next is."""
+        """Append the table at *at*; return the position of the next table."""
         cdef Py_ssize_t rows = 0, width = 0
         cdef uint64_t offset
         cdef const uint8_t *offset_at = need(at, end, 9 + need(at, end, 1)[0]) + 1 + at[0]
@@ -173,10 +173,10 @@ cdef class Encoder(_Context):
         return packed + (rows * width + 7) // 8 + 8 * rows * width
 
     cdef Py_ssize_t _number(self, _Slot before, bytes name, Py_ssize_t cost):
-        """Which slot a table with new keys takes: its own, the next, or none when they are full.
+        """Return the slot for a table with new keys: its own, the next, or PASSING if all are full.
 
-        None either when it comes for the first time: a stream begins with all tables, and those of each second
-        are to find room before those of each minute.
+        Also PASSING at a table's first time: a stream begins with all tables, and the tables of
+        each second must get slots before the tables of each minute.
         """
         cdef Py_ssize_t free_bytes = self.bytes_max - self.kept_bytes - cost - SLOT_OVERHEAD
         if name not in self.seen:
@@ -188,7 +188,7 @@ cdef class Encoder(_Context):
         return len(self.slots) if free_bytes >= 0 and len(self.slots) < SLOTS else PASSING
 
     cdef bint _rows_of(self, _Slot slot, const uint8_t *keys, Py_ssize_t size, Py_ssize_t rows, Py_ssize_t width):
-        """Find each of the table's rows in *slot*, in order, and say whether they are all there."""
+        """Find each of the table's rows in *slot*, in order; return whether all were found."""
         cdef const uint8_t *known = <const uint8_t *>PyBytes_AS_STRING(slot.keys)
         cdef Py_ssize_t known_size = len(slot.keys), at = 4 + 2 * width, before = at, row = 0, found = 0
         if size == known_size and not memcmp(keys, known, size):
@@ -323,12 +323,12 @@ cdef class Decoder(_Context):
         return self.define(name, PyBytes_FromStringAndSize(<const char *>keys, key - keys), rows, width, number)
 
     cdef const uint8_t *_fill(self, _Slot slot, const uint8_t *at, const uint8_t *end, Py_ssize_t rows, bint validity) except NULL:
-        """Append the table to the frame, its cells brought up to date."""
+        """Append the table to the frame, with updated cells."""
         cdef Py_ssize_t width = slot.table.width, count = rows * width, begin = len(self.out), keys_size
         cdef Py_ssize_t size = len(slot.name) + 8 + 4 + 2 * width + (count + 7) // 8 + 8 * count
         cdef const uint8_t *known = <const uint8_t *>PyBytes_AS_STRING(slot.keys)
         cdef Py_ssize_t row, found = 0, key = 4 + 2 * width
-        size += len(slot.keys)  # of some rows: no more than that
+        size += len(slot.keys)  # an upper bound if the table has only some rows
         if begin - HEADER + <uint64_t>size > PAYLOAD_MAX:
             raise ValueError(f"it would restore to more than {PAYLOAD_MAX} bytes")
         PyByteArray_Resize(self.out, begin + size)
@@ -356,8 +356,6 @@ cdef class Decoder(_Context):
         return at
 
 
-# Rows ----------------------------------------------------------------------------------------
-
 cdef Py_ssize_t _take_all(Py_ssize_t rows) noexcept nogil:
     cdef Py_ssize_t row
     for row in range(rows):
@@ -373,8 +371,6 @@ cdef Py_ssize_t _choose(const uint8_t *bits, Py_ssize_t rows) noexcept nogil:
             found += 1
     return found
 
-
-# Reading -------------------------------------------------------------------------------------
 
 cdef const uint8_t *get(const uint8_t *at, const uint8_t *end, uint64_t *value) except NULL:
     cdef int shift = 0
@@ -396,7 +392,7 @@ cdef const uint8_t *need(const uint8_t *at, const uint8_t *end, Py_ssize_t count
 
 
 cdef const uint8_t *keys_until(const uint8_t *at, const uint8_t *end, Py_ssize_t *rows, Py_ssize_t *width) except NULL:
-    """Read how many rows and columns a table has; return where the columns' ids and the rows' names end."""
+    """Read a table's numbers of rows and columns; return the end of column ids and row names."""
     need(at, end, 4)
     rows[0], width[0] = at[0] | at[1] << 8, at[2] | at[3] << 8
     if rows[0] > ROWS_MAX or not 0 < width[0] <= COLUMNS_MAX or 9 * <uint64_t>(rows[0] * width[0]) > PAYLOAD_MAX:

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Cells as differences to those before, in few bits, and back. C only, no Python object.
+"""Encodes cells as differences to earlier cells, in few bits, and decodes them. C only.
 
-Cells go in batches of eight devices of one signal. A bit a batch says whether any of them changed; of those
-that did, a code a batch says how many bits each difference takes. A double that is a decimal of few places
-(watts of milliwatts, a ratio of percents) differs as a whole number of its last place: as bits it is noise.
+A batch has the cells of a signal for eight devices. A bit per batch says whether a cell changed; a
+code per changed batch gives the bits of each difference. A double that is a decimal of few places
+(watts from milliwatts, a ratio from percents) is encoded as the difference of whole numbers of its
+last place: its bits would be noise.
 """
 
 from libc.math cimport fabs, llrint
@@ -13,25 +14,23 @@ from libc.string cimport memcpy, memset
 from planes cimport turn
 
 cdef enum:
-    #: Flag of a table whose cells are not valid just where they were before.
+    #: Flag of a table whose set of valid cells changed.
     VALIDITY = 4
     BATCH = 8
-    #: Bits of a difference of cells as they are: the codes up to here.
+    #: Bits of a difference of unconverted cells: the codes up to here.
     WIDTH_MAX = 64
-    #: Bits of a difference of decimals: the codes after, once for each of this many places.
+    #: Bits of a difference of decimals: the codes after WIDTH_MAX, in a range per number of places.
     DECIMAL_WIDTH_MAX = 47
     DECIMALS = 4
 
 
 cdef struct Cells:
-    #: The last cells of a table: column by column, as a Block has them.
+    #: The last cells of a table, column by column, as in a Block.
     Py_ssize_t rows
     Py_ssize_t width
     uint64_t *cells
     uint8_t *valid
 
-
-# Numbers -------------------------------------------------------------------------------------
 
 cdef inline uint64_t zigzag(uint64_t step) noexcept nogil:
     return (step << 1) ^ (0 - (step >> 63))
@@ -50,7 +49,7 @@ cdef inline Py_ssize_t bit_length(uint64_t value) noexcept nogil:
 
 
 cdef inline uint8_t *put(uint8_t *to, uint64_t value) noexcept nogil:
-    """Seven bits a byte, lowest first, the highest bit of each says that more follow."""
+    """Append *value*: seven bits per byte, lowest first; the highest bit means that more follow."""
     while value >= 128:
         to[0] = <uint8_t>(value | 128)
         value >>= 7
@@ -60,7 +59,7 @@ cdef inline uint8_t *put(uint8_t *to, uint64_t value) noexcept nogil:
 
 
 cdef inline double places_of(Py_ssize_t at) noexcept nogil:
-    """What makes whole numbers of decimals: of ones, percents, thousandths, millionths."""
+    """Return the factor that makes decimals whole: 1, 100, 1000 or 1000000."""
     return 1.0 if at == 0 else 100.0 if at == 1 else 1000.0 if at == 2 else 1000000.0
 
 
@@ -77,7 +76,7 @@ cdef inline uint64_t as_cell(double value) noexcept nogil:
 
 
 cdef inline bint is_decimal(uint64_t cell, double places, int64_t *whole) noexcept nogil:
-    """Whether the double is a whole number of that place, to the bit; *whole* is then that number."""
+    """Return whether the double is exactly *whole* / *places*, and set *whole*."""
     # Whole numbers below 2**53 are doubles.
     cdef double value = as_double(cell)
     if not fabs(value * places) < 9007199254740992.0:
@@ -91,10 +90,8 @@ cdef inline int64_t nearest(uint64_t cell, double places) noexcept nogil:
     return llrint(value * places) if fabs(value * places) < 9007199254740992.0 else 0
 
 
-# Cells ---------------------------------------------------------------------------------------
-
 cdef inline uint8_t *put_validity(uint8_t *to, uint8_t *flags, Cells *table, const uint8_t *packed, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
-    """Take over which cells are valid, and put the bits if any is not as before."""
+    """Update the valid cells, and append their bits if any changed."""
     cdef Py_ssize_t column, row, i, cell, bits = (rows * table.width + 7) // 8
     cdef uint8_t one, changed = 0
     for column in range(table.width):
@@ -120,7 +117,7 @@ cdef inline const uint8_t *get_validity(const uint8_t *at, Cells *table, const u
 
 
 cdef inline uint8_t *put_cells(uint8_t *to, Cells *table, const uint8_t *packed, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
-    """Put the batches; NULL if a cell that is not valid does not repeat the one before it."""
+    """Append the batches; NULL if an invalid cell does not repeat the previous cell."""
     cdef Py_ssize_t count = rows * table.width, per_column = (rows + BATCH - 1) // BATCH
     cdef Py_ssize_t batch, size, row, i, byte, used = 0
     cdef const uint8_t *plane = packed + (count + 7) // 8
@@ -131,7 +128,7 @@ cdef inline uint8_t *put_cells(uint8_t *to, Cells *table, const uint8_t *packed,
     cdef uint64_t[BATCH] now
     cdef uint64_t[BATCH] folded
     cdef uint64_t *last
-    # The differences are put past where all codes could stand, and moved up once it is known where they end.
+    # The differences are appended after the space for all codes, and moved once the codes end.
     cdef uint8_t *bits = codes + per_column * table.width
     memset(to, 0, 8 * count + (codes - to) + per_column * table.width)
     for batch in range(per_column * table.width):
@@ -164,7 +161,7 @@ cdef inline uint8_t *put_cells(uint8_t *to, Cells *table, const uint8_t *packed,
 
 
 cdef inline uint8_t fold(const uint64_t *now, const uint64_t *last, const uint16_t *chosen, Py_ssize_t size, uint64_t *folded) noexcept nogil:
-    """Find the shortest differences of a batch and return their code; 0: there are none."""
+    """Find the shortest differences of a batch; return their code, 0 without a difference."""
     cdef uint64_t most = 0, step
     cdef int64_t[BATCH] whole
     cdef Py_ssize_t i, place, width, decimal_width
@@ -192,7 +189,7 @@ cdef inline uint8_t fold(const uint64_t *now, const uint64_t *last, const uint16
 
 
 cdef inline Py_ssize_t width_of(uint8_t code) noexcept nogil:
-    """Bits of each difference; 0 for a code that means nothing."""
+    """Return the bits of each difference; 0 for an invalid code."""
     if code <= WIDTH_MAX:
         return code
     if code > WIDTH_MAX + DECIMALS * DECIMAL_WIDTH_MAX:
@@ -221,7 +218,7 @@ cdef inline uint64_t get_bits(const uint8_t *bits, Py_ssize_t used, Py_ssize_t w
 
 
 cdef inline uint64_t get_bits_of(const uint8_t *bits, Py_ssize_t used, Py_ssize_t width, const uint8_t *end) noexcept nogil:
-    """As `get_bits`, with one load where eight bytes can be read at once."""
+    """As `get_bits`, with a single load if eight bytes can be read."""
     cdef uint64_t value
     if width > 56 or end - (bits + (used >> 3)) < 8:
         return get_bits(bits, used, width)
@@ -230,7 +227,7 @@ cdef inline uint64_t get_bits_of(const uint8_t *bits, Py_ssize_t used, Py_ssize_
 
 
 cdef inline const uint8_t *get_cells(const uint8_t *at, const uint8_t *end, Cells *table, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
-    """Bring the slot's cells up to date; NULL, and nothing is changed, if the bytes are not whole batches."""
+    """Update the slot's cells; NULL, without a change, if the bytes are not complete batches."""
     cdef Py_ssize_t per_column = (rows + BATCH - 1) // BATCH, batches = per_column * table.width
     cdef Py_ssize_t batch, row, i, size, used = 0, width
     cdef const uint8_t *changed = at
@@ -271,7 +268,7 @@ cdef inline const uint8_t *get_cells(const uint8_t *at, const uint8_t *end, Cell
 
 
 cdef inline uint8_t *pack_cells(uint8_t *to, Cells *table, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
-    """As `columns.pack`: validity, then differences to the row before, by byte plane."""
+    """Encode as `columns.pyx`: validity, then differences to the previous row, by byte plane."""
     cdef Py_ssize_t count = rows * table.width, column, batch, row, i, at, size, cell
     cdef uint8_t *plane = to + (count + 7) // 8
     cdef uint64_t before, last

@@ -4,21 +4,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 class DeviceKeys:
-    """Rows from 0 on, in the order in which they are added; none ever goes, but one may be given to another device."""
+    """Rows from 0, in the order of `add`. A row is never removed, but may be renamed."""
 
     def __len__(self) -> int: ...
     def bind(self, hosts: NDArray[np.int32]) -> None:
-        """Put each row's host into this array from now on, which has those of the rows before. ValueError: it is short."""
+        """Store hosts of rows in this array, which has those of earlier rows. Raises ValueError."""
     def find(self, host: int, name: str) -> int:
-        """Return the device's row; -1 when it has none."""
+        """Return the device's row, or -1."""
     def add(self, host: int, name: str) -> int:
-        """Return the row of a device that has none yet. Raises ValueError if it has, its name is too long, or
-        there is no room for its host.
+        """Return the new row of a device.
+
+        Raises ValueError for a device with a row, a long name, or without space for its host.
         """
     def rename(self, row: int, name: str) -> None:
-        """Give a row to another device of its host, which has none yet; the one before has none any more.
+        """Give a row to another device of its host, which has none yet.
 
-        Raises IndexError; ValueError if it has one, or its name is too long.
+        Raises IndexError; ValueError for a device with a row, or a name that is too long.
         """
     def name(self, row: int) -> str:
-        """Return the name of a row. IndexError."""
+        """Return the name of a row's device. Raises IndexError."""

@@ -1,12 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Index of devices: (host, name) -> row, and back, in few bytes per device.
 
-A dict of tuples takes 300 bytes per device, and a fleet has millions of devices: links, PCIe functions. Names are stored one
-after another in one block of memory, without the prefix that they share with the previous one: the links of a GPU begin with
-its UUID. A hash table of rows, at most three quarters full, finds them.
+A dict of tuples takes 300 bytes per device, and a fleet has millions of devices: links, PCIe
+functions. Names are stored one after another in a block of memory, without the prefix that they
+share with an earlier name: the links of a GPU begin with its UUID. A hash table of rows, at most
+three quarters full, finds them.
 
-When a row is reused for another device of its host, the new name is appended; all names are rewritten once there are too many
-such rows.
+When a row is reused for another device of its host, the new name is appended; all names are
+rewritten after too many renames.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -20,30 +21,30 @@ cdef enum:
     FIRST = 64
     NAME_BYTES_MAX = 255
     ROWS_MAX = 0x7FFF0000
-    #: This many names stand behind one number that says where.
+    #: Names per entry of `begins`.
     BLOCK = 8
-    #: Before a name: its size, how much of it is as in an earlier one, and if any is, how far back that stands.
+    #: Bytes before a name: its size, the length of a shared prefix, and then the distance to it.
     HEAD = 2
     HEAD_SHARED = 4
     BACK_MAX = 0xFFFF
-    #: In the table of rows: one stood here whose name is another now.
+    #: Slot of a renamed row's old name.
     GONE = -2
-    #: Names are rewritten after this many new ones, and an eighth of all.
+    #: Renames before all names are rewritten, plus an eighth of the rows.
     RENAMED_MIN = 64
 
 
 cdef class DeviceKeys:
     cdef Py_ssize_t count
-    cdef int32_t[::1] hosts           # of each row, as whoever uses this has them
+    cdef int32_t[::1] hosts           # host per row, in the caller's array
     cdef Py_ssize_t used, text_room   # bytes of names
     cdef Py_ssize_t blocks_room
     cdef Py_ssize_t slot_count        # a power of two
-    cdef uint8_t *text                # of each row its name
-    cdef uint64_t *begins             # where the names of each BLOCK of rows do
-    cdef uint64_t whole               # where the last name that stands whole does
-    cdef int32_t *slots               # a row, or -1
+    cdef uint8_t *text                # names of the rows
+    cdef uint64_t *begins             # position in `text` of each BLOCK of names
+    cdef uint64_t whole               # position of the last name without a shared prefix
+    cdef int32_t *slots               # a row, -1 (empty) or GONE
     cdef uint64_t seed
-    cdef uint64_t *renamed            # of each row 1 + where its new name stands in `others`, 0: it has none; or NULL
+    cdef uint64_t *renamed            # per row 1 + position in `others`, or 0; may be NULL
     cdef Py_ssize_t renamed_room, renamed_count
     cdef uint8_t *others
     cdef Py_ssize_t others_used, others_room
@@ -123,7 +124,7 @@ cdef class DeviceKeys:
             self._write_anew()
 
     cdef int _fit_renamed(self, Py_ssize_t size) except -1:
-        """Make room for one more new name."""
+        """Reserve memory for another new name."""
         cdef Py_ssize_t more
         if self.renamed_room < self.count:
             more = self.count + self.count // 4
@@ -137,7 +138,7 @@ cdef class DeviceKeys:
         return 0
 
     cdef int _write_anew(self) except -1:
-        """Write the names of all rows one after another, and the table of rows without what is gone."""
+        """Rewrite the names of all rows, and the table of rows without GONE slots."""
         cdef uint8_t[NAME_BYTES_MAX] name
         cdef Py_ssize_t row, size
         cdef DeviceKeys anew = DeviceKeys()
@@ -162,8 +163,11 @@ cdef class DeviceKeys:
         return PyUnicode_DecodeUTF8(<const char *>name, _take(self._at(row), name), NULL)
 
     cdef void _put(self, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-        """Append a name. What it shares with the last whole one is left out if that is the most of it: else later
-        ones, which are more like this one, would have little to share."""
+        """Append a name, without the prefix that it shares with the last whole name.
+
+        Only if the prefix is more than half of the name: otherwise later names, which resemble this
+        name more, would share little.
+        """
         cdef uint64_t back = self.used - self.whole
         cdef uint8_t *to = self.text + self.used
         cdef const uint8_t *whole = self.text + self.whole
@@ -184,7 +188,7 @@ cdef class DeviceKeys:
         self.used = to + size - shared - self.text
 
     cdef const uint8_t *_at(self, Py_ssize_t row) noexcept nogil:
-        """Return where the name of a row is."""
+        """Return the position of a row's name."""
         if row < self.renamed_room and self.renamed[row]:
             return self.others + self.renamed[row] - 1
         cdef const uint8_t *at = self.text + self.begins[row // BLOCK]
@@ -193,7 +197,7 @@ cdef class DeviceKeys:
         return at
 
     cdef Py_ssize_t _slot(self, int32_t host, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-        """Return where the device's row is, or where it would be."""
+        """Return the slot of the device's row, or the slot for a new row."""
         cdef Py_ssize_t at = _hash(self.seed, host, name, size) & (self.slot_count - 1)
         cdef int32_t row = self.slots[at]
         while row != -1:
@@ -204,7 +208,7 @@ cdef class DeviceKeys:
         return at
 
     cdef int _fit(self, Py_ssize_t size) except -1:
-        """Make room for one more."""
+        """Reserve memory for another row."""
         cdef Py_ssize_t more
         if self.count == self.blocks_room * BLOCK:
             more = max(<Py_ssize_t>FIRST, self.blocks_room + self.blocks_room // 4)
@@ -235,19 +239,19 @@ cdef class DeviceKeys:
 
 
 cdef inline const uint8_t *_next(const uint8_t *at) noexcept nogil:
-    """Return where the name after the one at *at* is."""
+    """Return the position of the next name."""
     return at + at[0] - at[1] + (HEAD_SHARED if at[1] else HEAD)
 
 
 cdef inline const uint8_t *_shared(const uint8_t *at) noexcept nogil:
-    """Return the whole name that the one at *at* begins as."""
+    """Return the whole name that has the shared prefix of the name at *at*."""
     cdef uint16_t back
     memcpy(&back, at + HEAD, 2)
     return at - back + HEAD
 
 
 cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
-    """Assemble the name at *at*; return its size."""
+    """Copy the name at *at* to *name*; return its size."""
     if at[1]:
         memcpy(name, _shared(at), at[1])
         memcpy(name + at[1], at + HEAD_SHARED, at[0] - at[1])
@@ -257,7 +261,7 @@ cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
 
 
 cdef bint _is(const uint8_t *at, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-    """Return whether the name at *at* is this one."""
+    """Return whether the name at *at* equals *name*."""
     if at[0] != size:
         return False
     if not at[1]:
@@ -273,7 +277,7 @@ cdef void *_more(void *before, Py_ssize_t size) except NULL:
 
 
 cdef uint32_t _hash(uint64_t seed, int32_t host, const uint8_t *name, Py_ssize_t size) noexcept nogil:
-    """FNV-1a of 64 bits, its halves folded. Seeded: names are the agents' to choose."""
+    """Return a 64-bit FNV-1a hash, folded to 32 bits. Seeded: agents choose the names."""
     cdef uint64_t found = seed ^ <uint64_t><uint32_t>host
     cdef Py_ssize_t i
     found *= 1099511628211u

@@ -21,8 +21,8 @@ cdef enum:
     INTERFACE_BYTES = 16  # IFNAMSIZ, its zero byte included
     PAGE_BYTES = 4096
     LIMIT = 16384
-    # The kernel writes as many values as the driver has, whatever room it was told of; so the room is
-    # the most that is accepted, and behind it stands a page that may not be written: EFAULT, no damage.
+    # The kernel writes all values of the driver, regardless of the buffer's size. So the buffer has
+    # the accepted maximum, and the page after it is not writable: EFAULT, no damage.
     ROOM_BYTES = LIMIT * NAME_BYTES + PAGE_BYTES
 
     CMD_GDRVINFO = 0x03
@@ -44,7 +44,7 @@ cdef packed struct SetInfo:
     uint64_t mask
     uint32_t count
 
-cdef struct Header:  # of ETHTOOL_GSTRINGS, three words, and of ETHTOOL_GSTATS, two
+cdef struct Header:  # ETHTOOL_GSTRINGS has three words, ETHTOOL_GSTATS two
     uint32_t cmd
     uint32_t first
     uint32_t second
@@ -143,7 +143,7 @@ cdef class DriverStatistics:
         return 0
 
     cdef int _ask(self, interface) except -1:
-        """Send what is in the buffer. It is called with the room filled, and fills it."""
+        """Send the request in the buffer; the answer replaces it. Raises OSError."""
         cdef Request request
         cdef bytes name = os.fsencode(interface)
         cdef int fd = self.fd, result, error
@@ -174,7 +174,7 @@ cdef class DriverStatistics:
 
 
 cdef bytes _text(const char *field):
-    """Return a field of 32 bytes up to its first zero byte, which it need not have."""
+    """Return a field of up to 32 bytes, to its first zero byte if it has one."""
     cdef Py_ssize_t size = 0
     while size < NAME_BYTES and field[size]:
         size += 1

@@ -55,17 +55,17 @@ cdef extern from *:
 
 cdef enum:
     FIRST_BYTES = 4096
-    # The kernel breaks a text off only where its next line would not fit; so what is this short is at its end.
+    # The kernel ends a read early only if the next line does not fit; a shorter read is at the end.
     SHORT_BYTES = FIRST_BYTES // 2
     FILE_MOST_BYTES = 1 << 20
     ENTRIES_BYTES = 8192
     CORES_MOST = 65536
-    HOST_VALUES = 14  # of HostTimes
+    HOST_VALUES = 14  # fields of HostTimes
     PRESSURE_VALUES = 10
     MEMORY_VALUES = 2
     NAMES_MOST = 64
-    # Of /proc/PID/stat, behind the name (proc(5) counts them from 3), and of its flags that of a thread of the kernel
-    # (include/linux/sched.h).
+    # Fields of /proc/PID/stat after the name (proc(5) counts from 3), and the flag of a kernel
+    # thread (include/linux/sched.h).
     FLAGS_FIELD = 6
     START_FIELD = 19
     PF_KTHREAD = 0x00200000
@@ -96,7 +96,7 @@ cdef class KeptFile:
         return PyBytes_FromStringAndSize(self.buffer, size)
 
     cdef Py_ssize_t _fill(self) except -1:
-        """Read the file into the buffer; return how many bytes it has, 0 when it cannot be read."""
+        """Read the file into the buffer; return its size, 0 if it cannot be read."""
         cdef size_t size = 0
         cdef ssize_t got = 1
         cdef const char *path = self.path
@@ -106,7 +106,7 @@ cdef class KeptFile:
                 self._grow()
             with nogil:
                 if self.fd < 0:
-                    # What is no file (a FIFO in its place) must not hold us.
+                    # O_NONBLOCK: a FIFO in its place must not block.
                     self.fd = c_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
                 got = -1 if self.fd < 0 else pread(self.fd, self.buffer + size, self.room - size, size)
                 while got < 0 and errno == EINTR:
@@ -195,7 +195,7 @@ cdef class Glance:
                 self.fd = c_open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NONBLOCK)
             if self.fd >= 0:
                 seen = _entries(self.fd)
-                if not seen:  # nothing is in it, or it is no longer the folder of that name
+                if not seen:  # the folder is empty, or was replaced
                     c_close(self.fd)
                     self.fd = -1
         return seen
@@ -206,7 +206,7 @@ cdef class Glance:
 
 
 cdef uint64_t _entries(int fd) noexcept nogil:
-    """Return a sum over the names and inodes of a folder, whatever their order; 0 when there is none."""
+    """Return a sum over a folder's names and inodes, independent of their order; 0 if empty."""
     cdef char buffer[ENTRIES_BYTES]
     cdef uint64_t seen = 0
     cdef long got, at
@@ -287,7 +287,6 @@ cdef class Places:
             i += 1
 
     cdef void _put(self, Py_ssize_t row, const Value *values) noexcept nogil:
-        """Fill the columns of a row that is there, with as many values."""
         cdef Py_ssize_t i, at
         cdef double number
         for i in range(self.count):
@@ -355,7 +354,7 @@ cdef class CoreTimes:
         return HostTimes(*_objects(values, HOST_VALUES))
 
     cdef int _take(self, const char *text, const char *end, Value *values) except -1:
-        """Take a text of /proc/stat; *values* are those of HostTimes, in their order."""
+        """Process a text of /proc/stat; *values* are those of HostTimes, in their order."""
         cdef const char *line_end
         memset(values, 0, HOST_VALUES * sizeof(Value))
         self._begin()
@@ -418,9 +417,9 @@ cdef class CoreTimes:
         self._busiest(shares.total, values + 6)
 
     cdef void _busiest(self, double total, Value *values) noexcept nogil:
-        """Put the busiest core's share and number, and how many have no room left.
+        """Set the busiest core's share and number, and the number of saturated cores.
 
-        All cores' clocks run alike, so a core's time is the total by the number of cores.
+        All cores' clocks advance alike, so a core's time is the total by the number of cores.
         """
         cdef Py_ssize_t i, busiest = 0, saturated = 0
         cdef double ticks, idled, least = 0
@@ -444,7 +443,7 @@ cdef class CoreTimes:
         cdef Py_ssize_t i, k = 0
         cdef Shares shares
         found = {}
-        for i in range(self.now_count):  # the kernel names them in the order of their numbers
+        for i in range(self.now_count):  # the kernel lists cores in ascending order
             while k < self.before_count and self.before[k].number < self.now[i].number:
                 k += 1
             if k == self.before_count or self.before[k].number != self.now[i].number:
@@ -511,7 +510,7 @@ cdef class HostPass:
             return False
         self.times._take(self.stat.buffer, self.stat.buffer + size, values)
         self._press(0, cpu)
-        at[0], at[1] = cpu[0], cpu[2]  # of the host as a whole the kernel says 0 for `full` of cpu
+        at[0], at[1] = cpu[0], cpu[2]  # for the whole host the kernel reports `full` of cpu as 0
         self._press(1, at + 2)
         self._press(2, at + 6)
         names[0], names[1] = b"MemAvailable:", b"Dirty:"
@@ -536,7 +535,7 @@ def task_fields(const uint8_t[::1] data not None):
     cdef const char *state = NULL
     cdef uint64_t number, flags = 0, start
     cdef int field
-    while behind > text and (behind - 1)[0] != c")":  # the last one: the name may hold others
+    while behind > text and (behind - 1)[0] != c")":  # the last `)`: the name may contain others
         behind -= 1
     if not _number(&at, end, &number) or not _begins(at, behind, b" (") or number >= U32_MAX:
         return None
@@ -608,7 +607,7 @@ cdef class DiskRows:
                 self.places._put(row, values)
 
     cdef Py_ssize_t _row_of(self, const Disk *disk, Py_ssize_t first):
-        """Return the row of a disk, or -1. The kernel names them mostly in the order of the rows, from *first* on."""
+        """Return the row of a disk, or -1. Usually the kernel lists disks in the rows' order."""
         cdef Py_ssize_t k, row, count = len(self.names)
         cdef bytes name
         for k in range(count):

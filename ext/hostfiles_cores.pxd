@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What a core did, and its shares between two readings. C only, no Python object."""
+"""A core's times in /proc/stat, and its shares between two readings. C only."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
@@ -7,7 +7,7 @@ from libc.string cimport memset
 from hostfiles_texts cimport U32_MAX, _is_blank, _number
 
 cdef enum:
-    TICKS_BITS_MOST = 56  # a thousand cores for a million years; sums of these fit 64 bits
+    TICKS_BITS_MOST = 56  # a thousand cores for a million years; sums still fit into 64 bits
     TIMES = 8  # user nice system idle iowait irq softirq steal
 
 cdef struct Times:  # ticks since boot, of one core or of all together
@@ -23,13 +23,13 @@ cdef struct Core:
     Times times
 
 cdef struct Shares:
-    double total  # ticks that passed; 0: nothing is known
+    double total  # elapsed ticks; 0: unknown
     double user
     double system
     double idle
     double iowait
     double steal
-    double interrupt  # below 0: not known
+    double interrupt  # negative: unknown
 
 
 cdef inline Shares _shares(const Times *old, const Times *new) noexcept nogil:
@@ -38,7 +38,7 @@ cdef inline Shares _shares(const Times *old, const Times *new) noexcept nogil:
     memset(&shares, 0, sizeof(Shares))
     if new.user < old.user or new.system < old.system or new.steal < old.steal:
         return shares
-    # A kernel may let idle and iowait fall (proc(5)): a step back counts as none.
+    # The kernel may decrease idle and iowait (proc(5)): a decrease counts as 0.
     idle = new.idle - old.idle if new.idle > old.idle else 0
     iowait = new.iowait - old.iowait if new.iowait > old.iowait else 0
     shares.total = <double>(new.user - old.user + new.system - old.system + idle + iowait + new.steal - old.steal)

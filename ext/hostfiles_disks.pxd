@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Lines of /proc/diskstats. C only, no Python object."""
+"""Lines of /proc/diskstats. C only."""
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -10,8 +10,8 @@ cdef enum:
     DISK_FIELDS_MOST = 17
     DISK_FIELDS_LEAST = 11
     DISK_VALUES = 14
-    SECTOR_BYTES = 512  # the unit of diskstats, whatever the device's own
-    INFLIGHT_BITS_MOST = 31  # above this it is the kernel's own count gone below zero
+    SECTOR_BYTES = 512  # unit of diskstats for every device
+    INFLIGHT_BITS_MOST = 31  # a greater number is a negative count of the kernel
 
 cdef struct Disk:  # a line of diskstats
     const char *name
@@ -21,7 +21,7 @@ cdef struct Disk:  # a line of diskstats
 
 
 cdef inline Py_ssize_t _disk_counts(const char *text, const char *end, Value *counts) noexcept nogil:
-    """Put the counts of a line, the most that are known; return how many, 0 when one is none."""
+    """Set the known counts of a line; return their number, 0 if a column is not a count."""
     cdef Py_ssize_t count = 0
     while count < DISK_FIELDS_MOST:
         text = _blanks(text, end)
@@ -37,10 +37,10 @@ cdef inline Py_ssize_t _disk_counts(const char *text, const char *end, Value *co
 
 
 cdef inline bint _disk_values(const Disk *disk, Value *values) noexcept nogil:
-    """Put a line's values in the order in which the kernel has them, without what was merged, sectors as bytes.
+    """Set a line's values in the kernel's order, without merges, with sectors in bytes.
 
-    False: a column is no count, or there are too few. Kernels before 4.18 have no discards, those before 5.5 no
-    flushes. All are missing when the bytes of one are more than 64 bits hold.
+    False: a column is not a count, or there are too few. Kernels before 4.18 have no discards,
+    before 5.5 no flushes. All values are missing if a number of bytes exceeds 64 bits.
     """
     cdef Value counts[DISK_FIELDS_MOST]
     cdef Py_ssize_t count = _disk_counts(disk.counts, disk.end, counts), i, at = 0
@@ -61,7 +61,7 @@ cdef inline bint _disk_values(const Disk *disk, Value *values) noexcept nogil:
 
 
 cdef inline bint _next_disk(const char **text, const char *end, Disk *disk) noexcept nogil:
-    """Go to the next line that names a disk, and behind it. False: there is none."""
+    """Advance past the next line that names a disk. False at the end."""
     cdef uint64_t number
     cdef const char *at
     while text[0] < end:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The statistics of an NFS mount, of /proc/self/mountstats. C only, no Python object."""
+"""The statistics of an NFS mount in /proc/self/mountstats. C only."""
 
 from libc.string cimport memcmp, memcpy, memset, strlen
 
@@ -7,7 +7,7 @@ from hostfiles_texts cimport U64_MAX, Value, _blanks, _first, _is_blank, _line_e
 
 cdef enum:
     NFS_COLUMNS = 12
-    NFS_CALLS = 3  # behind age and bytes: reads and writes, 7 values each, and the sums of all, 4
+    NFS_CALLS = 3  # after age and bytes: reads and writes with 7 values each, and 4 sums of all
     NFS_TRANSPORT = 21
     NFS_VALUES = 27
 
@@ -17,7 +17,7 @@ cdef inline bint _is_word(const char *text, Py_ssize_t size, const char *word) n
 
 
 cdef inline bint _is_upper(const char *text, Py_ssize_t size) noexcept nogil:
-    """Say whether it is the name of an operation: capitals, and `_` or digits between them."""
+    """Return whether it is an operation's name: capitals with `_` or digits between them."""
     cdef Py_ssize_t i
     cdef bint has_letter = False
     for i in range(size):
@@ -29,9 +29,10 @@ cdef inline bint _is_upper(const char *text, Py_ssize_t size) noexcept nogil:
 
 
 cdef inline Py_ssize_t _columns(const char *text, const char *end, Value *columns) noexcept nogil:
-    """Put the numbers of a line, as many as are wanted of any; return how many columns it has, of these.
+    """Set the numbers of a line; return the number of columns, up to NFS_COLUMNS.
 
-    What is no number is none, and what is as large as a negative one would seem: no such sum ever is.
+    A text that is not a number is missing, and so is a number that looks negative: no sum is that
+    large.
     """
     cdef Py_ssize_t count = 0
     memset(columns, 0, NFS_COLUMNS * sizeof(Value))
@@ -47,7 +48,7 @@ cdef inline Py_ssize_t _columns(const char *text, const char *end, Value *column
 
 
 cdef inline void _add(Value *total, const Value *part, bint is_first) noexcept nogil:
-    """Add to a total that is known only as long as all of its parts are, lest it seem to fall."""
+    """Add to a total; it is missing if any part is, so that it never seems to fall."""
     if is_first:
         total[0] = part[0]
     elif not part.known or part.whole > U64_MAX - total.whole:
@@ -59,9 +60,10 @@ cdef inline void _add(Value *total, const Value *part, bint is_first) noexcept n
 cdef inline void _add_operation(
     const char *name, Py_ssize_t size, const Value *columns, Py_ssize_t count, Value *calls, bint is_first
 ) noexcept nogil:
-    """Take a kind of call: calls, transmissions, major timeouts, three times, errors; reads, writes, the sums of all.
+    """Add an operation to the reads or writes, and to the sums of all operations.
 
-    Columns: calls, transmissions, major timeouts, bytes sent, bytes received, three times, errors (Linux 5.3).
+    Columns: calls, transmissions, major timeouts, bytes sent, bytes received, three times, errors
+    (Linux 5.3).
     """
     cdef Value wanted[7]
     cdef Value *sums = calls + 14
@@ -79,9 +81,9 @@ cdef inline void _add_operation(
 
 
 cdef inline bint _add_transport(const char *text, const char *end, Value *sums, bint is_first) noexcept nogil:
-    """Add a connection's connects, sends, receives, bad replies and backlog, and take the least of the idle seconds.
+    """Add a connection's connects, sends, receives, bad replies, backlog; set the least idle time.
 
-    False: it is of a kind or form that is not known.
+    False: its type or form is unknown.
     """
     cdef Value columns[NFS_COLUMNS]
     cdef Value wanted[6]
@@ -98,7 +100,7 @@ cdef inline bint _add_transport(const char *text, const char *end, Value *sums, 
     memset(wanted, 0, sizeof(wanted))
     first = 2 if is_udp else 5
     wanted[1], wanted[2], wanted[3], wanted[4] = columns[first], columns[first + 1], columns[first + 2], columns[first + 4]
-    if not is_udp:  # it has no connection
+    if not is_udp:  # UDP has no connection
         wanted[0], wanted[5] = columns[2], columns[4]
     for i in range(1, 5):
         if not wanted[i].known:
@@ -111,13 +113,13 @@ cdef inline bint _add_transport(const char *text, const char *end, Value *sums, 
 
 
 cdef inline void _nfs_values(const char *text, const char *end, Value *values) noexcept nogil:
-    """Put the statistics of a mount, in the order in which `nfs_values` returns them."""
+    """Set the statistics of a mount, in the order of `nfs_values`."""
     cdef Value columns[NFS_COLUMNS]
     cdef const char *line_end
     cdef const char *name
     cdef const char *at
     cdef Py_ssize_t size, count, operations = 0, transports = 0
-    cdef bint whole = True  # every transport is of a form that is known
+    cdef bint whole = True  # the form of every transport is known
     memset(values, 0, NFS_VALUES * sizeof(Value))
     while text < end:
         line_end = _line_end(text, end)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Numbers in texts of /proc: what a line begins with, and what stands behind a word. C only, no Python object."""
+"""Numbers in texts of /proc: at the beginning of a line, and after a word. C only."""
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcmp, memset, strlen
@@ -8,15 +8,15 @@ cdef extern from "<stdint.h>" nogil:
     const uint64_t U64_MAX "UINT64_MAX"
     const uint64_t U32_MAX "UINT32_MAX"
 
-cdef struct Value:  # of a cell
+cdef struct Value:
     bint known
-    bint gauge  # a number, else a whole one
+    bint gauge  # `number` is used, else `whole`
     double number
     uint64_t whole
 
 
 cdef inline Value _whole(uint64_t whole) noexcept nogil:
-    """Return a whole number; none for all ones of 32 or 64 bits."""
+    """Return a whole number; missing if all 32 or 64 bits are set."""
     cdef Value value
     value.known, value.gauge, value.number, value.whole = whole != U32_MAX and whole != U64_MAX, False, 0, whole
     return value
@@ -49,7 +49,7 @@ cdef inline bint _begins(const char *text, const char *end, const char *beginnin
 
 
 cdef inline const char *_behind(const char *text, const char *end, const char *word) noexcept nogil:
-    """Return what follows *word* in the line; NULL when it is not there."""
+    """Return the text after *word* in the line, or NULL."""
     while text < end:
         if _begins(text, end, word):
             return text + strlen(word)
@@ -58,7 +58,7 @@ cdef inline const char *_behind(const char *text, const char *end, const char *w
 
 
 cdef inline bint _number(const char **text, const char *end, uint64_t *value) noexcept nogil:
-    """Read blanks and one or more digits. False when there is none, or they exceed 64 bits."""
+    """Read blanks and digits. False without a digit, or beyond 64 bits."""
     cdef const char *at = _blanks(text[0], end)
     cdef uint64_t total = 0, digit
     cdef const char *begin = at
@@ -73,14 +73,14 @@ cdef inline bint _number(const char **text, const char *end, uint64_t *value) no
 
 
 cdef inline Value _first(const char *text, const char *end) noexcept nogil:
-    """Return the number that a text begins with, if a blank or the end follows; none too for all ones."""
+    """Return the number at the text's beginning, before a blank or the end; else missing."""
     cdef uint64_t number
     cdef bint is_number = _number(&text, end, &number) and (text == end or _is_blank(text[0]))
     return _whole(number if is_number else U64_MAX)
 
 
 cdef inline void _shares_of_line(const char *text, const char *end, Value *ratio, Value *total) noexcept nogil:
-    """Put the share of the last 10 s and the microseconds of `some avg10=1.84 ... total=4498343`."""
+    """Set share of the last 10 s and microseconds from `some avg10=1.84 ... total=4498343`."""
     cdef const char *at = _behind(text, end, b" avg10=")
     cdef const char *mark
     cdef uint64_t whole = 0, fraction = 0
@@ -105,7 +105,7 @@ cdef inline void _shares_of_line(const char *text, const char *end, Value *ratio
 
 
 cdef inline void _pressure(const char *text, const char *end, Value *values) noexcept nogil:
-    """Put shares (some, full), then microseconds (some, full)."""
+    """Set the shares (some, full), then the microseconds (some, full)."""
     cdef const char *line_end
     memset(values, 0, 4 * sizeof(Value))
     while text < end:
@@ -118,7 +118,7 @@ cdef inline void _pressure(const char *text, const char *end, Value *values) noe
 
 
 cdef inline Value _in_bytes(const char *text, const char *end) noexcept nogil:
-    """Return the number of `  1234 kB` in bytes, or of `  1234` as it is; none with another unit."""
+    """Return `  1234 kB` in bytes, or `  1234` unchanged; missing with another unit."""
     cdef Value value = _first(text, end)
     cdef uint64_t number
     _number(&text, end, &number)

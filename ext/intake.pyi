@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Stored times are held within 1970 to 2200: a host's clock may say anything.
+#: Stored times are clamped to 1970 to 2200, because a host's clock may be wrong by any amount.
 TIME_NS_MAX: int
 
 class Columns:
-    """Where the columns of one table of some agents belong."""
+    """Destinations of the columns of a table of some agents."""
 
     table: str
     signal_ids: tuple[int, ...]
     stored_in: int
     kept_in: int
-    #: A signal here, or all of it, has no column in the store.
+    #: At least one signal has no column in the store.
     strange: bool
 
     def __init__(
@@ -30,19 +30,19 @@ class Columns:
         strange: bool,
         row_bytes: int,
     ) -> None:
-        """*stored*, *kept*: by signal, its column in the store's and the fleet's table of that number; -1: none.
+        """*stored*, *kept*: per signal its column in the store's and the fleet's table; -1: none.
 
-        *row_bytes*: what a row of it takes in a commit.
+        *row_bytes*: size of a row in a commit.
         """
 
 class Catalogue:
-    """What is known of the tables of all agents."""
+    """Cache of the column destinations of all agents' tables."""
 
     def __init__(self, plan: Callable[[str, tuple[int, ...]], tuple[Any, ...]]) -> None:
-        """*plan*: (table name, signal ids) -> the arguments of `Columns`."""
+        """*plan*: (table name, signal ids) -> arguments of `Columns`."""
 
 class Shape:
-    """What a table begins with."""
+    """The header of a table."""
 
     columns: Columns
     rows: int
@@ -62,13 +62,14 @@ class Cells:
         gap_seconds: NDArray[np.float32] | None,
         elapsed_seconds: NDArray[np.float32] | None,
     ) -> None:
-        """Put frames into these arrays from now on: cells are columns by *capacity* rows. ValueError.
+        """Write frames to these arrays: columns of *capacity* rows. Raises ValueError.
 
-        *gap_seconds*: the longest given to `put`; *elapsed_seconds*: what boot time continued by since they were set to 0.
+        *gap_seconds*: the longest gap passed to `put`; *elapsed_seconds*: boot time since they were
+        0.
         """
 
 class Received:
-    """A frame that was found whole."""
+    """A valid frame."""
 
     run_id: bytes
     boot_id: bytes
@@ -76,21 +77,21 @@ class Received:
     boottime_ns: int
     wall_ns: int
     rows: int
-    #: About what it takes in memory: itself, or its rows in a commit if that is more.
+    #: Approximate memory: of the frame, or of its rows in a commit if that is more.
     size_bytes: int
-    #: Signals whose places were not known yet: each costs about as much as a row.
+    #: Signals without known places; each costs about as much as a row.
     looked_up: int
-    #: Some signal of it has no column in the store.
+    #: At least one signal has no column in the store.
     strange: bool
-    #: Of each table.
+    #: Headers of the tables.
     shapes: list[Shape]
 
     def offset_ns(self, table: int) -> int:
-        """Return when a table's readings were, from the frame's time. IndexError."""
+        """Return the time of a table's readings minus the frame's time. Raises IndexError."""
     def devices(self, table: int) -> tuple[str, ...]:
-        """Return the names of a table's devices. IndexError."""
+        """Return the names of a table's devices. Raises IndexError."""
     def packed_cells(self, table: int) -> bytes:
-        """Return what `columns.unpack` reads. IndexError."""
+        """Return the input of `columns.unpack`. Raises IndexError."""
     def put(
         self,
         cells: list[Cells],
@@ -100,25 +101,26 @@ class Received:
         places: Callable[[int, int, tuple[str, ...]], NDArray[np.intp]],
         reused: NDArray[np.int32] | None = None,
     ) -> None:
-        """Take over the cells of every table that the fleet keeps; boot time is at most 2**62 ns.
+        """Store the cells of every table that the fleet keeps; boot time is at most 2**62 ns.
 
-        *places* gives (host, number of the table, devices) their rows, for which there is then room; -1: left out. It is
-        asked again once the number of *reused* rows of the host is another: rows that it gave may be others' by then.
+        *places* returns the rows for (host, table number, devices), with reserved memory; -1: left
+        out. It is called again when the host's number of *reused* rows changes: its earlier rows
+        may belong to other devices.
         """
 
 class Reader:
-    """Reads the frames of one stream."""
+    """Reads the frames of a stream."""
 
     def __init__(self, catalogue: Catalogue, decode: Callable[[bytes], object]) -> None:
-        """*decode*: raises with words for what is no frame."""
+        """*decode*: raises an error with a message for an invalid frame."""
     def read(self, data: bytes) -> Received:
-        """Return the frame. Raises what *decode* raises for anything that is not one."""
+        """Return the frame. Raises the error of *decode* for an invalid frame."""
 
 class Rows:
-    """The rows of one of the store's tables in a commit: what its Arrow columns are made of."""
+    """The rows of one of the store's tables in a commit, as buffers of its Arrow columns."""
 
     count: int
-    #: Of the validity bits of a column.
+    #: Size of a column's validity bits.
     bytes_a_column: int
     cells: bytearray
     valid: bytearray
@@ -128,10 +130,10 @@ class Rows:
     boottimes: bytearray
 
     def devices_arrow(self) -> tuple[bytearray, bytearray]:
-        """Return (offsets, bytes) of the devices' names, which *devices* are indexes of."""
+        """Return (offsets, bytes) of the devices' names, which *devices* indexes."""
 
 def build(frames: list[tuple[Received, int, int]], widths: Sequence[int]) -> list[Rows | None]:
-    """Return the rows by number of the store's tables, whose columns are *widths*; None where there are none.
+    """Return the rows by table number of the store, whose columns are *widths*; None without rows.
 
-    *frames*: (frame, number of its host, what to add to boot time for the time in ns).
+    *frames*: (frame, host number, difference of time and boot time in ns).
     """

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Reads arriving frames in place: into the fleet's latest cells, and into the columns of a commit.
 
-Most tables of a stream have the same names and devices each second. A table's header is parsed once and then recognized
-by its digest; the header bytes, 7 KB per table on a host with many links, are not kept. Cells are unpacked directly
-into their destination. `contract/frame.py` describes the layout, and a test compares the two readers. A frame that this
-module rejects is given to the other reader, which raises the error.
+Most tables of a stream have the same names and devices each second. A table's header (7 KB on a
+host with many links) is parsed once, not kept, and then recognized by its digest. Cells are
+unpacked directly into their destination. `contract/frame.py` describes the layout; a test compares
+the two readers. A frame that this module rejects is given to the other reader, which raises the
+error.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -26,11 +27,11 @@ cdef enum:
     COLUMNS_MAX = 512
     TABLE_NAME_BYTES_MAX = 64
     DEVICE_BYTES_MAX = 96
-    #: Memory for the known headers of one stream; headers beyond that are parsed each time. A host with eight GPUs has
-    #: 40 tables.
+    #: Memory for a stream's known headers; further headers are parsed each time. A host with eight
+    #: GPUs has 40 tables.
     KEPT_BYTES_MAX = 12 << 10
-    #: Approximate memory for the known column lists of all agents, enough for dozens of agent versions. More column
-    #: lists would be an attack, and are not kept.
+    #: Approximate memory for all agents' column lists, enough for dozens of agent versions. Further
+    #: lists are not kept: they would be an attack.
     COLUMNS_KEPT_BYTES_MAX = 8 << 20
 cdef Py_ssize_t FRAME_MAX = 1 << 20
 cdef Py_ssize_t PAYLOAD_MAX = 8 << 20
@@ -80,7 +81,7 @@ cdef class Columns:
 
 
 cdef int32_t *_places(places, Py_ssize_t width) except NULL:
-    """Return a copy of *places*; of two columns with the same place only the last keeps it, like a later write."""
+    """Return a copy of *places*; if a place occurs twice only its last column has it."""
     cdef dict last = {place: i for i, place in enumerate(places)}
     cdef list found = [place if last[place] == i else -1 for i, place in enumerate(places)]
     if len(found) != width:
@@ -236,7 +237,7 @@ cdef class Received:
         return <const uint8_t *>PyBytes_AS_STRING(self.payload) + at
 
     cdef inline const uint8_t *name(self, const uint8_t *at, Py_ssize_t table) except NULL:
-        """Return *at* if a complete name begins there: a digest is no proof, and reads must stay within the names."""
+        """Return *at* if a complete name begins there: a digest is not a proof of the names."""
         cdef const uint8_t *end = <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[table]
         if end - at < 1 or end - at < 1 + at[0]:
             raise ValueError("a table begins with other names than were read")
@@ -251,7 +252,6 @@ cdef class Received:
 
     def put(self, list cells not None, Py_ssize_t host, uint16_t boot, int64_t gap_ns, places not None,
             const int32_t[::1] reused=None):
-        """Take over the cells of every table whose devices the fleet keeps."""
         cdef Py_ssize_t i
         cdef Shape shape
         cdef Cells to
@@ -302,7 +302,7 @@ cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, u
             at = places[row]
             if at >= 0:
                 i = column * rows + row
-                # Do not touch memory needlessly: a page that is never written takes no RAM, for example the columns
+                # Write only changes: a page that is never written takes no RAM, for example columns
                 # of signals that no device has, or of errors that never occurred.
                 if packed[i >> 3] >> (i & 7) & 1:
                     valid[at] = 1
@@ -418,7 +418,7 @@ cdef class Reader:
         return end
 
     cdef Py_ssize_t _find(self, const uint8_t *name) noexcept:
-        """Return the index of the known shape with this table name; -1 if there is none."""
+        """Return the index of the known shape with this table name, or -1."""
         cdef Py_ssize_t i, at, count = len(self.known)
         cdef bytes known
         for i in range(count):
@@ -453,9 +453,10 @@ cdef class Reader:
         return shape
 
     cdef int _keep(self, Shape shape, Py_ssize_t before) except -1:
-        """Remember a header in place of *before* (index; -1: none), and drop the first known headers if room is needed.
+        """Keep a header in place of *before* (index; -1: none); drop the first headers if needed.
 
-        The list is mostly in the order of arrival, so the tables of each minute displace few tables of each second.
+        The list is mostly in the order of arrival, so tables of each minute displace few tables of
+        each second.
         """
         cdef Py_ssize_t cost = _cost(shape), place = len(self.known)
         if before >= 0:
@@ -476,10 +477,10 @@ cdef Py_ssize_t _cost(Shape shape):
 
 
 cdef uint64_t _digest(const uint8_t *text, Py_ssize_t size) noexcept nogil:
-    """Return a keyed digest, 8 bytes at a time, each multiplied with a secret factor.
+    """Return a keyed digest: 8 bytes at a time, each multiplied with a secret factor.
 
-    With a public factor, flipped highest bits cancel out in the next 8 bytes for every seed, and an unchecked header
-    would pass for a checked one.
+    With a public factor, flipped highest bits cancel out in the next 8 bytes for every seed, and an
+    unchecked header would pass for a checked one.
     """
     cdef uint64_t found = SEED ^ <uint64_t>size, word
     cdef Py_ssize_t at = 0
@@ -506,8 +507,6 @@ cdef bytes _inflated(bytes data, Py_ssize_t length):
         return None
 
 
-# A commit ----------------------------------------------------------------------------------------
-
 cdef class Rows:
     """The rows of one of the store's tables in a commit, as buffers of its Arrow columns."""
 
@@ -527,7 +526,6 @@ cdef class Rows:
         return 0
 
     def devices_arrow(self):
-        """Return (offsets, bytes) of the devices' names, in the layout of an Arrow string column."""
         cdef Py_ssize_t size = 0, at = 0, i = 0, row, table
         cdef Received frame
         cdef Shape shape

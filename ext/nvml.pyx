@@ -1,14 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """NVML by its C ABI: loads the library at run time, and reads all GPUs without the GIL.
 
-Each symbol is looked up once; a symbol that the driver lacks costs only its reading. A sweep writes into preallocated memory,
-makes only the calls that its readings need, and requests all fields of a GPU in one call. Readings are in base units, so the
-values in memory are final.
+Each symbol is looked up once; a symbol that the driver lacks costs only its reading. A sweep writes
+into preallocated memory, makes only the calls that its readings need, and requests all fields of a
+GPU in one call. Readings are in base units, so the values in memory are final.
 
-The process's place (`place`) shows the current call and GPU, and each GPU has an account of its calls.
+The process's place (`place`) shows the current call and GPU, and each GPU has an account of its
+calls.
 
-The library stays loaded until the driver is updated and nobody has it open. Then it is unloaded; otherwise the process would use
-the old library until it is restarted.
+The library stays loaded until the driver is updated and no `Nvml` is open. Then it is unloaded;
+otherwise the process would use the old library until it is restarted.
 """
 
 import mmap
@@ -34,10 +35,10 @@ cdef extern from "<dlfcn.h>" nogil:
     int dlclose(void *library)
     char *dlerror()
 
-#: A count beyond this is not believed (the largest hosts have 16 GPUs).
+#: A driver's count is cut to this (the largest hosts have 16 GPUs).
 GPUS_MAX = 128
 
-#: In the order of `Calls` in nvml_abi.pxd (a test compares).
+#: In the order of `Calls` in nvml_abi.pxd; a test compares.
 SYMBOLS = (
     "nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion",
     "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByPciBusId_v2",
@@ -60,7 +61,7 @@ SYMBOLS = (
     "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetComputeMode",
     "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts",
 )
-#: Without these no GPU can be found or named: what lacks them is not NVML, or older than driver 319.
+#: Without these no GPU can be found or named: another library, or a driver older than 319.
 REQUIRED = (
     "nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetPciInfo_v3",
@@ -75,27 +76,27 @@ if SYMBOLS[OPEN_SLOT] != "nvmlDeviceGetHandleByPciBusId_v2" or len(NAMED) != NAM
 
 cdef Place **HERE = <Place **><uintptr_t>POINTER
 cdef const char *NAMES[64]
-_NAMES = [symbol.encode() for symbol in SYMBOLS]  # keeps what NAMES points to
+_NAMES = [symbol.encode() for symbol in SYMBOLS]  # owns the bytes of NAMES
 for _slot, _name in enumerate(_NAMES):
     NAMES[<int>_slot] = <const char *><bytes>_name
 
-#: As a mask of `Rows`: all of the value counts.
+#: Mask of `Rows` that uses all bits of the value.
 ALL_BITS = 2**64 - 1
 
 CALLS_PER_SECOND_MAX, CALLS_AT_ONCE_MAX = ACCOUNT_CALLS_PER_SECOND_MAX, ACCOUNT_CALLS_AT_ONCE_MAX
 
-# Shared with the processes that are forked from now on: what one has counted, the next one continues with.
+# Shared with processes forked later: they continue with the counts of earlier processes.
 _ACCOUNTS = mmap.mmap(-1, ACCOUNTS_MAX * sizeof(Account))
 cdef unsigned char[::1] _accounts_memory = _ACCOUNTS
 cdef Account *ACCOUNTS = <Account *>&_accounts_memory[0]
-ACCOUNTS[0].taken = 1  # of the driver as a whole
+ACCOUNTS[0].taken = 1  # the driver's account
 
 
-cdef dict _OWN_ACCOUNTS = {}  # address -> account, of GPUs beyond those that have room in the shared memory
+cdef dict _OWN_ACCOUNTS = {}  # address -> account, of GPUs beyond the shared memory's capacity
 
 
 cdef Account *account_of(str address) except NULL:
-    """Return a GPU's account; a new one is opened. Of more GPUs than there can be, each process has accounts of its own."""
+    """Return a GPU's account, creating it. GPUs over capacity have accounts in each process."""
     cdef bytes text = address.encode()
     cdef const char *name = text
     cdef int i
@@ -108,7 +109,7 @@ cdef Account *account_of(str address) except NULL:
         if not strcmp(ACCOUNTS[i].address, name):
             return &ACCOUNTS[i]
     if address not in _OWN_ACCOUNTS:
-        own = bytearray(sizeof(Account))  # stays where it is: it is kept for ever, and never grows
+        own = bytearray(sizeof(Account))  # never moves: it is kept forever, and never grows
         _OWN_ACCOUNTS[address] = own
         _fresh(own, name)
     return _own(_OWN_ACCOUNTS[address])
@@ -162,7 +163,7 @@ def remember(str address not None, str uuid=None, epoch=None, lost=None, proofs=
     cdef bytes text
     if uuid is not None:
         text = uuid.encode()[: sizeof(known.uuid) - 1]
-        if text and known.uuid[0] and strcmp(known.uuid, <const char *>text):  # another GPU is there
+        if text and known.uuid[0] and strcmp(known.uuid, <const char *>text):  # a replaced GPU
             memset(known.known, 0, sizeof(known.known))
             known.lost = known.proofs = 0
         memset(known.uuid, 0, sizeof(known.uuid))
@@ -191,7 +192,7 @@ _SHAPES = {
     ("pair", 0): AS_PAIR,
 }
 cdef tuple _OF_KINDS = (AS_UINT_OF_KIND, AS_LONG_OF_KINDS)
-#: Reading -> the type of its cells. Names are the catalogue's columns of the GPU tables.
+#: Reading -> the type of its cells. Names are the catalog's columns of the GPU tables.
 READINGS = {row.name: float if row.is_float else int for row in ROWS}
 cdef dict _INDEX = {name: i for i, name in enumerate(NAMED)}
 for _row in ROWS:
@@ -203,7 +204,7 @@ cdef int ASK_COUNT = 0
 
 
 cdef _declare():
-    """Turn the rows of nvml_readings.py into what a sweep works with."""
+    """Convert the rows of nvml_readings.py to the tables of a sweep."""
     global ASK_COUNT
     if len(_INDEX) != len(ROWS) or len(_INDEX) > READINGS_MAX:
         raise ImportError(f"nvml: a reading twice, or more than {READINGS_MAX}")
@@ -227,7 +228,7 @@ _declare()
 
 
 class NvmlError(Exception):
-    """NVML answered with an error; `code` is its nvmlReturn_t."""
+    """NVML returned an error; `code` is its nvmlReturn_t."""
 
     def __init__(self, words, code):
         super().__init__(words)
@@ -235,23 +236,23 @@ class NvmlError(Exception):
 
 
 class NvmlAbsent(Exception):
-    """There is no NVML library here, or what is here is not one. The words say which."""
+    """There is no NVML library, or the file is not one; the message names it."""
 
 
-#: As the `code` of an NvmlError: the call was left out, there had been too many.
+#: Code of an NvmlError: the call was skipped, because of too many calls.
 LEFT_OUT = -1
 
 Device = namedtuple("Device", ["address", "uuid", "name", "serial"])
 
-#: Libraries of `Nvml` objects that were closed, each once; and how many are open.
+#: Libraries of closed `Nvml` objects, each once; and the number of open objects.
 cdef list _LEFT = []
 cdef int _OPEN = 0
 
 
 cdef _leave(void *library, bint unload):
-    """Keep the library loaded, once; or, where no `Nvml` is open, let the next one load what lies on the disk.
+    """Keep the library loaded, once; unload it if no `Nvml` is open, so that the next loads it.
 
-    Of what was looked up in it nothing is called after `close` (`_check`, `initialised`).
+    After `close` none of its functions is called (`_check`, `initialised`).
     """
     if <size_t>library in _LEFT:
         dlclose(library)
@@ -277,16 +278,16 @@ cdef class Nvml:
     cdef readonly str path
     cdef readonly frozenset missing_symbols
     cdef void *library
-    cdef dict addresses  # symbol -> where it is
+    cdef dict addresses  # symbol -> address
 
     def __init__(self, str library="libnvidia-ml.so.1"):
         global _OPEN
         self.path, self.addresses = library, {}
         self._load(library.encode())
         cdef nvmlReturn_t code
-        # NO_GPUS: a host whose GPUs are all gone is a host without GPUs, not a broken NVML. NO_ATTACH is not asked
-        # for: no GPU is attached anyhow until its handle is (nvml.h at nvmlInit_v2), and drivers before 590.37 then
-        # say that there are no GPUs (NVIDIA's DCGM does without it there, in DcgmHostEngineHandler.cpp).
+        # NO_GPUS: a host whose GPUs are all gone has no GPUs, but a working NVML. NO_ATTACH is not
+        # used: a GPU is attached only for its handle anyway (nvml.h at nvmlInit_v2), and with it
+        # drivers before 590.37 report no GPUs (DCGM omits it there, in DcgmHostEngineHandler.cpp).
         if self.call.nvmlInitWithFlags != NULL:
             self._enter("", &self.call.nvmlInitWithFlags)
             code = self.call.nvmlInitWithFlags(NVML_INIT_FLAG_NO_GPUS)
@@ -302,7 +303,7 @@ cdef class Nvml:
         self.initialised = True
 
     cdef int _enter(self, str address, const void *slot) except -1:
-        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it must be left out."""
+        """Publish the call in *slot* of `call`. Raises NvmlError if the call must be skipped."""
         cdef int at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
         if account_enter(account_of(address), HERE[0], NAMES[at], 0, 1) == 0:
             raise NvmlError(f"{SYMBOLS[at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
@@ -337,7 +338,7 @@ cdef class Nvml:
         return <size_t>self._handle(address)
 
     cdef nvmlDevice_t _handle(self, str address) except? NULL:
-        """Attach the GPU at a PCI address; raise where that fails."""
+        """Attach the GPU at a PCI address. Raises NvmlError."""
         self._check()
         cdef nvmlDevice_t handle = NULL
         cdef bytes name = address.encode()
@@ -414,7 +415,7 @@ cdef class Nvml:
                 code = self.call.nvmlDeviceGetHandleByIndex_v2(index, &handle)
                 place_leave(HERE[0])
             if code == NVML_ERROR_INVALID_ARGUMENT:
-                break  # the count promised more than there is
+                break  # fewer GPUs than counted
             if code == NVML_SUCCESS:
                 device = self._describe(handle, "")
                 if device is not None:
@@ -429,7 +430,7 @@ cdef class Nvml:
         return self._uuid(self._handle(address), address)
 
     cdef _describe(self, nvmlDevice_t handle, str address):
-        """Return the device; None when it does not even know its address. *address*: as far as it is known."""
+        """Return the device; None without an address. *address*: as far as known."""
         cdef nvmlPciInfo_t pci
         cdef nvmlReturn_t code
         memset(&pci, 0, sizeof(pci))
@@ -477,7 +478,7 @@ cdef class Nvml:
 
 
 cdef str _text(nvmlReturn_t code, const char *text, Py_ssize_t size):
-    """Return what the driver wrote, never past the buffer; empty when it answered with an error."""
+    """Return the driver's text, never past the buffer; "" after an error."""
     return text[:size].partition(b"\0")[0].decode(errors="replace") if code == NVML_SUCCESS else ""
 
 
@@ -565,7 +566,7 @@ cdef class Sweep:
         cdef Pass *p = &self.state
         if column < 0 or 8 * after > cell_bytes.shape[0] or after > valid_bytes.shape[0]:
             raise ValueError(f"column {column} of {p.rows} rows lies outside its memory")
-        self.held += [cell_bytes, valid_bytes]  # keeps the memory where it is
+        self.held += [cell_bytes, valid_bytes]  # keeps the memory in place
         if not p.rows:
             return
         if p.cells[reading] == NULL:
@@ -575,7 +576,7 @@ cdef class Sweep:
         p.valid[reading] = &valid_bytes[first]
 
     cdef _ask_field(self, int reading, unsigned int field_id, unsigned int scope):
-        """Ask for a field, if its reading is wanted."""
+        """Request a field if its reading is wanted."""
         cdef Pass *p = &self.state
         if p.cells[reading] == NULL:
             return
@@ -645,7 +646,7 @@ cdef class Sweep:
 
 
 cdef class Rows:
-    """Looks at some columns of a block after each turn, and says which rows a look in Python is worth."""
+    """See nvml.pyi."""
 
     cdef uint64_t **cells
     cdef uint8_t **valid
@@ -653,7 +654,7 @@ cdef class Rows:
     cdef uint64_t *last
     cdef uint8_t *last_valid
     cdef int rows, columns
-    cdef Account **accounts  # of each row, where its counts are remembered; NULL: nowhere
+    cdef Account **accounts  # per row: the account that stores its counts; NULL: none
     cdef list held
 
     def __cinit__(self, int rows, columns, addresses=()):
@@ -677,12 +678,12 @@ cdef class Rows:
             self.masks[i] = mask
             if rows:
                 self.cells[i], self.valid[i] = <uint64_t *>&cell_bytes[8 * first], &valid_bytes[first]
-        memset(self.last_valid, 2, self.columns * rows)  # neither: every row is new to the first look
+        memset(self.last_valid, 2, self.columns * rows)    # neither 0 nor 1: every row is new
         if addresses:
             self._remember(list(addresses))
 
     cdef _remember(self, list addresses):
-        """Go on where the process before, or this one before it opened NVML again, has been."""
+        """Continue with the counts of an earlier process, or of an earlier `Nvml` in this one."""
         cdef int row, i
         if self.columns > ACCOUNT_COUNTS_MAX or len(addresses) != self.rows:
             raise ValueError(f"{self.columns} counts of {self.rows} rows, at most {ACCOUNT_COUNTS_MAX} are remembered")
@@ -728,7 +729,7 @@ cdef class Rows:
         for row in range(self.rows):
             fell = False
             for i in range(self.columns):
-                if self.valid[i][row]:  # what cannot be read now is remembered as it was
+                if self.valid[i][row]:  # an unreadable count keeps its last value
                     at = i * self.rows + row
                     fell = fell or (self.last_valid[at] == 1 and self._is_less(i, row, at))
                     self.last[at], self.last_valid[at] = self.cells[i][row], 1
@@ -740,7 +741,7 @@ cdef class Rows:
         return _NO_ROWS if found is None else found
 
     cdef bint _is_less(self, int i, int row, int at) noexcept:
-        """A mask of 0 stands for a column of doubles."""
+        """Return whether a count fell; mask 0 means doubles."""
         if self.masks[i] == 0:
             return (<double *>self.cells[i])[row] < (<double *>self.last)[at]
         return self.cells[i][row] < self.last[at]
@@ -801,7 +802,7 @@ def abi():
 
 
 cdef dict _abi_of_errors():
-    """The same of what tells of errors, and of what came with it."""
+    """Return the ABI of the error structs."""
     cdef nvmlBAR1Memory_t bar1
     cdef nvmlViolationTime_t violation
     cdef nvmlRowRemapperHistogramValues_t banks

@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""What we use of the NVML C ABI, declared by us; a test compiles a program against NVIDIA's header and compares.
+"""The part of NVML's C ABI that we use; a test compares it with NVIDIA's header.
 
-Names are the header's, so that the test can hold each line against it. Structs, version words and
-prototypes: nvml.h of NVML 13.5 (older headers say the same of what they have). Field ids are not here: they
-move between drivers (`contract/nvml_fields.py`). A versioned struct carries `sizeof | version << 24` in its first word
-(NVML_STRUCT_VERSION); a driver that does not know that word answers ARGUMENT_VERSION_MISMATCH.
+Names are the header's, so that the test can compare each line. Structs, version words and
+prototypes: nvml.h of NVML 13.5 (older headers have the same, as far as they have them). Field ids
+are not here: they differ between drivers (`contract/nvml_fields.py`). A versioned struct has
+`sizeof | version << 24` in its first word (NVML_STRUCT_VERSION); a driver that does not know the
+word returns ARGUMENT_VERSION_MISMATCH.
 """
 
 ctypedef int nvmlReturn_t
@@ -174,7 +175,7 @@ cdef struct nvmlProcessInfo_t:
     unsigned int gpuInstanceId
     unsigned int computeInstanceId
 
-# One pointer a symbol, named as the symbol; NULL where the driver does not export it.
+# One pointer per symbol, with the symbol's name; NULL if the driver does not export it.
 cdef struct Calls:
     nvmlReturn_t (*nvmlInitWithFlags)(unsigned int flags) noexcept nogil
     nvmlReturn_t (*nvmlInit_v2)() noexcept nogil

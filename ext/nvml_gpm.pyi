@@ -4,13 +4,13 @@ from .nvml import Nvml, NvmlError
 
 METRICS_MAX: int
 SYMBOLS: tuple[str, ...]
-#: The function that samples a GPU instance of MIG; the others are of use without it.
+#: The function that samples a MIG GPU instance; the others work without it.
 MIG_SYMBOL: str
-#: Sizes of our structs in bytes, by the header's names; of the last one, up to its array.
+#: Sizes of our structs in bytes, by the header's names; of the last struct, up to its array.
 LAYOUT: dict[str, int]
 
 class Gpm:
-    """Reads GPM metrics of several GPUs into memory that was made before. For one thread."""
+    """Reads GPM metrics of several GPUs into preallocated memory. For a single thread."""
 
     def __init__(
         self,
@@ -21,37 +21,37 @@ class Gpm:
         *,
         addresses: Iterable[str] | None = None,
     ) -> None:
-        """*handles*: `Nvml.handle_address` of each row's GPU, 0 for one that is not open.
+        """*handles*: `Nvml.handle_address` of each row's GPU; 0: not open.
 
-        *targets*: (metric id of nvml.h, scale, most before scaling, cells, valid, column): doubles,
-        column-major, as of a Block. Raises ValueError for a column outside its memory. A driver
-        without GPM, or a GPU older than Hopper, has no cell that is ever valid. *instances*: the GPU
-        instance of MIG that each row is about, below 0 for the whole GPU; None: all are whole GPUs. *addresses*:
-        whose accounts the calls are counted in.
+        *targets*: (metric id of nvml.h, scale, maximum before scaling, cells, valid, column):
+        doubles, column-major, as in a Block. Raises ValueError for a column outside its memory.
+        With a driver without GPM, or a GPU older than Hopper, no cell is ever valid. *instances*:
+        each row's MIG GPU instance, negative for the whole GPU; None: all whole GPUs. *addresses*:
+        GPUs whose accounts count the calls.
         """
 
     @property
     def pass_address(self) -> int:
-        """Where the `GpmPass` of nvml_gpm_pass.pxd is, for other extension modules; there as long as this is."""
+        """Address of the `GpmPass` (nvml_gpm_pass.pxd) for extensions; valid while this lives."""
     @property
     def supported(self) -> Sequence[bool]:
-        """Of each row, whether its GPU has GPM."""
+        """Per row, whether its GPU has GPM."""
     @property
     def failed(self) -> int:
-        """Calls that answered with an error, since the beginning."""
+        """Number of failed calls so far."""
     def failing(self, row: int) -> bool:
-        """Return whether the last sample of a row's GPU was answered with an error. Raises IndexError."""
+        """Return whether the last sample of a row's GPU failed. Raises IndexError."""
     def error(self, row: int) -> NvmlError | None:
-        """Return what a row's last call answered, be it for support, a sample or a comparison; None: all was well.
+        """Return the error of a row's last call (support, sample or comparison), or None.
 
         Raises IndexError.
         """
     def run(self, now_ns: int) -> None:
-        """Take a sample of each GPU; fill its cells with the means since the sample before.
+        """Sample each GPU; fill its cells with means since the previous sample. Without the GIL.
 
-        Without the GIL. A GPU's first sample, and the first after an error, fills none; nor does one
-        that comes less than 100 ms after the one before (nvml.h), which is left out. *now_ns*: of any
-        clock that continues evenly. Raises NvmlError once the library is closed.
+        No cell is filled by a GPU's first sample, or the first after an error. A sample less than
+        100 ms after the previous one (nvml.h) is skipped. *now_ns*: of any steady clock. Raises
+        NvmlError once the library is closed.
         """
     def close(self) -> None:
-        """Free the samples. Before the library is closed: after that there is nothing to free."""
+        """Free the samples. Call it before the library is closed; later it does nothing."""

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """NVML's GPU performance monitoring (GPM): utilization of SMs, tensor cores and memory.
 
-A metric is the difference of two samples taken more than 100 ms apart. Unlike DCGM's profiling it holds no lock that a profiler
-needs. Each GPU has two samples, used in turn; a GPU that fails starts over without affecting the others. Values that the driver
-leaves out are missing, never zero.
+A metric is the difference of two samples taken more than 100 ms apart. Unlike DCGM's profiling it
+holds no lock that a profiler needs. Each GPU has two samples, used in turn; a GPU that fails starts
+over without affecting the others. Values that the driver leaves out are missing, never zero.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
@@ -18,15 +18,15 @@ from .nvml import account_address
 from .place import POINTER
 
 SYMBOLS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMetricsGet")
-#: Only GPU instances of MIG are sampled by this one.
+#: Used only for MIG GPU instances.
 MIG_SYMBOL = "nvmlGpmMigSampleGet"
 
-#: How many metrics one reader asks for at most.
+#: Metrics per reader at most.
 METRICS_MAX = ASKED_MAX
 
 cdef Account *DRIVER = <Account *><uintptr_t>account_address("")
 
-#: Sizes and offsets, for the test that holds them against NVIDIA's header.
+#: Sizes and offsets, for a test against NVIDIA's header.
 LAYOUT = {
     "nvmlGpmSupport_t": sizeof(nvmlGpmSupport_t),
     "nvmlGpmMetric_t": sizeof(nvmlGpmMetric_t),
@@ -38,7 +38,7 @@ LAYOUT = {
 cdef class Gpm:
     cdef GpmPass state
     cdef list held
-    cdef object nvml  # keeps the library initialised as long as our samples live
+    cdef object nvml  # keeps the library initialized while our samples exist
 
     def __cinit__(self, nvml not None, handles, targets, instances=None, *, addresses=None):
         handles, targets = list(handles), list(targets)
@@ -72,7 +72,7 @@ cdef class Gpm:
             p.asked += 1
 
     def _watch(self, handles, instances, addresses):
-        """Find out once which GPUs have GPM, and make their samples."""
+        """Determine which GPUs have GPM, and allocate their samples."""
         cdef GpmPass *p = &self.state
         cdef size_t support = self.nvml.symbol_address(SYMBOLS[0])
         cdef size_t alloc = self.nvml.symbol_address(SYMBOLS[1])
@@ -114,7 +114,7 @@ cdef class Gpm:
 
     def run(self, int64_t now_ns):
         cdef int row
-        cdef int64_t ahead_ns  # of the machine's clock
+        cdef int64_t ahead_ns  # difference to the machine's clock
         self.nvml._check()
         with nogil:
             ahead_ns = now_ns - account_boottime_ns()
@@ -122,10 +122,9 @@ cdef class Gpm:
                 gpm_read(&self.state, row, account_boottime_ns() + ahead_ns)
 
     def close(self):
-        """Free the samples. Before the library is released."""
         cdef int row
         if not self.nvml.initialised:
-            return  # it took the samples with it
+            return  # the samples ended with the library
         for row in range(self.state.rows):
             if self.state.gpus[row].supported:
                 self.state.gpus[row].supported = False
@@ -136,7 +135,7 @@ cdef class Gpm:
                     place_leave(self.state.place[0])
 
     def __dealloc__(self):
-        # The samples are not freed here: the library may be gone.
+        # The samples are not freed here: the library may be unloaded.
         free(self.state.gpus)
 
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""GPM of several GPUs: what a pass works with, and the pass. C only, no Python object."""
+"""A pass of GPM over several GPUs, and its data. C only."""
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset
@@ -12,7 +12,7 @@ cdef enum:
     ASKED_MAX = 16
     #: At least NVML_GPM_METRIC_MAX of any header (98 in 12.0, 210 in 12.9, 333 in 13.0, 477 in 13.4).
     HEADER_METRICS_MAX = 1024
-    #: nvml.h wants samples more than 100 ms apart.
+    #: nvml.h requires samples more than 100 ms apart.
     APART_NS_MIN = 100_000_000
 
 ctypedef void *nvmlGpmSample_t
@@ -29,7 +29,7 @@ cdef struct nvmlGpmMetric_t:
     const char *longName
     const char *unit
 
-# The header's array is as long as there are metrics: a driver may touch all of it, whatever `numMetrics` says.
+# The header's array has an entry per metric: a driver may access every entry.
 cdef struct nvmlGpmMetricsGet_t:
     unsigned int version
     unsigned int numMetrics
@@ -47,20 +47,20 @@ ctypedef nvmlReturn_t (*MetricsCall)(nvmlGpmMetricsGet_t *metrics) noexcept nogi
 cdef struct Watched:
     nvmlDevice_t device
     Account *account
-    int instance  # of MIG; below 0: the whole GPU
+    int instance  # MIG instance; negative: the whole GPU
     nvmlGpmSample_t before
     nvmlGpmSample_t now
     bint supported
-    bint begun  # `before` holds a sample
-    int64_t taken_ns  # when that was taken
-    nvmlReturn_t code  # the last answer
+    bint begun  # `before` has a sample
+    int64_t taken_ns  # time of that sample
+    nvmlReturn_t code  # result of the last call
     uint64_t failed
 
 cdef struct GpmPass:
     Watched *gpus
     int rows
     int asked
-    Place **place  # where this process tells which call it is in
+    Place **place  # this process's place
     unsigned int metric[ASKED_MAX]
     double scale[ASKED_MAX]
     double most[ASKED_MAX]
@@ -73,14 +73,14 @@ cdef struct GpmPass:
 
 
 cdef inline void gpm_put(GpmPass *p, int row, int i, nvmlGpmMetric_t *metric) noexcept nogil:
-    # NaN fails both comparisons, as it must.
+    # NaN fails both comparisons.
     if metric.nvmlReturn == NVML_SUCCESS and metric.value >= 0 and metric.value <= p.most[i]:
         p.cells[i][row] = metric.value * p.scale[i]
         p.valid[i][row] = 1
 
 
 cdef inline void gpm_compare(GpmPass *p, int row, Watched *gpu) noexcept nogil:
-    """Write what went on between a GPU's two samples."""
+    """Set the metrics between a GPU's two samples."""
     cdef nvmlGpmMetricsGet_t wanted
     cdef int i
     if account_enter(gpu.account, p.place[0], b"nvmlGpmMetricsGet", 0, 0) <= 0:
@@ -90,7 +90,7 @@ cdef inline void gpm_compare(GpmPass *p, int row, Watched *gpu) noexcept nogil:
     wanted.sample1, wanted.sample2 = gpu.before, gpu.now
     for i in range(p.asked):
         wanted.metrics[i].metricId = p.metric[i]
-        wanted.metrics[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+        wanted.metrics[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # in case the driver skips one
     gpu.code = p.compare(&wanted)
     place_leave(p.place[0])
     if gpu.code != NVML_SUCCESS:
@@ -107,7 +107,7 @@ cdef inline void gpm_forget(GpmPass *p, int row) noexcept nogil:
 
 
 cdef inline void gpm_read(GpmPass *p, int row, int64_t now_ns) noexcept nogil:
-    """Take a sample of a row's GPU, and compare it with the one before."""
+    """Sample a row's GPU, and compare with the previous sample."""
     cdef Watched *gpu = &p.gpus[row]
     gpm_forget(p, row)
     if not gpu.supported or (gpu.begun and now_ns - gpu.taken_ns < APART_NS_MIN):

@@ -1,7 +1,7 @@
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
-GPUs are known by their PCI address, as `nvml.Device` has it. No call holds the GIL while it is in the driver.
-Where a driver or GPU does not have something, its value is None; other answers raise `nvml.NvmlError`.
+GPUs are identified by the PCI address of `nvml.Device`. No call holds the GIL while it is in the
+driver. A value is None if the driver or GPU lacks it; other errors raise `nvml.NvmlError`.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from typing_extensions import Buffer
 
 from .nvml import Nvml
 
-#: Counts beyond these are not believed.
+#: Counts are cut to these.
 LINKS_MAX: Final[int]
 MIG_DEVICES_MAX: Final[int]
 PROCESSES_MAX: Final[int]
 #: Every NVML function that is looked up; a driver may lack any.
 SYMBOLS: Final[tuple[str, ...]]
-#: How a field is written: an unsigned integer times its multiplier, the same as a double, or an encoded BER.
+#: Encodings of a field: an integer times its multiplier, the same as a double, or an encoded BER.
 INTEGER: Final[int]
 FLOAT: Final[int]
 BIT_ERROR_RATIO: Final[int]
@@ -43,31 +43,31 @@ class MigDevice(NamedTuple):
     memory_used_bytes: int | None
     sram_uncorrected_errors: int | None
     refused: bool
-    """Whether some of it was not ours to see (NVML_ERROR_NO_PERMISSION)."""
+    """Whether a part was not permitted (NVML_ERROR_NO_PERMISSION)."""
 
 class Process(NamedTuple):
-    """A process in one of a GPU's three lists. The same process may stand in several."""
+    """A process in one of a GPU's three lists. It may be in several."""
 
     pid: int
     memory_bytes: int | None
     gpu_instance: int | None
-    """None also where the GPU has no MIG."""
+    """None also without MIG."""
     compute_instance: int | None
     kinds: int
 
 class Fabric(NamedTuple):
-    """What a GPU says of the NVLink fabric that it is part of."""
+    """State of the NVLink fabric that a GPU belongs to."""
 
     cluster_uuid: bytes
     state: int
     """NVML_GPU_FABRIC_STATE_*: 0 not supported, 1 not started, 2 in progress, 3 completed."""
     status: int
-    """An nvmlReturn_t; means something in state 3 only."""
+    """An nvmlReturn_t; meaningful only in state 3."""
     clique: int
     health_mask: int | None
-    """None where the driver has no versioned call."""
+    """None if the driver has no versioned call."""
     health_summary: int | None
-    """NVML_GPU_FABRIC_HEALTH_SUMMARY_*, of drivers that have version 3 of that call."""
+    """NVML_GPU_FABRIC_HEALTH_SUMMARY_*; only with version 3 of that call."""
 
 class Event(NamedTuple):
     """An NVML event; `data` is the XID of an XID event."""
@@ -79,52 +79,57 @@ class Event(NamedTuple):
     compute_instance: int | None
 
 def bit_error_ratio(code: int) -> float | None:
-    """Return what an encoded BER means: bits 8-11 times ten to the minus bits 0-7 (nvml.h,
-    NVML_NVLINK_ERROR_COUNTER_BER_GET). None for a code with other bits, or a ratio above 1."""
+    """Return an encoded BER: bits 8-11 times ten to the minus bits 0-7.
+
+    See nvml.h, NVML_NVLINK_ERROR_COUNTER_BER_GET. None for a code with other bits, or a ratio over
+    1.
+    """
 
 class Parts:
-    """Some GPUs of an initialised library. For one thread. A call over the GPU's cap raises NvmlError (LEFT_OUT)."""
+    """GPUs of an initialized library, for a single thread. Calls over the limit raise NvmlError."""
 
     missing_symbols: frozenset[str]
 
     def __init__(self, nvml: Nvml) -> None: ...
     def open(self, address: str) -> None:
-        """Attach a GPU; the other methods raise KeyError for one that is not. Raises NvmlError."""
+        """Attach a GPU; for other GPUs the other methods raise KeyError. Raises NvmlError."""
 
     def nvlink_count(self, address: str) -> int:
-        """Return how many NVLinks the GPU has, whether they are up or not; at most LINKS_MAX."""
+        """Return the number of the GPU's NVLinks, up or down; at most LINKS_MAX."""
 
     def nvlink_state(self, address: str, link: int) -> int | None:
-        """Return 1 active, 0 inactive."""
+        """Return 1 active, 0 inactive; None if the driver lacks it."""
 
     def c2c_count(self, address: str) -> int: ...
     def mig_mode(self, address: str) -> tuple[int, int] | None:
-        """Return (current, pending) mode: 1 on, 0 off."""
+        """Return the (current, pending) mode: 1 on, 0 off."""
 
     def mig_devices_max(self, address: str) -> int | None: ...
     def mig_devices(self, address: str, most: int) -> list[MigDevice]:
-        """Return the MIG devices that there are now, of at most this many. A dozen calls each: not for every second."""
+        """Return up to *most* MIG devices. Makes a dozen calls each: not for every second."""
 
     def fabric(self, address: str) -> Fabric | None: ...
 
 class ProcessLists:
-    """Who is on some GPUs: asked in one pass, and made into objects only where it is not as it was."""
+    """Processes on some GPUs, read in one pass; objects are created only after a change."""
 
     def __init__(self, parts: Parts, addresses: Iterable[str]) -> None:
-        """*addresses*: of GPUs that *parts* has open. KeyError for another."""
+        """*addresses*: GPUs that *parts* has open, else KeyError."""
 
     def run(self) -> bool:
-        """Ask each GPU for its lists; return whether all have answered, and say what they said before."""
+        """Read each GPU's lists; return whether all calls succeeded and nothing changed."""
 
     def of(self, address: str) -> list[Process]:
-        """Return what a GPU said: the compute, graphics and MPS lists one after the other, each of at most
-        PROCESSES_MAX. Raises the error with which it answered."""
+        """Return a GPU's compute, graphics and MPS lists in turn, each of at most PROCESSES_MAX.
+
+        Raises the error of the GPU's call.
+        """
 
 class FieldPass:
-    """Fields of many links, each into its own cell. What a link does not have is asked for rarely."""
+    """Fields of many links, each into its own cell. Fields that a link lacks are read rarely."""
 
     codes: dict[str, int]
-    """Of the last pass: the nvmlReturn_t of each GPU whose fields could not be had."""
+    """The nvmlReturn_t of each GPU whose fields failed in the last pass."""
 
     def __init__(self, parts: Parts) -> None: ...
     def ask(
@@ -139,50 +144,50 @@ class FieldPass:
         multiplier: int = 1,
         raw_max: int = 0,
     ) -> None:
-        """Add a field of one link (*scope*). Of several asks for one cell the first that has a value fills it.
+        """Add a field of a link (*scope*). Of several fields for a cell the first value fills it.
 
-        A raw value above *raw_max* (0: what the multiplier leaves of 64 bits) is missing. The memory stays
-        where it is as long as this lives. Raises ValueError for a cell outside its memory.
+        A raw value above *raw_max* (0: 64 bits divided by the multiplier) is missing. The memory
+        must stay in place while this lives. Raises ValueError for a cell outside its memory.
         """
 
     def run(self) -> None:
-        """Fill all cells. A GPU that answers with an error, or is lost, is missing cells and a row of `codes`."""
+        """Fill all cells. After a GPU's error its cells are missing, and `codes` has the error."""
 
 class EventSet:
-    """NVML's events of some GPUs."""
+    """NVML events of some GPUs."""
 
     def __init__(self, parts: Parts) -> None:
-        """Raises NvmlError, also where the driver has no events."""
+        """Raises NvmlError, also if the driver has no events."""
 
     def register(self, address: str, wanted: int) -> int:
-        """Register those of the *wanted* event types that the GPU supports; return them, 0 for none."""
+        """Register the *wanted* event types that the GPU supports; return them, 0 for none."""
 
     def wait(self, milliseconds: int) -> Event | None:
-        """Return the next event; None when none came in time. Raises NvmlError."""
+        """Return the next event; None after the timeout. Raises NvmlError."""
 
     def close(self) -> None: ...
 
-#: Of a system event: the driver is being taken off a GPU, or has been put onto it.
+#: Types of a system event: the driver is being unbound from a GPU, or was bound to it.
 UNBIND: Final[int]
 BIND: Final[int]
 
 class SystemEvent(NamedTuple):
-    """What became of the driver of a GPU."""
+    """A change of a GPU's driver."""
 
     type: int
     address: str
-    """PCI address, of a number in which NVML packs domain, bus and device."""
+    """PCI address, from the number in which NVML packs domain, bus and device."""
 
 class SystemEventSet:
-    """The driver's coming and continuing the GPUs."""
+    """Events of drivers being unbound from GPUs or bound to them."""
 
     def __init__(self, parts: Parts) -> None:
-        """Raises NvmlError, also where the driver has no such events."""
+        """Raises NvmlError, also if the driver has no such events."""
 
     def look(self) -> list[SystemEvent]:
-        """Return what has come, without waiting; of more than 16 the rest the next time. Raises NvmlError."""
+        """Return received events without waiting, up to 16 per call. Raises NvmlError."""
 
     def close(self) -> None: ...
 
 def abi() -> dict[str, int]:
-    """Return sizes, offsets and version words as this module was compiled with; keys are C expressions."""
+    """Return sizes, offsets and version words of this module's ABI; keys are C expressions."""

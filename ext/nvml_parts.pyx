@@ -391,8 +391,6 @@ cdef object _process(nvmlProcessInfo_t *info, int kind):
     )
 
 
-# ---- processes -----------------------------------------------------------------------------------------------
-
 cdef class ProcessLists:
     """Processes on some GPUs, read in one pass. Python objects are made only for a list that changed."""
 
@@ -461,8 +459,6 @@ cdef class ProcessLists:
             return NvmlError(what, gpu.code)
         return self.parts._error(what, gpu.code)
 
-
-# ---- fields of many links in few calls -------------------------------------------------------------------
 
 cdef class FieldPass:
     """Fields of many links: one call per GPU, if the number of fields fits in one call."""
@@ -609,8 +605,6 @@ cdef class FieldPass:
             if self.asks[i].device == device:
                 self.asks[i].valid[0] = 0
 
-
-# ---- events ------------------------------------------------------------------------------------------------
 
 cdef class EventSet:
     """NVML's events of some GPUs."""

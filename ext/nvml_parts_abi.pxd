@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""What the parts of a GPU need of the NVML C ABI: links, MIG, processes, fabric, events. As nvml_abi.pxd.
+"""NVML's C ABI for the parts of a GPU: links, MIG, processes, fabric, events. See nvml_abi.pxd.
 
 Names are the header's; a test compiles a program against NVIDIA's header and compares each line.
-Structs and prototypes: nvml.h of NVML 13.5; the field ids below have stood in every header since they appeared.
+Structs and prototypes: nvml.h of NVML 13.5. The field ids below are the same in all headers.
 """
 
 from nvml_abi cimport nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t
@@ -107,7 +107,7 @@ cdef struct nvmlSystemEventSetWaitRequest_v1_t:
     unsigned int dataSize
     unsigned int numEvent
 
-# One pointer a symbol, named as the symbol; NULL where the driver does not export it.
+# One pointer per symbol, with the symbol's name; NULL if the driver does not export it.
 cdef struct PartsCalls:
     nvmlReturn_t (*nvmlDeviceGetFieldValues)(nvmlDevice_t device, int count, nvmlFieldValue_t *values) noexcept nogil
     nvmlReturn_t (*nvmlDeviceGetNvLinkState)(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *active) noexcept nogil

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What an answer of NVML is worth, and where it goes: one field of one link. C only, no Python object.
+"""Converts a field of a link to a cell. C only.
 
-What NVML does not say is missing, never zero: an error, a blank, a value beyond what the reading can be.
+A value is missing, never zero, after an error, for a blank, or beyond the reading's range.
 """
 
 from libc.math cimport isfinite, pow
@@ -16,7 +16,7 @@ cdef enum:
 
 
 cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
-    """Say whether the answer means `this driver or GPU does not have it`, which is no failure."""
+    """Return whether the driver or GPU lacks the function, which is not a failure."""
     return code in (
         NVML_ERROR_INVALID_ARGUMENT,
         NVML_ERROR_NOT_SUPPORTED,
@@ -28,7 +28,7 @@ cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline bint decode_bit_error_ratio(uint64_t code, double *ratio) noexcept nogil:
-    """Set mantissa * 10^-exponent; False for a code with more bits than the header gives it."""
+    """Set mantissa * 10^-exponent; False for a code with more bits than in the header."""
     cdef unsigned int mantissa = (code >> NVML_NVLINK_BER_MANTISSA_SHIFT) & NVML_NVLINK_BER_MANTISSA_WIDTH
     cdef unsigned int exponent = (code >> NVML_NVLINK_BER_EXP_SHIFT) & NVML_NVLINK_BER_EXP_WIDTH
     ratio[0] = mantissa * pow(10, -<double>exponent)
@@ -36,7 +36,7 @@ cdef inline bint decode_bit_error_ratio(uint64_t code, double *ratio) noexcept n
 
 
 cdef inline bint integer_of(nvmlFieldValue_t *field, uint64_t *value) noexcept nogil:
-    """Set a field's unsigned value; False for one below zero, or a type that is none."""
+    """Set a field's unsigned value; False if it is negative, or not an integer."""
     cdef long long signed_value
     if field.valueType == NVML_VALUE_TYPE_UNSIGNED_INT:
         value[0] = field.value.uiVal
@@ -69,11 +69,11 @@ cdef struct Ask:
     uint64_t raw_max
     uint64_t *cell
     uint8_t *valid
-    bint has  # it had a value when it was last asked, and no ask before it had one
+    bint has  # its last read gave a value, and no earlier request for this cell did
 
 
 cdef inline void put(Ask *ask, nvmlFieldValue_t *field) noexcept nogil:
-    """Write one field's answer, unless an earlier ask of the same cell had one."""
+    """Write a field's value, unless an earlier request for the cell had one."""
     cdef uint64_t raw = 0
     ask.has = not lacking(field.nvmlReturn) and not ask.valid[0]
     if not ask.has or field.nvmlReturn != NVML_SUCCESS or not integer_of(field, &raw):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The lists of processes on a GPU, asked for and compared with what was said before. C only, no Python object."""
+"""The lists of processes on a GPU: read, and compared with the last read. C only."""
 
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -12,28 +12,28 @@ from place_abi cimport Place, place_leave
 cdef enum:
     LISTS = 3  # compute, graphics, MPS
     ENTRIES_MAX = 4096
-    ATTEMPTS_MAX = 4  # more may have come between two calls
+    ATTEMPTS_MAX = 4  # entries may be added between two calls
 
 ctypedef nvmlReturn_t (*ProcessesCall)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *) noexcept nogil
 
-# Room for a list; it grows, never beyond ENTRIES_MAX.
+# Memory for a list; it grows up to ENTRIES_MAX.
 cdef struct Entries:
     nvmlProcessInfo_t *first
     unsigned int count
     unsigned int room
 
-# Of one GPU, as it last said.
+# The last lists of a GPU.
 cdef struct Listed:
     nvmlDevice_t device
     Account *account
     Entries lists[LISTS]
-    int failed  # the list that could not be had, after which none is asked for; -1: none
-    nvmlReturn_t code  # why; NVML_SUCCESS: the call was left out
-    unsigned int claimed  # entries that it says it has
+    int failed  # the list whose call failed, after which none is read; -1: none
+    nvmlReturn_t code  # the error; NVML_SUCCESS: the call was skipped
+    unsigned int claimed  # number of entries by the driver
 
 
 cdef inline bint make_room(Entries *list, unsigned int entries) noexcept nogil:
-    """Have room for *entries* and a few more; False where there is no memory."""
+    """Reserve memory for *entries* and a few more; False without memory."""
     cdef unsigned int wanted = min(max(entries, 48u) + 16u, <unsigned int>ENTRIES_MAX)
     cdef nvmlProcessInfo_t *first
     if wanted > list.room:
@@ -45,7 +45,7 @@ cdef inline bint make_room(Entries *list, unsigned int entries) noexcept nogil:
 
 
 cdef inline bint keep(Entries *list, const Entries *said) noexcept nogil:
-    """Take over what was said; return whether it is what was said before."""
+    """Store the entries; return whether they are unchanged."""
     cdef size_t size = said.count * sizeof(nvmlProcessInfo_t)
     if list.count == said.count and (size == 0 or memcmp(list.first, said.first, size) == 0):
         return True
@@ -58,7 +58,7 @@ cdef inline bint keep(Entries *list, const Entries *said) noexcept nogil:
 
 
 cdef inline bint ask_list(Listed *gpu, ProcessesCall call, const char *name, Place *place, Entries *said) noexcept nogil:
-    """Have the driver write one list into *said*; False, with a code, where that fails."""
+    """Read a list into *said*; False, with a code, after a failure."""
     cdef int attempt
     said.count = gpu.claimed = 0
     gpu.code = NVML_ERROR_INSUFFICIENT_SIZE
@@ -78,7 +78,7 @@ cdef inline bint ask_list(Listed *gpu, ProcessesCall call, const char *name, Pla
 
 
 cdef inline bint ask_gpu(Listed *gpu, ProcessesCall *calls, const char **names, Place *place, Entries *said) noexcept nogil:
-    """Ask a GPU for its lists; return whether all are there and say what they said before."""
+    """Read a GPU's lists; return whether all calls succeeded and nothing changed."""
     cdef bint is_same = gpu.failed < 0
     cdef int i
     gpu.failed = -1

@@ -159,8 +159,6 @@ ctypedef nvmlReturn_t (*PairCall)(nvmlDevice_t, unsigned int *, unsigned int *) 
 ctypedef nvmlReturn_t (*LongOfKindsCall)(nvmlDevice_t, unsigned int, unsigned int, unsigned long long *) noexcept nogil
 
 
-# ---- what an answer is worth -------------------------------------------------------------------------
-
 cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
     """Return whether the code means that this driver or GPU lacks the function, which does not count as a failure."""
     return code in (
@@ -273,8 +271,6 @@ cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
         put(p, reading, <uint64_t>value)
 
 
-# ---- the pace of slow calls ----------------------------------------------------------------------------
-
 cdef inline uint32_t usual_microseconds(PacedCall *call) noexcept nogil:
     """Return the cost of a call in microseconds; 0 until COSTS_KEPT calls were measured."""
     cdef uint32_t least = call.microseconds[0]
@@ -332,8 +328,6 @@ cdef inline void hold(Pass *p, int reading) noexcept nogil:
         p.valid[reading][p.row] = 1
 
 
-# ---- calls of one shape ------------------------------------------------------------------------------
-
 cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
     return p.cells[reading] != NULL
 
@@ -385,8 +379,6 @@ cdef inline void make_asks(Pass *p, nvmlDevice_t device) noexcept nogil:
         if ask.second >= 0:
             hold(p, ask.second)
 
-
-# ---- fields: all of a GPU's in one call ---------------------------------------------------------------
 
 cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexcept nogil:
     """Write one field. INVALID_ARGUMENT here means that the driver does not know the field's id."""

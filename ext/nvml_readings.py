@@ -1,15 +1,15 @@
 """Every reading that an NVML sweep can give: its unit, its accepted range, and its NVML call.
 
-Names are the catalogue's columns of the GPU tables. A reading may also come from a field, whose id depends on the driver
-(`contract/nvml_fields.py`); then the call here is made only if the driver or the GPU lacks the field. Calls with their own
-structs are written out in `nvml_sweep.pxd`.
+Names are the catalog's columns of the GPU tables. A reading may also come from a field, whose id
+depends on the driver (`contract/nvml_fields.py`); then the call here is made only if the driver or
+the GPU lacks the field. Calls with their own structs are in `nvml_sweep.pxd`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: In the order of the enum in nvml_pass.pxd: readings that a call of a shape of its own gives.
+#: Readings of calls with their own structs, in the order of the enum in nvml_pass.pxd.
 NAMED = (
     "temperature_celsius", "temperature_margin_celsius", "utilization_ratio", "memory_utilization_ratio",
     "memory_used_bytes", "memory_free_bytes", "memory_total_bytes", "memory_reserved_bytes",
@@ -30,10 +30,10 @@ NAMED = (
 
 
 class Reading(NamedTuple):
-    """One reading. `raw_max` is the largest value in NVML's unit that is believed; 0: any.
+    """A reading. `raw_max` is the largest accepted value in NVML's unit; 0: any.
 
-    `calls`: the NVML function, and an older name of the same; `kinds`: what it is told besides the GPU, as
-    constants of nvml.h. `second`: the reading that the same call gives in its second answer.
+    `calls`: the NVML function, and its older name; `kinds`: further arguments, as constants of
+    nvml.h. `second`: the reading in the second result of the same call.
     """
 
     name: str
@@ -41,24 +41,24 @@ class Reading(NamedTuple):
     multiplier: float = 1
     divisor: float = 1
     raw_max: int = 0
-    is_signed: bool = False  # it may be below zero
+    is_signed: bool = False
     calls: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    shape: str = "uint"  # uint, long; with kinds of kind; pair
+    shape: str = "uint"  # uint, long (both may have kinds), pair
     second: str = ""
-    #: Between two turns of a slow call the last value counts. Of what grows all the time it would be wrong: that is missing.
+    #: The last value is kept between two turns of a slow call. False if it grows all the time.
     holds: bool = True
-    #: Its field is of unsigned 64 bits: of another type it is another quantity.
+    #: Its field has unsigned 64 bits; a field of another type is another quantity.
     is_long: bool = False
 
 
 def _clock(name: str, call: str, clock: str) -> Reading:
-    """Return a clock's reading; NVML says MHz."""
+    """Return a clock's reading; NVML's unit is MHz."""
     return Reading(name, True, 1e6, 1, 100_000, calls=(call,), kinds=(f"NVML_CLOCK_{clock}",))
 
 
 def _watts(name: str, *calls: str, second: str = "") -> Reading:
-    """Return a power's reading; NVML says mW."""
+    """Return a power's reading; NVML's unit is mW."""
     shape = "pair" if second else "uint"
     return Reading(name, True, 1, 1e3, 100_000_000, calls=calls, shape=shape, second=second)
 
@@ -70,7 +70,7 @@ def _celsius(name: str, threshold: str = "", *, is_signed: bool = False) -> Read
 
 
 def _percent(name: str, call: str = "") -> Reading:
-    """Return a share's reading; NVML says percent, and the period it was sampled in, which nobody needs."""
+    """Return a share's reading; NVML returns percent, and a sampling period that is not used."""
     return Reading(name, True, 1, 100, 100, calls=(call,) if call else (), shape="pair")
 
 
@@ -79,7 +79,7 @@ def _bytes(name: str) -> Reading:
 
 
 def _small(name: str, *calls: str, raw_max: int = 64) -> Reading:
-    """Return the reading of a generation, a width: a gauge that is small."""
+    """Return the reading of a small gauge such as a generation or width."""
     return Reading(name, True, raw_max=raw_max, calls=calls)
 
 
@@ -89,7 +89,7 @@ def _state(
     return Reading(name, False, raw_max=raw_max, calls=calls, shape=shape, second=second)
 
 
-#: More than any counter counts: what is above is an error code below zero. Nanoseconds come to 2 ** 62 in 146 years.
+#: Above any count: a greater value is a negative error code. 2 ** 62 nanoseconds are 146 years.
 _COUNT_MAX = 1 << 62
 
 
@@ -118,7 +118,7 @@ _CLOCKS = (
     _clock("memory_application_clock_hertz", "nvmlDeviceGetApplicationsClock", "MEM"),
     Reading(
         "clock_event_reasons_flags", False, shape="long",
-        # renamed in driver 535; the older name is still exported by most
+        # Renamed in driver 535; most drivers still export the older name.
         calls=("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
     *(
@@ -145,7 +145,8 @@ _POWER = (
     ),
     _watts("power_limit_max_watts"),
     Reading(
-        # 300 years at a kilowatt: a garbled value, and the true one after it, would look like a reset
+        # Limit of 300 years at a kilowatt: after a garbled value the true one would look like a
+        # reset.
         "energy_joules",
         True,
         1,
@@ -163,8 +164,8 @@ _POWER = (
     _celsius("temperature_max_celsius", "GPU_MAX"),
     _celsius("memory_temperature_max_celsius", "MEM_MAX"),
     *(
-        _celsius(f"margin_at_{at}_celsius", is_signed=True)
-        for at in ("shutdown", "slowdown", "memory_max", "max")
+        _celsius(f"margin_at_{threshold}_celsius", is_signed=True)
+        for threshold in ("shutdown", "slowdown", "memory_max", "max")
     ),
 )
 _USE = (

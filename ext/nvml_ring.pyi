@@ -9,7 +9,7 @@ from .nvml import Sweep
 from .nvml_gpm import Gpm
 from .phases import PhaseTracker, SampleHistory
 
-#: How a reading's samples become one value. SHARE: of the samples with one of some bits. COUNT: of those with any reading.
+#: Summaries of samples. SHARE: of samples with any of some bits. COUNT: of samples with a reading.
 MEAN: Final[int]
 LEAST: Final[int]
 MOST: Final[int]
@@ -17,7 +17,7 @@ SHARE: Final[int]
 COUNT: Final[int]
 
 class Cells(Protocol):
-    """As a Block."""
+    """A Block's buffers."""
 
     @property
     def cells(self) -> Buffer: ...
@@ -25,14 +25,14 @@ class Cells(Protocol):
     def valid(self) -> Buffer: ...
 
 class SampleRing:
-    """Samples of a sweep and of GPM, which fill the same cells; the oldest goes. For one thread."""
+    """The last samples of a sweep and of GPM, which fill the same cells. For a single thread."""
 
     count: int
-    """Samples ever taken."""
+    """Samples so far."""
     gpm_spacing: int
     """GPM is queried at every n-th sample."""
     well_ns: int
-    """When the last sample was in which a GPU answered, and GPM at every GPU that did; 0: none was."""
+    """Time of the last sample in which a GPU responded, and GPM on every GPU that did; 0: none."""
 
     def __init__(
         self,
@@ -50,31 +50,32 @@ class SampleRing:
         sources: Iterable[int] = (),
         gpm_seconds: float = 0,
     ) -> None:
-        """*cells*, *valid*: what both fill, column by column, the first column a double that every GPU has.
+        """*cells*, *valid*: filled by both, by column; the first is a double that every GPU has.
 
-        *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
-        can be (0: any), and its number. *gpm_every*: GPM is queried at every n-th sample, and missing in the others:
-        its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two; what the sweep
-        has a call of its own for (utilisation) is asked in the others. *gpm_seconds*: where GPM of a GPU would take longer
-        than this in each second it is queried more seldom (`gpm_spacing`); 0: no limit. *tracker*,
-        *history*: each sample goes to them too; *sources*: of each of `phases.SIGNALS` its column, below 0 for none.
-        Raises ValueError for what does not fit.
+        *targets*: per column of the summary its form, source column, bits of SHARE, maximum (0:
+        any) and number. *gpm_every*: GPM is queried at every n-th sample, and missing in the
+        others: its samples must be more than 100 ms apart (nvml.h), and a mean covers the time
+        between two; in the others the sweep uses its own calls (utilization). *gpm_seconds*: GPM is
+        queried less often if a GPU would take longer than this per second (`gpm_spacing`); 0: no
+        limit. *tracker*, *history* get each sample too; *sources*: the column of each of
+        `phases.SIGNALS`, negative for none. Raises ValueError for arguments that do not fit.
         """
 
     def rest(self, until_ns: int) -> None:
-        """Take a sample at each multiple of the period since boot, up to that boot time and with it.
+        """Take a sample at each multiple of the period since boot, up to and including *until_ns*.
 
-        Returns earlier when this process is called (`ext.place`): within a period. Without the GIL.
+        Returns earlier, within a period, when this process is notified (`ext.place`). Without the
+        GIL.
         """
 
     def sample(self, now_ns: int) -> None:
-        """Take one sample now. *now_ns*: of any clock that continues evenly."""
+        """Take a sample now. *now_ns*: of any steady clock."""
 
     def samples(self, column: int, row: int) -> list[int | None]:
-        """Return what is kept of a reading, oldest first, as raw 64 bits; None: missing. Raises IndexError."""
+        """Return a reading's samples, oldest first, as raw 64 bits or None. Raises IndexError."""
 
     def summarise(self, block: Cells) -> int:
-        """Fill the summary of the samples since the last call, and return how many they are.
+        """Fill the summary of the samples since the last call; return their number.
 
         Raises ValueError for a column outside the block.
         """

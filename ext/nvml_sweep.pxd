@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One pass over all GPUs: the calls of a shape of their own, and the order of things. C only, no Python object.
+"""A pass over all GPUs: calls with their own structs, and the order of calls. C only.
 
-A GPU that is lost is asked nothing more in this pass, and its row is missing but for the loss itself; its
-neighbours are read as ever.
+A lost GPU is not called again in this pass, and its row is missing except for the loss itself; the
+other GPUs are read as usual.
 """
 
 from libc.string cimport memset
@@ -11,8 +11,7 @@ from nvml_abi cimport *
 from nvml_pass cimport *
 
 
-# ---- version words: NVML_STRUCT_VERSION, sizeof | version << 24 ------------------------------------------
-
+# Version words (NVML_STRUCT_VERSION): sizeof | version << 24.
 cdef inline unsigned int memory_version() noexcept nogil:
     return sizeof(nvmlMemory_v2_t) | 2 << 24
 
@@ -37,10 +36,8 @@ cdef inline unsigned int repair_version() noexcept nogil:
     return sizeof(nvmlRepairStatus_t) | 1 << 24
 
 
-# ---- calls of their own shape --------------------------------------------------------------------------
-
 cdef inline void read_temperature(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask the versioned call, and the one it replaces where a driver lacks it or its version."""
+    """Use the versioned call, or its predecessor if the driver lacks it or its version."""
     cdef nvmlTemperature_t now
     cdef unsigned int older = 0
     cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
@@ -74,7 +71,7 @@ cdef inline void read_utilization(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void read_memory(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Used includes what the driver reserves (version 1 of the call); version 2 tells that apart."""
+    """Read memory. Used includes the reserved part (version 1 of the call); version 2 splits it."""
     cdef nvmlMemory_t memory
     cdef nvmlMemory_v2_t apart
     memory.total = memory.free = memory.used = 0
@@ -103,7 +100,7 @@ cdef inline void read_remapped_rows(Pass *p, nvmlDevice_t device) noexcept nogil
 
 
 cdef inline void read_processes(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask with room for none: the answer is the count, and INSUFFICIENT_SIZE is then no failure."""
+    """Pass no buffer: the call returns the count, and INSUFFICIENT_SIZE is not a failure."""
     cdef unsigned int count = 0
     cdef nvmlReturn_t code
     if not may(p, &p.call.nvmlDeviceGetComputeRunningProcesses_v3):
@@ -159,7 +156,7 @@ cdef inline void read_sram(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask how many places lost data, then for all of them: more may have come between the two calls."""
+    """Read the number of places that lost data, then the places; more may come meanwhile."""
     cdef nvmlEccSramUniqueUncorrectedErrorCounts_t found
     cdef nvmlReturn_t code
     found.version, found.entryCount, found.entries = sram_places_version(), 0, NULL
@@ -169,7 +166,7 @@ cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
     if code != NVML_ERROR_INSUFFICIENT_SIZE and not answered(p, code):
         return
     if found.entryCount and found.entryCount <= SRAM_PLACES_MAX:
-        memset(p.places, 0xFF, SRAM_PLACES_MAX * sizeof(p.places[0]))  # an entry that is passed over is blank
+        memset(p.places, 0xFF, SRAM_PLACES_MAX * sizeof(p.places[0]))  # a skipped entry is blank
         found.version, found.entryCount, found.entries = sram_places_version(), SRAM_PLACES_MAX, p.places
         if not may(p, &p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts):
             return
@@ -180,7 +177,7 @@ cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void put_sram_places(Pass *p, unsigned int count) noexcept nogil:
-    """Write the count and the sums; a sum with an entry that says no number is missing."""
+    """Set the count and the sums; a sum is missing if an entry lacks a number."""
     cdef uint64_t errors = 0, parity = 0
     cdef bint known = True, known_parity = True
     cdef unsigned int i
@@ -206,9 +203,10 @@ cdef inline void read_repair(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void read_unrepairable(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """nvml.h (13.1 to 13.5) has the flag alone in its struct, nvidia-ml-py (13.615) has a version word before it.
+    """Read the flag. nvml.h (13.1 to 13.5) has only the flag in its struct, nvidia-ml-py (13.615) a
+    version word before it.
 
-    So there is room for both, and where the version word was written over, it was the flag's place.
+    So the buffer has both words; if the version word was overwritten, it is the flag.
     """
     cdef unsigned int room[2]
     if not may(p, &p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1):
@@ -227,10 +225,8 @@ cdef inline void read_violation(Pass *p, nvmlDevice_t device) noexcept nogil:
         put(p, VIOLATION_CHECK, held.violationTime)
 
 
-# ---- the pass -------------------------------------------------------------------------------------------
-
 cdef inline uint64_t bits(int first, int last) noexcept nogil:
-    """Return a bit for each reading from *first* to *last*."""
+    """Return a mask of the readings from *first* to *last*."""
     return ((<uint64_t>2 << last) - 1) & ~((<uint64_t>1 << first) - 1)
 
 
@@ -242,7 +238,7 @@ cdef inline void take_step(Pass *p, Step step, bint is_wanted, uint64_t readings
 
 
 cdef inline void plan_steps(Pass *p) noexcept nogil:
-    """Note which calls of a shape of their own have a reading that is wanted: a pass looks at no other."""
+    """Select the calls with a wanted reading."""
     take_step(p, read_temperature, wanted(p, TEMPERATURE), bits(TEMPERATURE, TEMPERATURE))
     take_step(p, read_margin, wanted(p, MARGIN), bits(MARGIN, MARGIN))
     take_step(p, read_utilization, wanted(p, UTILIZATION) or wanted(p, MEMORY_UTILIZATION),
@@ -262,7 +258,7 @@ cdef inline void plan_steps(Pass *p) noexcept nogil:
 
 
 cdef inline void take_turn(Pass *p, nvmlDevice_t device, int i) noexcept nogil:
-    """Make the calls of one step, unless they are slow and it is not their turn."""
+    """Make the calls of a step, unless they are slow and it is not their turn."""
     cdef int64_t began_ns
     cdef uint64_t calls = p.calls
     cdef int reading
@@ -289,7 +285,7 @@ cdef inline void read_device(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 
 cdef inline void open_device(Pass *p) noexcept nogil:
-    """Attach the row's GPU by its PCI address; on failure it is tried again OPEN_EVERY_SWEEPS later."""
+    """Attach the row's GPU by its PCI address; after a failure retry OPEN_EVERY_SWEEPS later."""
     cdef nvmlDevice_t device = NULL
     cdef nvmlReturn_t code
     if may(p, &p.call.nvmlDeviceGetHandleByPciBusId_v2):
@@ -312,7 +308,7 @@ cdef inline void note_valid(Pass *p) noexcept nogil:
 
 
 cdef inline void read_row(Pass *p) noexcept nogil:
-    """Fill the row at hand, and say whether its GPU is lost."""
+    """Fill the current row, including whether its GPU is lost."""
     if p.devices[p.row] == NULL and p.sweeps % OPEN_EVERY_SWEEPS == 0:
         open_device(p)
     if p.devices[p.row] != NULL:
@@ -338,7 +334,7 @@ cdef inline bint is_slow(Pass *p, int row) noexcept nogil:
 
 
 cdef inline void note_time(Pass *p, bint over) noexcept nogil:
-    """Note whether the row at hand was over its time; where that is so, it may be left out for a while."""
+    """Record whether the current row exceeded its time; such a GPU may be skipped for a while."""
     cdef int row = p.row
     if not over:
         p.over[row], p.skip_next[row] = 0, 0
@@ -350,8 +346,11 @@ cdef inline void note_time(Pass *p, bint over) noexcept nogil:
 
 
 cdef inline int64_t sweep_row(Pass *p, int row, int64_t share_ns, int64_t now_ns) noexcept nogil:
-    """Fill one row, within its share of the pass's time; return when that was done. Who is asked apart from the others
-    has a larger share, and is slow all the same when it takes longer than its part of all."""
+    """Fill a row within its share of the pass's time; return the time of completion.
+
+    A slow GPU that is sampled separately has a larger share, but stays slow while it exceeds its
+    regular share.
+    """
     cdef int64_t began_ns = now_ns
     p.row, p.lost, p.mute, p.late = row, False, False, False
     p.given, p.row_failed, p.row_code = 0, 0, NVML_SUCCESS
@@ -373,8 +372,11 @@ cdef inline int64_t sweep_row(Pass *p, int row, int64_t share_ns, int64_t now_ns
 
 
 cdef inline void sweep(Pass *p) noexcept nogil:
-    """Fill every row, those of slow GPUs last; a row's error stays in its row. Where NVML itself ended, every row is
-    missing. Each GPU has the same share of the pass's time, one that is alone all of it."""
+    """Fill every row, those of slow GPUs last; a GPU's error stays in its row.
+
+    If NVML itself ended, every row is missing. Each GPU has the same share of the pass's time, a
+    single GPU all of it.
+    """
     cdef int row, at_work = 0, late_ones
     cdef int64_t share_ns = 0, now_ns = account_boottime_ns()
     p.ended = NVML_SUCCESS

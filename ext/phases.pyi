@@ -1,8 +1,9 @@
-"""What each GPU does with its time: compute, wait, host stall, checkpoint or idle, from samples of it alone; and the last
-minutes of those samples.
+"""Classifies each GPU's time from its samples, and keeps the last minutes of samples.
 
-`PhaseTracker` takes samples of any pace (10 a second are meant) in C, from the ring of the agent or from `push` and
-`push_samples`; NaN is missing. Nothing is allocated after it was made.
+States are compute, wait, host stall, checkpoint and idle.
+
+`PhaseTracker` gets samples at any pace (typically 10 per second) in C, from the agent's ring or
+from `push` and `push_samples`; NaN is missing. Nothing is allocated after its creation.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,20 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-#: The columns of `push_samples`, in their order.
+#: Columns of `push_samples`, in order.
 SIGNALS: Final[tuple[str, ...]]
-#: The five states; a state's number is its place.
+#: The five states; a state's number is its index.
 STATES: Final[tuple[str, ...]]
-#: The columns of `SampleHistory`; the last is the number of the state.
+#: Columns of `SampleHistory`; the last is the state's number.
 HISTORY_SIGNALS: Final[tuple[str, ...]]
-#: What `summarise` fills, by the names of gpu_fast_1s.
+#: Values of `summarise`, by the names of gpu_fast_1s.
 SECOND_COLUMNS: Final[tuple[str, ...]]
-#: What `summarise_jobs` fills, by the names of gpu_fast_10s.
+#: Values of `summarise_jobs`, by the names of gpu_fast_10s.
 JOB_COLUMNS: Final[tuple[str, ...]]
 ROWS_MAX: Final[int]
 
 class CellMemory(Protocol):
-    """As a Block."""
+    """A Block's buffers."""
 
     @property
     def cells(self) -> Buffer: ...
@@ -31,11 +32,11 @@ class CellMemory(Protocol):
     def valid(self) -> Buffer: ...
 
 class PhaseTracker:
-    """Follows each GPU of a host. A row is a GPU; all times are nanoseconds of a clock that continues evenly (boottime).
+    """Tracks each GPU of a host; a row is a GPU. Times are ns of a steady clock (boottime).
 
-    A sample that is not after the last one of its row is left out, unless it is 10 s older or more: then the clock is
-    another, and time begins again. After a gap of more than 1.5 s segments and stretches begin again, levels stay.
-    For one thread. Every method with a row raises IndexError for one that is not there.
+    A sample that is not later than its row's last one is dropped, unless it is 10 s older or more:
+    then the clock is another, and time starts again. After a gap of more than 1.5 s segments and
+    stretches start again; levels stay. For a single thread. Methods with a row raise IndexError.
     """
 
     def __init__(self, rows: int) -> None:
@@ -45,7 +46,7 @@ class PhaseTracker:
     def rows(self) -> int: ...
     @property
     def tracker_address(self) -> int:
-        """Where the `Tracker` of phases_track.pxd is, for other extension modules; there as long as this is."""
+        """Address of the `Tracker` (phases_track.pxd) for extensions; valid while this lives."""
     @property
     def memory_bytes(self) -> int: ...
     def push(
@@ -64,102 +65,112 @@ class PhaseTracker:
         nvlink_received: float = ...,
         nvlink_transmitted: float = ...,
     ) -> None:
-        """Take one sample: watts, hertz, flags, shares of 0 to 1, bytes a second; what is not given is missing.
+        """Add a sample: watts, hertz, flags, shares of 0 to 1, bytes per second; default: missing.
 
-        GPM may be given in each sample or in every second one: the last value stands for 0.25 s.
+        GPM may be in each sample or in every second one: its last value is used for 0.25 s.
         """
 
     def push_samples(self, row: int, times_ns: Buffer, samples: Buffer) -> None:
-        """Take several samples of a row: int64 of shape (n,) and float32 of shape (n, len(SIGNALS)), C-contiguous, as
-        `array.array` and `memoryview.cast` or numpy give them. Raises ValueError for other shapes."""
+        """Add samples of a row: int64 of shape (n,) and float32 of shape (n, len(SIGNALS)).
+
+        C-contiguous, as from `array.array`, `memoryview.cast` or numpy. Raises ValueError for other
+        shapes.
+        """
 
     def begin_job(self, row: int, *, is_known: bool = True) -> None:
-        """Another set of compute processes is on the GPU: forget what was learned. The job lasts until `end_job`.
+        """Forget everything learned: the GPU has other processes. The job ends at `end_job`.
 
-        *is_known*: False where nobody knows which processes were there before, as at the first look: a job that the
-        samples have shown continues.
+        *is_known*: False if the earlier processes are unknown, as at the first check: a job that
+        the samples have shown continues.
         """
 
     def end_job(self, row: int) -> None:
-        """No compute process is on the GPU: it is idle until it works all the same. Until `begin_job` or `end_job` is
-        called for the first time, a job begins when the GPU is used and ends after 30 s without."""
+        """Treat the GPU as idle until it works again: it has no compute process.
+
+        Before the first call of `begin_job` or `end_job`, a job begins when the GPU is used and
+        ends after 30 s without use.
+        """
 
     def set_step(self, row: int, seconds: float) -> None:
-        """Tell the period of the job's step, NaN if not known: a cadence of less than three is not one of checkpoints."""
+        """Set the period of the job's step, or NaN: checkpoints are at least three steps apart."""
 
     def take_second(self, row: int) -> tuple[float, float, float, float, float, float] | None:
-        """Return the shares of STATES over the samples since the last call, which add up to 1, and how sure they are (0 to
-        1); None: no sample was known."""
+        """Return the shares of STATES since the last call, with sum 1, and the confidence, 0 to 1.
+
+        None: no sample was known.
+        """
 
     def summarise(self, block: CellMemory, columns: Sequence[int]) -> None:
-        """Fill those of all rows, the columns of SECOND_COLUMNS by their numbers. Raises ValueError for a column outside."""
+        """Fill these of all rows, into *columns* (SECOND_COLUMNS). Raises ValueError."""
 
     def summarise_jobs(self, block: CellMemory, columns: Sequence[int], now_ns: int) -> None:
-        """Fill what is known of each row's job, the columns of JOB_COLUMNS by their numbers; missing where it is not.
-        Raises ValueError for a column outside."""
+        """Fill each row's job values into *columns* (JOB_COLUMNS); unknown ones are missing.
+
+        Raises ValueError for a column outside.
+        """
 
     def job(self, row: int, now_ns: int) -> dict[str, float]:
-        """Return the same of one row, by JOB_COLUMNS; NaN: missing."""
+        """Return a row's values of its job, by JOB_COLUMNS; NaN: missing."""
 
     def current_job(self, row: int) -> tuple[int, int, int] | None:
-        """Return the number of the job, the time of the last sample before it and of its last one of computing; None: no job."""
+        """Return the job's number, and the times of the sample before it and its last computing."""
 
     def state(self, row: int) -> tuple[str, float]:
         """Return the state of the last sample, and its confidence."""
 
     def segments(self, row: int) -> list[tuple[str, int, int, float, float]]:
-        """Return the last 128 at most, oldest first: state, begin and end in ns, confidence, mean watts (NaN: not known).
+        """Return up to 128 segments, oldest first: state, begin, end (ns), confidence, mean watts.
 
-        A state of less than 0.5 s is part of the segment around it. A stretch that turns out to be a checkpoint later on
-        is called one from then on.
+        Watts are NaN if unknown. A state of less than 0.5 s is part of the segment around it. A
+        stretch that is later recognized as a checkpoint is relabeled.
         """
 
     def totals(self, row: int) -> dict[str, tuple[float, float]]:
-        """Return of each state the seconds of this job's segments, and their mean watts (NaN: none)."""
+        """Return per state the seconds of this job's segments, and their mean watts or NaN."""
 
     def scores(self, row: int) -> tuple[int, int, float]:
-        """Return predictions of checkpoints that were decided, how many came true, and their Brier score (NaN: none)."""
+        """Return decided predictions of checkpoints, hits, and their Brier score or NaN."""
 
     def left_out(self, row: int) -> int:
-        """Return how many samples were duplicates or came out of order."""
+        """Return the number of samples that were duplicates or out of order."""
 
 class SampleHistory:
-    """The last samples of HISTORY_SIGNALS of all GPUs; the oldest go. float32, NaN is missing. For one thread."""
+    """The last samples of HISTORY_SIGNALS of all GPUs; NaN is missing. For a single thread."""
 
     def __init__(self, rows: int, samples_max: int = 3000) -> None:
-        """Raises ValueError for sizes that cannot be. 3000: 300 s at 10 Hz."""
+        """Raises ValueError for impossible sizes. 3000: 300 s at 10 Hz."""
 
     @property
     def rows(self) -> int: ...
     @property
     def count(self) -> int:
-        """Samples ever taken."""
+        """Samples so far."""
     @property
     def length(self) -> int:
-        """Samples there are."""
+        """Stored samples."""
     @property
     def last_ns(self) -> int:
-        """When the last sample was taken; 0 before the first."""
+        """Time of the last sample; 0 before the first."""
     @property
     def history_address(self) -> int:
-        """Where the `History` of phases_history.pxd is, for other extension modules; there as long as this is."""
+        """Address of the `History` (phases_history.pxd) for extensions; valid while this lives."""
     @property
     def memory_bytes(self) -> int: ...
     def begin(self, now_ns: int) -> None:
-        """Begin a sample of all rows, all of it missing."""
+        """Add a sample of all rows, with all values missing."""
 
     def put(self, row: int, column: int, value: float) -> None:
-        """Set a value of the sample that was begun last. Raises IndexError, and ValueError before the first."""
+        """Set a value of the last sample. Raises IndexError, and ValueError before the first."""
 
     def copy_to(self, row: int, column: int, buffer: Buffer) -> int:
-        """Copy the last samples into *buffer* (float32), oldest first; return how many: as many as fit. Raises IndexError."""
+        """Copy the last samples that fit into *buffer* (float32), oldest first; return how many."""
 
     def resample_to(self, row: int, columns: Sequence[int], period_ns: int, buffer: Buffer) -> None:
-        """Fill *buffer* (float32, a row for each column) with a sample each *period_ns*, the newest last.
+        """Fill *buffer* (float32, a row per column) with a sample per *period_ns*, the newest last.
 
-        NaN where there was none: a sampler that was late must not make time shorter. Raises IndexError, and ValueError for
-        a period below 1 or a buffer of another shape.
+        NaN without a sample: a late sampler must not shorten time. Raises IndexError, and
+        ValueError for a period below 1 or a buffer of another shape.
         """
 
     def copy_times_to(self, buffer: Buffer) -> int:
-        """Copy when they were taken (int64, ns) in the same manner."""
+        """Copy the samples' times (int64, ns) in the same way."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Segments of a state, and the stretches without computing that come regularly: checkpoints, and when the next is due. C only."""
+"""Segments of a state, and checkpoints: regular stretches without computing. C only."""
 
 from libc.math cimport NAN, fabs, isfinite
 from libc.stdint cimport int64_t
@@ -29,7 +29,7 @@ cdef inline void pending_clear(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void segment_take(TrackedGpu *g, Segment *s, int64_t now_ns) noexcept nogil:
-    """Add what is pending to a segment."""
+    """Add the pending samples to a segment."""
     s.end_ns = now_ns
     s.seconds += g.pending_seconds
     s.power_seconds += g.pending_power_seconds
@@ -50,7 +50,7 @@ cdef inline void segment_open(TrackedGpu *g, int state, int64_t begin_ns) noexce
 
 cdef inline void segment_put(TrackedGpu *g, int64_t now_ns, double seconds, int state, double watts,
                              double confidence, bint is_after_gap) noexcept nogil:
-    """Add a sample: to the last segment, or to what may become the next one."""
+    """Add a sample to the last segment, or to the pending next segment."""
     cdef Segment *s = segment_last(g)
     if s == NULL or is_after_gap:
         pending_clear(g)
@@ -73,7 +73,7 @@ cdef inline void segment_put(TrackedGpu *g, int64_t now_ns, double seconds, int 
 
 
 cdef inline double middle(double *values, int count) noexcept nogil:
-    """Return the median; sorts."""
+    """Return the median; sorts *values*."""
     cdef int i, k
     cdef double value
     for i in range(1, count):
@@ -90,13 +90,13 @@ cdef inline double length_of(Stretch *stretch) noexcept nogil:
 
 
 cdef inline double interval_before(TrackedGpu *g, Cadence *c, int i, bint is_work) noexcept nogil:
-    """Return the seconds from the member before the *i*-th to it: from begin to begin, or of work between the two."""
+    """Return the seconds from the previous member to the *i*-th: between begins, or of work."""
     cdef Stretch *before = &g.stretches[c.members[i - 1]]
     return (g.stretches[c.members[i]].begin_ns - (before.end_ns if is_work else before.begin_ns)) / 1e9
 
 
 cdef inline double cadence_expect(TrackedGpu *g, Cadence *c, int count, int by) noexcept nogil:
-    """Return the forecast of the interval from the begin of the last of *count* members to the next: skipped members count as one."""
+    """Return the predicted interval after *count* members; a gap is divided by its members."""
     cdef double[STRETCHES_MAX] values
     cdef bint is_work = by == BY_USUAL_WORK or by == BY_LAST_WORK
     cdef double usual = c.work if is_work else c.interval, value
@@ -104,14 +104,14 @@ cdef inline double cadence_expect(TrackedGpu *g, Cadence *c, int count, int by) 
     for i in range(1, count):
         value = interval_before(g, c, i, is_work)
         times = <int>(value / usual + 0.5) if usual > 0 else 1
-        # Work is interrupted where a member was skipped, and its length is not known.
+        # Work is interrupted at a skipped member, and its length is unknown.
         values[i - 1] = value / times if times > 1 else value
     value = values[count - 2] if by == BY_LAST_CLOCK or by == BY_LAST_WORK else middle(values, count - 1)
     return value + (length_of(&g.stretches[c.members[count - 1]]) if is_work else 0)
 
 
 cdef inline void cadence_choose(TrackedGpu *g, Cadence *c) noexcept nogil:
-    """Choose the forecast that would have been best so far."""
+    """Choose the forecast with the best past predictions."""
     cdef int by, i, hits
     cdef double off, total, best = 1e30
     c.hits = c.tested = 0
@@ -122,7 +122,7 @@ cdef inline void cadence_choose(TrackedGpu *g, Cadence *c) noexcept nogil:
             off = fabs(cadence_expect(g, c, i, by) - interval_before(g, c, i, False)) / c.interval
             total += min(off, 0.5)
             hits += off <= 0.1
-        # A simpler forecast is kept until another is clearly better.
+        # A simpler forecast is kept unless another is clearly better.
         if total < 0.9 * best - 0.001:
             best = total
             c.by, c.hits, c.tested = <Forecast>by, hits, c.count - 2
@@ -130,7 +130,7 @@ cdef inline void cadence_choose(TrackedGpu *g, Cadence *c) noexcept nogil:
 
 
 cdef inline bint cadence_is_regular(TrackedGpu *g, Cadence *c) noexcept nogil:
-    """Say whether the members come regularly: by the clock, or after as much work, however long each takes."""
+    """Return whether the members are regular: by the clock, or after equal work."""
     cdef double[STRETCHES_MAX] values
     cdef double[STRETCHES_MAX] sorted_values
     cdef double usual, off, offs, best = 1e30
@@ -164,7 +164,7 @@ cdef inline bint cadence_is_regular(TrackedGpu *g, Cadence *c) noexcept nogil:
 
 
 cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept nogil:
-    """Return whether regular pauses lie between steps: they are long, or rare, or many dips or known steps separate them."""
+    """Return whether regular pauses lie between steps: long, rare, or separated by many steps."""
     cdef int i, busy = 0, copies = 0
     cdef bint has_steps
     for i in range(1, c.count):
@@ -176,16 +176,17 @@ cdef inline bint cadence_is_of_checkpoints(TrackedGpu *g, Cadence *c) noexcept n
     if c.interval < 3 * g.step_seconds or c.duration > 0.95 * c.interval:
         return False
     c.has_steps = has_steps
-    # A known step is over long before a pause that is longer than any exchange.
+    # A known step is much shorter than a pause that is longer than any exchange.
     has_steps = has_steps or (c.duration >= PAUSE_SECONDS_LONG and c.interval >= 3 * g.step_seconds)
     if has_steps or c.duration >= 0.4 * c.interval or c.interval >= STEP_SECONDS_MAX:
         return True
-    # A shorter pause may be the exchange of a long step, until it has occurred UNSURE_MEMBERS_MIN times at a long interval.
+    # A shorter pause may be the exchange of a long step, unless UNSURE_MEMBERS_MIN came at long
+    # intervals.
     return c.duration >= PAUSE_SECONDS_LONG or (c.count >= UNSURE_MEMBERS_MIN and c.interval >= 0.5 * STEP_SECONDS_MAX)
 
 
 cdef inline bint cadence_try(TrackedGpu *g, int *by_time, int first, double least, Cadence *c) noexcept nogil:
-    """Say whether the stretches since the *first* that last *least* seconds or more are checkpoints, and fill *c*."""
+    """Return whether stretches since *first* of *least* s or more are checkpoints; set *c*."""
     cdef double[STRETCHES_MAX] durations
     cdef double length, longest = 0, rival = 0
     cdef int i
@@ -201,7 +202,7 @@ cdef inline bint cadence_try(TrackedGpu *g, int *by_time, int first, double leas
             rival = max(rival, length)
     if c.count < 3 or longest > 5 * least:
         return False
-    # A few that come regularly by chance do not stand out.
+    # A few stretches that are regular by chance are not much longer than others.
     if c.count < 5 and (longest > 3 * least or rival > 0.7 * least):
         return False
     c.duration = middle(durations, c.count)
@@ -209,7 +210,7 @@ cdef inline bint cadence_try(TrackedGpu *g, int *by_time, int first, double leas
 
 
 cdef inline void cadence_mark(TrackedGpu *g) noexcept nogil:
-    """Note which stretches are checkpoints, and call their segments so."""
+    """Mark the stretches that are checkpoints, and relabel their segments."""
     cdef Stretch *stretch
     cdef Segment *segment
     cdef int64_t number, middle_ns
@@ -227,7 +228,7 @@ cdef inline void cadence_mark(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
-    """Find the cadence with the most regular stretches. Candidates: all stretches since some stretch that last at least a length."""
+    """Find the cadence with the most members among stretches since any time, above any length."""
     cdef int[STRETCHES_MAX] by_time
     cdef int i, k, first
     cdef Cadence found, best
@@ -260,9 +261,10 @@ cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline double next_probability(TrackedGpu *g) noexcept nogil:
-    """Return the share of the intervals and of the predictions, the recent ones counting more, that were right.
+    """Return the share of intervals and predictions that were right; recent ones count more.
 
-    Pauses without steps between them may be the exchanges of long steps. These are on time, too, but are no checkpoints.
+    Pauses without steps between them may be the exchanges of long steps: regular, but not
+    checkpoints.
     """
     return (HITS_PRIOR + g.cadence.hits + 2 * g.recent_hits) / (
         TESTS_PRIOR + g.cadence.tested + g.cadence.irregular + 2 * g.recent
@@ -270,7 +272,7 @@ cdef inline double next_probability(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void predict(TrackedGpu *g) noexcept nogil:
-    """Say when the next one is due; kept until it is decided."""
+    """Predict the next checkpoint; the prediction is kept until it is decided."""
     if isfinite(g.interval_seconds):
         g.predicted_ns = g.next_checkpoint_ns
         g.predicted_probability = next_probability(g)
@@ -288,7 +290,7 @@ cdef inline void decide(TrackedGpu *g, bint came) noexcept nogil:
 
 
 cdef inline void stretch_keep(TrackedGpu *g, Stretch *kept) noexcept nogil:
-    """Remember a stretch in place of the oldest of those that are not much longer."""
+    """Store a stretch in place of the oldest among those that are not much longer."""
     cdef int i, place = -1
     cdef Stretch *stretch
     for i in range(g.stretch_count):
@@ -309,7 +311,7 @@ cdef inline void stretch_keep(TrackedGpu *g, Stretch *kept) noexcept nogil:
 cdef inline void stretch_end(TrackedGpu *g, int64_t end_ns) noexcept nogil:
     cdef double computed, sent, sent_else
     cdef Stretch stretch
-    if g.in_checkpoint:  # the samples by which its end was seen were counted to it
+    if g.in_checkpoint:  # the samples that revealed its end were counted as checkpoint
         computed = min(g.computing_seconds, g.checkpoint_seconds)
         g.checkpoint_seconds -= computed
         g.job_seconds += computed
@@ -330,7 +332,7 @@ cdef inline void stretch_end(TrackedGpu *g, int64_t end_ns) noexcept nogil:
 
 
 cdef inline void dip_count(TrackedGpu *g, double duty) noexcept nogil:
-    """Count how often the share of computing falls: at each step, where samples show it."""
+    """Count the drops of the share of computing: one per step, if samples resolve steps."""
     if g.is_dip and duty >= 0.6:
         g.is_dip = False
     elif not g.is_dip and duty < 0.4:
@@ -339,7 +341,7 @@ cdef inline void dip_count(TrackedGpu *g, double duty) noexcept nogil:
 
 
 cdef inline void sent_count(TrackedGpu *g, double seconds, double sent) noexcept nogil:
-    """Add up what is sent to the host, in a stretch and else."""
+    """Add up the bytes sent to the host, inside and outside of stretches."""
     if not isfinite(sent):
         return
     if g.is_stretch:
@@ -351,7 +353,7 @@ cdef inline void sent_count(TrackedGpu *g, double seconds, double sent) noexcept
 
 
 cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, double duty) noexcept nogil:
-    """Follow stretches without computing, and say whether this one is a checkpoint."""
+    """Follow stretches without computing, including whether the present one is a checkpoint."""
     cdef double off_seconds, elapsed
     dip_count(g, duty)
     if not g.is_stretch:
@@ -370,7 +372,7 @@ cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, doub
             g.resume_ns = now_ns - <int64_t>(seconds * 1e9)
         g.computing_seconds += seconds
         if g.computing_seconds >= STRETCH_OPEN_SECONDS - 1e-6:
-            g.computing_seconds -= seconds  # this one is not counted yet
+            g.computing_seconds -= seconds  # this sample is not counted yet
             stretch_end(g, g.resume_ns)
             return
     elif now_ns - g.resume_ns > <int64_t>(RESUME_SECONDS_MAX * 1e9):
@@ -379,7 +381,7 @@ cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, doub
         return
     elapsed = (now_ns - g.stretch_begin_ns) / 1e9
     if g.in_checkpoint:
-        # A job that does not come back from it hangs, or waits for a host.
+        # A job that does not resume hangs, or waits for a host.
         g.in_checkpoint = elapsed < max(CHECKPOINT_TIMES_MAX * g.duration_seconds, CHECKPOINT_SECONDS_LONG)
         return
     if elapsed >= max(CHECKPOINT_TIMES_MAX * g.duration_seconds, CHECKPOINT_SECONDS_LONG):

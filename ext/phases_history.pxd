@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The last minutes of a few signals of every GPU, sample by sample, in memory made once. C only, no Python object."""
+"""The last minutes of some signals of every GPU, by sample, in preallocated memory. C only."""
 
 from libc.math cimport NAN
 from libc.stdint cimport int64_t, uint64_t
@@ -10,14 +10,14 @@ cdef enum:
     HISTORY_COLUMNS = 9
 
 cdef struct History:
-    float *cells  # of a row its columns, of a column its samples
+    float *cells  # by row, column, sample
     int64_t *times
     int rows, samples_max
     uint64_t count
 
 
 cdef inline void history_begin(History *h, int64_t now_ns) noexcept nogil:
-    """Begin a sample of all rows: missing until `history_put`."""
+    """Add a sample to all rows: missing until `history_put`."""
     cdef int place = h.count % h.samples_max, at
     for at in range(h.rows * HISTORY_COLUMNS):
         h.cells[<size_t>at * h.samples_max + place] = NAN
@@ -26,5 +26,5 @@ cdef inline void history_begin(History *h, int64_t now_ns) noexcept nogil:
 
 
 cdef inline void history_put(History *h, int row, int column, float value) noexcept nogil:
-    """Set a value of the sample that was begun last."""
+    """Set a value of the last sample."""
     h.cells[<size_t>(row * HISTORY_COLUMNS + column) * h.samples_max + (h.count - 1) % h.samples_max] = value

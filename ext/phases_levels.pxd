@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Two levels of a signal, learned from how long it was where: that of computing, and that of waiting. C only.
+"""Two levels of a signal, of computing and of waiting, learned from a histogram of time. C only.
 
-A sample costs an addition; the levels are found from the histogram once a second at most.
+A sample costs an addition; the levels are computed from the histogram at most once a second.
 """
 
 from libc.math cimport NAN, exp, isfinite, log2
@@ -44,7 +44,7 @@ cdef inline double levels_quantile(Levels *l, float *weights, int first, int end
 
 
 cdef inline int levels_split(Levels *l, int end) noexcept nogil:
-    """Return the first bin of the upper class below bin *end*, by the greatest variance between the two (Otsu 1979)."""
+    """Return the first bin of the upper class below *end*, by the method of Otsu (1979)."""
     cdef double whole = 0, total = 0, below = 0, below_total = 0, above, difference, variance, best = 0
     cdef int at, split = 0
     for at in range(end):
@@ -66,11 +66,11 @@ cdef inline int levels_split(Levels *l, int end) noexcept nogil:
 
 
 cdef inline void levels_learn(Levels *l, double floor) noexcept nogil:
-    """Find both levels; the low one stays unknown where they are not apart. Where the split is of two kinds of computing,
-    what is below it is split again. *floor*: the value without a job, NaN if not known.
+    """Compute both levels; the low level is NaN if the classes are too close.
 
-    A reading that is an average over some of either lies between the two: so a level is not the middle of its class, but
-    nearer to its far end.
+    If the split separates two kinds of computing, the lower part is split again. *floor*: the value
+    without a job, or NaN. A reading that averages both activities lies between the levels, so a
+    level is not the middle of its class, but nearer to its far end.
     """
     cdef double below, resident, low, high, middle_low, base = floor if isfinite(floor) else 0
     cdef double most = l.apart_max if base <= 0 else min(l.apart_max, 0.6)
@@ -98,7 +98,7 @@ cdef inline void levels_learn(Levels *l, double floor) noexcept nogil:
             if resident >= max(CLASS_SECONDS_MIN, 0.05 * below):
                 l.wait = levels_quantile(l, l.resident, 0, split, 0.25)
                 middle_low = levels_quantile(l, l.resident, 0, split, 0.5)
-                if middle_low > 1.1 * l.wait:  # waits too short for the reading to come down
+                if middle_low > 1.1 * l.wait:  # the waits are too short for the reading to fall
                     l.wait = NAN
             return
         end = split

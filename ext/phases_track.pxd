@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What each GPU does, sample by sample: its job, its share of computing, its state. C only, no Python object."""
+"""Tracks each GPU sample by sample: its job, its share of computing, its state. C only."""
 
 from libc.math cimport NAN, fabs, isfinite
 from libc.stdint cimport int64_t
@@ -9,10 +9,7 @@ from phases_levels cimport *
 from phases_state cimport *
 
 
-# ---- jobs ------------------------------------------------------------------------------------------------
-
 cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
-    """Forget what was learned of a job."""
     cdef int i
     levels_clear(&g.levels[BY_SM], False, 0.5, 0.75)
     levels_clear(&g.levels[BY_TENSOR], False, 0.3, 0.75)
@@ -41,7 +38,7 @@ cdef inline void job_begin(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void job_learn(TrackedGpu *g, double seconds) noexcept nogil:
-    """Learn the levels: each second while the job is young, then each five."""
+    """Learn the levels: each second while the job is young, then every five seconds."""
     cdef int i
     g.learned_seconds += seconds
     g.learn_in_seconds -= seconds
@@ -58,15 +55,13 @@ cdef inline void job_learn(TrackedGpu *g, double seconds) noexcept nogil:
                 levels_learn(&g.levels[i], g.floor_watts if i == BY_POWER else NAN)
 
 
-# ---- a sample --------------------------------------------------------------------------------------------
-
 cdef inline double within(float value, double most) noexcept nogil:
-    """Return the value; NaN where it cannot be."""
+    """Return the value; NaN if it is impossible."""
     return value if isfinite(value) and 0 <= value <= most else NAN
 
 
 cdef inline bint follow_job(TrackedGpu *g, double seconds, double watts, double used, double active) noexcept nogil:
-    """Say whether a job is there: its processes say so, or the GPU is used; until it is quiet for IDLE_SECONDS."""
+    """Return whether a job is present: by its processes or by use, until IDLE_SECONDS of quiet."""
     cdef bint is_active, is_quiet
     cdef Segment *last
     if isfinite(used):
@@ -75,18 +70,18 @@ cdef inline bint follow_job(TrackedGpu *g, double seconds, double watts, double 
         is_active, is_quiet = active >= 0.05, active < 0.01
     elif isfinite(g.floor_watts):
         is_active, is_quiet = watts > 1.35 * g.floor_watts + 10, True
-    else:  # power alone, and never seen without a job
+    else:  # power alone, without any sample of an idle GPU
         is_active, is_quiet = watts >= 100, False
     if isfinite(watts) and isfinite(g.floor_watts) and watts > 1.25 * g.floor_watts:
         is_quiet = False
     g.active_seconds = g.active_seconds + seconds if is_active else 0
     if g.processes == 0 and g.active_seconds >= 2:
-        g.processes = -1  # who is there cannot be seen
+        g.processes = -1  # the processes are not visible
     if not g.has_job:
         if g.processes > 0 or (g.processes < 0 and g.active_seconds >= 0.2 - 1e-6):
             job_begin(g)
         elif isfinite(watts):
-            # The least that was drawn, and slowly up from there: a warmer GPU leaks more.
+            # The lowest power, rising slowly: a warmer GPU leaks more.
             g.floor_watts = g.floor_watts + (watts - g.floor_watts) * min(1.0, seconds / 600) if g.floor_watts <= watts else watts
         return g.has_job
     g.quiet_seconds = g.quiet_seconds + seconds if is_quiet else 0
@@ -106,10 +101,11 @@ cdef inline double clipped(double share) noexcept nogil:
 
 cdef inline double duty_of(TrackedGpu *g, double watts, double used, double active, double tensor,
                            double bandwidth, double *confidence) noexcept nogil:
-    """Return the share of computing, below 0 and above 1 by the scatter of samples, from the best signal whose levels are apart.
+    """Return the share of computing, by the best signal whose levels differ.
 
-    Without such a signal it is a guess with little confidence. A kernel that is bound by memory draws little power and uses no
-    tensor cores, but SMs and memory are busy. By power alone, such a kernel looks like a wait.
+    Scatter may put it below 0 or above 1. Without such a signal it is a guess with low confidence.
+    A memory-bound kernel draws little power and uses no tensor cores, but SMs and memory are busy;
+    by power alone it looks like a wait.
     """
     cdef double[WITNESSES] values
     cdef double[WITNESSES] duties
@@ -128,10 +124,10 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
         return 1.0
     if best >= 0:
         certainty = 0.95 if best == BY_SM else 0.9 if best == BY_TENSOR else 0.85
-        # A high level that is smeared is an average of computing and waiting.
+        # A smeared high level is an average of computing and waiting.
         certainty *= 1 - min(2 * g.levels[best].spread, 0.6)
         if best != BY_POWER and isfinite(watts):
-            # Where power smoothing keeps a floor, power knows of no waiting.
+            # If power smoothing keeps a floor, power does not show waits.
             off = fabs(clipped(duties[BY_POWER]) - clipped(duties[best])) if isfinite(duties[BY_POWER]) else 0.5
             g.disagreement += 0.02 * (off - g.disagreement)
         confidence[0] = certainty * (1 - 0.5 * g.disagreement)
@@ -200,7 +196,7 @@ cdef inline void second_clear(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values) noexcept nogil:
-    """Take one sample of a GPU; what is NaN in it is not known."""
+    """Process a sample of a GPU; NaN is unknown."""
     cdef TrackedGpu *g = &t.gpus[row]
     cdef double watts = within(values[POWER], 1e5), used = within(values[UTILIZATION], 1.01)
     cdef double active = within(values[SM_ACTIVE], 1.01), tensor = within(values[TENSOR], 1.01)
@@ -213,7 +209,7 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     if -REORDER_SECONDS < seconds <= 0:
         g.left_out += 1
         return
-    if seconds <= 0:  # another clock: what is remembered by time is of no use
+    if seconds <= 0:  # another clock: stored times are useless
         g.stretch_count, g.cadence.count, g.is_predicted = 0, 0, False
         g.interval_seconds = NAN
     is_interrupted = seconds <= 0 or seconds > STRETCH_GAP_MAX or not g.last_ns
@@ -239,10 +235,8 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
     segment_put(g, now_ns, seconds, g.state, watts, g.confidence, is_after_gap)
 
 
-# ---- what a second amounts to, and a job -----------------------------------------------------------------
-
 cdef inline bint second_take(TrackedGpu *g, double *found) noexcept nogil:
-    """Write the share of each state, and the confidence, over what is known since the last call; False: nothing is."""
+    """Set each state's share and the confidence since the last call; False if unknown."""
     cdef double known = g.known_seconds, job, compute = 0, stall = 0, others
     if known <= 0:
         second_clear(g)
@@ -265,7 +259,7 @@ cdef inline bint second_take(TrackedGpu *g, double *found) noexcept nogil:
 
 
 cdef inline void job_values(TrackedGpu *g, int64_t now_ns, double *found) noexcept nogil:
-    """Write what is known of the job: changes, levels, cadence, next checkpoint and its probability; NaN: missing."""
+    """Set the job's changes, levels, cadence, next checkpoint and its probability; NaN: missing."""
     cdef int i
     cdef double late
     found[0] = g.jobs
@@ -278,11 +272,11 @@ cdef inline void job_values(TrackedGpu *g, int64_t now_ns, double *found) noexce
     if not isfinite(g.interval_seconds):
         return
     late = (now_ns - g.next_checkpoint_ns) / 1e9 / g.interval_seconds
-    if late > 2.5:  # it has none any more
+    if late > 2.5:  # the checkpoints have stopped
         return
     found[3], found[4] = g.interval_seconds, g.duration_seconds
-    if g.in_checkpoint:  # the one that is being written was due
+    if g.in_checkpoint:  # the checkpoint being written was the one due
         late = min(now_ns - g.stretch_begin_ns, <int64_t>(g.duration_seconds * 1e9)) / 1e9 / g.interval_seconds - 1
-    i = <int>(late - 0.1) + 1 if late > 0.1 else 0  # one that is a tenth late is due now
+    i = <int>(late - 0.1) + 1 if late > 0.1 else 0  # a checkpoint that is a tenth late is due now
     found[5] = max(0.0, (i - late) * g.interval_seconds)
     found[6] = next_probability(g)

@@ -1,14 +1,14 @@
-"""Publishes in shared memory where this process is in a driver, so that another can watch it."""
+"""Publishes in shared memory which driver call this process is in, so that another can watch it."""
 
 from typing import NamedTuple
 
-#: Of one place.
+#: Size of a place.
 SIZE_BYTES: int
 #: Address of the pointer to this process's place, for other Cython modules.
 POINTER: int
 
 class Seen(NamedTuple):
-    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call, and of no device."""
+    """The content of a place. `entered_ns`: CLOCK_BOOTTIME of the call's start; 0: no call."""
 
     entered_ns: int
     calls: int
@@ -17,25 +17,25 @@ class Seen(NamedTuple):
     call: str
 
 def use(memory: memoryview | bytearray) -> None:
-    """Tell it in *memory* from now on. ValueError unless that has SIZE_BYTES."""
+    """Publish in *memory* from now on. Raises ValueError unless it has SIZE_BYTES."""
 
 def collector(name: bytes) -> None:
-    """Note whose turn it is, and that it is in no call: one before it that raised in a call has returned from it."""
+    """Set the collector whose turn it is, and end a call that an exception left unfinished."""
 
 def enter(device: bytes, call: bytes) -> None:
-    """Note that a call on a device begins; what is too long is cut."""
+    """Record the start of a call on a device; long names are cut."""
 
 def leave() -> None:
-    """Note that the call has returned."""
+    """Record the end of the call."""
 
 def call(memory: memoryview | bytearray) -> None:
-    """Have the process that tells it in *memory* look at what was sent to it."""
+    """Notify the process that publishes in *memory*: it then reads its messages."""
 
 def called() -> bool:
-    """Return whether somebody has called this process since it was last asked."""
+    """Return whether this process was notified since the last call."""
 
 def read(memory: memoryview | bytearray | bytes) -> Seen:
-    """Return what a place shows; text that is no UTF-8 comes as escapes."""
+    """Return a place's content; bytes that are not UTF-8 are escaped."""
 
 def here() -> Seen:
-    """Return what this process's place shows."""
+    """Return the content of this process's place."""

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Publishes in shared memory where this process is in a driver, so that another can watch it. See place_abi.pxd."""
+"""Publishes in shared memory which driver call this process is in. See place.pyi, place_abi.pxd."""
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memset
@@ -8,9 +8,9 @@ from place_abi cimport *
 
 from typing import NamedTuple
 
-cdef Place _own  # until `use` names other memory
+cdef Place _own  # used until `use` sets other memory
 cdef Place *_here = &_own
-cdef object _kept = None  # what _here stands in
+cdef object _kept = None  # the owner of *_here
 
 memset(&_own, 0, sizeof(Place))
 
@@ -20,8 +20,6 @@ POINTER = <uintptr_t>&_here
 
 
 class Seen(NamedTuple):
-    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call, and of no device."""
-
     entered_ns: int
     calls: int
     collector: str
@@ -30,7 +28,6 @@ class Seen(NamedTuple):
 
 
 def use(unsigned char[::1] memory not None):
-    """Tell it in *memory* from now on. ValueError unless that has SIZE_BYTES."""
     global _here, _kept
     if memory.shape[0] != sizeof(Place):
         raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
@@ -40,39 +37,33 @@ def use(unsigned char[::1] memory not None):
 
 
 def collector(bytes name not None):
-    """Note whose turn it is, and that it is in no call: one before it that raised in a call has returned from it."""
     place_leave(_here)
     place_copy(_here.collector, name, PLACE_COLLECTOR_BYTES)
 
 
 def enter(bytes device not None, bytes call not None):
-    """Note that a call on a device begins; what is too long is cut."""
     place_enter(_here, device, call)
 
 
 def leave():
-    """Note that the call has returned."""
     place_leave(_here)
 
 
 def call(unsigned char[::1] memory not None):
-    """Have the process that tells it in *memory* look at what was sent to it."""
     if memory.shape[0] != sizeof(Place):
         raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
     place_call(<Place *>&memory[0])
 
 
 def called():
-    """Return whether somebody has called this process since it was last asked."""
     return bool(place_is_called(_here) and place_hear(_here))
 
 
 def read(const unsigned char[::1] memory not None):
-    """Return what a place shows; text that is no UTF-8 comes as escapes."""
     cdef Place seen
     if memory.shape[0] != sizeof(Place):
         raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
-    if not place_copy_call(&seen, <const Place *>&memory[0]):  # as a rule: what is far from here is another process's
+    if not place_copy_call(&seen, <const Place *>&memory[0]):  # in no call, which is usual
         memset(&seen, 0, sizeof(Place))
         memcpy(&seen.calls, &memory[sizeof(seen.entered_ns)], <uintptr_t>&seen.device - <uintptr_t>&seen.calls)
     seen.collector[sizeof(seen.collector) - 1] = 0
@@ -87,5 +78,4 @@ cdef str _text(const char *text):
 
 
 def here():
-    """Return what this process's place shows."""
     return read(<unsigned char[:sizeof(Place)]><unsigned char *>_here)

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""Where a sampler is: which call on which device it is in, and since when. C only, no Python object.
+"""A process's place: its current call, device and start of the call. C only.
 
-The memory may be shared with the process that watches: it sees a call that does not return. The text is written
-before the time, so that a reader who sees a time sees the words that belong to it; it reads twice to be sure.
-Who watches can call the process in the same memory: it then comes and hears what was sent to it.
+The memory may be shared with a watching process, which then sees a call that does not return. The
+text is written before the time, so that a reader that sees a time sees its text; a reader reads the
+time twice to be sure. A watcher can notify the process in the same memory; the process then reads
+its messages.
 """
 
 from libc.stdint cimport uint64_t, uintptr_t
@@ -17,10 +18,10 @@ cdef extern from *:
     enum { PLACE_COLLECTOR_BYTES = 32, PLACE_DEVICE_BYTES = 64, PLACE_CALL_BYTES = 88 };
 
     typedef struct {
-        uint64_t entered_ns;  /* CLOCK_BOOTTIME as the call began; 0: in none */
-        uint64_t calls;       /* ever entered */
+        uint64_t entered_ns;  /* CLOCK_BOOTTIME of the call's start; 0: no call */
+        uint64_t calls;       /* number of calls so far */
         char collector[PLACE_COLLECTOR_BYTES], device[PLACE_DEVICE_BYTES], call[PLACE_CALL_BYTES];
-        uint64_t called;      /* not 0: something was sent to the process, and it has not looked yet */
+        uint64_t called;      /* not 0: notified, and not yet read */
     } Place;
 
     static inline void place_copy(char *to, const char *from, int bytes)
@@ -31,7 +32,7 @@ cdef extern from *:
         to[at] = 0;
     }
 
-    /* `device` may be NULL: the one of the call before. */
+    /* `device` may be NULL: as in the previous call. */
     static inline void place_enter(Place *place, const char *device, const char *call)
     {
         struct timespec now;
@@ -47,7 +48,7 @@ cdef extern from *:
     static inline void place_leave(Place *place)
     {
         __atomic_store_n(&place->entered_ns, 0, __ATOMIC_RELEASE);
-        __atomic_thread_fence(__ATOMIC_RELEASE); /* nobody sees the words of the next call beside this one's time */
+        __atomic_thread_fence(__ATOMIC_RELEASE); /* never this time with the next text */
     }
 
     static inline uint64_t place_entered(const Place *place)
@@ -55,7 +56,7 @@ cdef extern from *:
         return __atomic_load_n(&place->entered_ns, __ATOMIC_ACQUIRE);
     }
 
-    /* Copy all that a place shows. False: it was in no call, or has come out of one meanwhile. */
+    /* Copy a place. 0: it was in no call, or the call ended meanwhile. */
     static inline int place_copy_call(Place *to, const Place *from)
     {
         uint64_t entered_ns = place_entered(from);
@@ -71,7 +72,7 @@ cdef extern from *:
         __atomic_store_n(&place->called, 1, __ATOMIC_RELEASE);
     }
 
-    /* Before what was sent is looked at: who sends more meanwhile calls again. */
+    /* Call this before reading the messages: later senders notify again. */
     static inline int place_hear(Place *place)
     {
         return __atomic_exchange_n(&place->called, 0, __ATOMIC_ACQ_REL) != 0;

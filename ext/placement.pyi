@@ -1,9 +1,9 @@
-"""Search for the nodes of a gang: minimizes the price under constraints. Without the GIL and without a clock."""
+"""Search for the nodes of a gang: minimizes the price under constraints. Releases the GIL."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: Tiers of which crossing has a price, and the levels of the tree; the widest first.
+#: Tiers whose crossing has a price, and levels of the tree, the widest first.
 TIERS_COUNT: int
 
 def search(
@@ -29,28 +29,32 @@ def search(
     steps_max: int,
     subsets_max: float,
 ) -> tuple[float, NDArray[np.int32], NDArray[np.float64]]:
-    """Return (bound, members, measures): no choice costs less than *bound*, and no two of the choices are as good in all.
+    """Return (bound, members, measures).
 
-    Columns have a value a node, in an order in which the groups of each level of *tree* (TIERS_COUNT levels, the widest
-    first) are contiguous and which ends with the hazard.
-    *risks*: the hazards alone; *costs*: GPU-hours that each node costs beside, at least 0. Where *has_costs*, *hazards* are what
-    the search orders by: a risk and what of a cost it is worth, at most. *domains*: (TIERS_COUNT, nodes), -1 where not known; numbers
-    below *domain_counts*. *arenas*: members are all of one; -1: never. *spread*: at most *spread_max* members have one
-    number; 0: any. Segments are whole within a group of level *segment_level*. *hazard_max*: of the sum of the members'.
-    *terms*: GPU-hours; share of the time lost to what the nodes do not decide; hours lost per interruption; by tier, the
-    share that a step takes longer where all traffic crosses it; by tier, GPU-hours for each domain after the first.
-    *options_max* 1: only the price counts; 0: any choice will do, and the bound is none;
-    -1: only the bound is asked for. *steps_max*: of work spent on swaps. *subsets_max*: where there are no more,
-    each is tried. Members are rows of the columns; measures are price, hazard, speed, domains and unknown by tier.
-    Raises ValueError, MemoryError.
+    No choice costs less than *bound*, and no choice in the result is dominated by another. Members
+    are rows of the columns; measures are price, hazard, speed, and domains and unknown by tier.
+
+    Columns have a value per node. The order of nodes keeps the groups of each level of *tree*
+    (TIERS_COUNT levels, the widest first) contiguous, and sorts by hazard last. *risks*: the
+    hazards alone; *costs*: further GPU-hours of each node, at least 0. If *has_costs*, *hazards*
+    are the search order: a risk plus at most the worth of a cost. *domains*: (TIERS_COUNT, nodes),
+    -1 if unknown, below *domain_counts*. *arenas*: all members are in one; -1: not available.
+    *spread*: at most *spread_max* members share a number; 0: any. Segments are whole within a group
+    of level *segment_level*. *hazard_max*: limit of the sum of the members' hazards. *terms*:
+    GPU-hours; share of the time lost regardless of the nodes; hours lost per interruption; per
+    tier, the share by which a step is longer if all traffic crosses it; per tier, GPU-hours for
+    each domain after the first. *options_max* 1: only the price counts; 0: any choice, without a
+    bound; -1: only the bound. *steps_max*: limit of the work for swaps. *subsets_max*: if there are
+    no more subsets, all are tried. Raises ValueError, MemoryError.
     """
 
 def domains_spanned(
     tiers: NDArray[np.int32], counts: NDArray[np.int32], nodes: NDArray[np.intp]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return of each tier how many domains *nodes* are in, and how many of them are in none that is known.
+    """Return per tier the number of domains of *nodes*, and of *nodes* without a known domain.
 
-    *tiers*: (tiers, nodes of the fleet), -1 where not known, below *counts*. Raises ValueError, IndexError.
+    *tiers*: (tiers, nodes of the fleet), -1 if unknown, below *counts*. Raises ValueError,
+    IndexError.
     """
 
 def largest_domains(
@@ -59,4 +63,7 @@ def largest_domains(
     free_nodes: NDArray[np.intp],
     nodes: NDArray[np.intp],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return of each tier the most *free_nodes* of one domain, before *nodes* are taken and after. As `domains_spanned`."""
+    """Return per tier the most *free_nodes* of a domain, before and after taking *nodes*.
+
+    Arguments as for `domains_spanned`.
+    """

@@ -1,11 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Search for the nodes of a gang: minimizes the price under constraints. Without the GIL and without a clock.
+"""Search for the nodes of a gang: minimizes the price under constraints. Releases the GIL.
 
-The nodes are arrays in the order of the domain tree, widest domain first, and by hazard within the narrowest. The search fills
-domains by best fit, once for each pair of a minimum speed and a maximum hazard of a member, and then swaps segments between
-domains. It counts its work in steps, not in seconds, so the same question has the same answer. If there are few subsets it
-tries all. A relaxed problem (the fastest nodes, the smallest hazards, the fewest domains, each taken separately) bounds the
-price from below.
+The nodes are arrays in the order of the domain tree, widest domain first, and by hazard within the
+narrowest. The search fills domains by best fit, for each pair of a minimum speed and a maximum
+hazard of a member, and then swaps segments between domains. It counts its work in steps, not in
+seconds, so the same request has the same result. If there are few subsets it tries all. A relaxed
+problem (the fastest nodes, the smallest hazards, the fewest domains, each taken separately) bounds
+the price from below.
 """
 
 from libc.math cimport INFINITY
@@ -33,9 +34,6 @@ import numpy as np
 TIERS_COUNT = TIERS
 
 
-# ----------------------------------------------------------------------
-# One arena.
-
 cdef double _subsets(int size, int nodes) noexcept nogil:
     cdef double total = 1.0
     cdef int i
@@ -45,7 +43,6 @@ cdef double _subsets(int size, int nodes) noexcept nogil:
 
 
 cdef bint _whole_segments(Work *work) noexcept nogil:
-    """Whether the members fill whole segments."""
     cdef int i, run = 1
     if work.segment == 1:
         return True
@@ -60,7 +57,7 @@ cdef bint _whole_segments(Work *work) noexcept nogil:
 
 
 cdef bint _try_all(Work *work) noexcept nogil:
-    """Offer each subset that holds. False: there is no memory."""
+    """Offer each valid subset. False without memory."""
     cdef int i, j, n = work.nodes
     cdef bint holds
     work.taken = n
@@ -96,7 +93,7 @@ cdef bint _try_all(Work *work) noexcept nogil:
 
 
 cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
-    """Search one arena. False: there is no memory."""
+    """Search an arena. False without memory."""
     cdef double optimistic, tried
     cdef double promise[SPEEDS_MAX + 1]
     cdef int i, level, tries, left
@@ -111,7 +108,7 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
     _speed_levels(work)
     _sum_by_level(work)
     if work.options_max == 0 and not exhaustive:
-        # Only whether anything fits is asked: the least hazards of all nodes tell.
+        # Only whether the gang fits is asked, which the least hazards of all nodes decide.
         level = work.level_count - 1
         work.speed_min = work.levels[level]
         if work.pool_count == 0 and (_count(work) < work.nodes or not _healthiest(work, level) or not _offer(work)):
@@ -126,7 +123,7 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
         return True
     if exhaustive:
         return _try_all(work)
-    # The most promising levels first; where only the price counts, and there is much to try, not more than a few.
+    # The most promising levels first, and only a few of them if only the price counts.
     tries = work.level_count
     if work.size > SMALL:
         tries = LEVELS_TRIED if work.options_max == 1 else LEVELS_OF_OPTIONS
@@ -156,7 +153,7 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
 
 
 cdef bint _try_level(Work *work, int level) noexcept nogil:
-    """Search among the nodes of one level. False: there is no memory."""
+    """Search among the nodes of a level. False without memory."""
     cdef double cutoff, before = INFINITY
     cdef int j, k, total = work.counted[work.size]
     cdef int step = CUTOFFS_MAX - 2 if work.options_max == 1 and work.size > SMALL else 1
@@ -164,7 +161,7 @@ cdef bint _try_level(Work *work, int level) noexcept nogil:
         return False
     j = 0
     while j < CUTOFFS_MAX:
-        # Cut-offs of the hazard: none, and what leaves out the worst of those that are not needed.
+        # Maximum hazards: none, then values that exclude the worst of the surplus nodes.
         if j:
             k = total - 1 - (total - work.nodes) * j // (CUTOFFS_MAX - 1)
             cutoff = _nth_hazard(work, level, k)
@@ -184,14 +181,15 @@ cdef bint _try_level(Work *work, int level) noexcept nogil:
     return True
 
 
-#: The memory of the last search, for the next: fresh pages cost more than the search itself. Of 10,000 nodes 4 MB.
+#: The last search's memory, for the next: new pages cost more than the search. 4 MB for 10,000
+#: nodes.
 cdef char *_memory = NULL
 cdef size_t _memory_bytes = 0
 cdef bint _memory_is_used = False
 
 
 cdef size_t _lay_out(Work *work, char *memory, int size, const int *domain_counts, int spread_count) noexcept nogil:
-    """Put all arrays into *memory*; return how many bytes they need. NULL: only count."""
+    """Place all arrays in *memory* (NULL: nowhere); return the size in bytes."""
     cdef size_t at = 0
     cdef int level, widest = size
     for level in range(TIERS):
@@ -226,14 +224,14 @@ cdef size_t _lay_out(Work *work, char *memory, int size, const int *domain_count
 
 
 cdef inline char *_piece(char *memory, size_t *at, size_t size_bytes) noexcept nogil:
-    """Return the next piece, which begins on a multiple of 16 bytes."""
+    """Return the next piece, aligned to 16 bytes."""
     cdef char *piece = memory + at[0] if memory != NULL else NULL
     at[0] += (size_bytes + 15) & ~<size_t>15
     return piece
 
 
 cdef char *_reserve(Work *work, int size, const int *domain_counts, int spread_count):
-    """Return memory in which all arrays are: that of the last search, unless another has it. NULL: there is none."""
+    """Return memory for all arrays, the last search's if free; NULL without memory."""
     global _memory, _memory_bytes, _memory_is_used
     cdef size_t needed = _lay_out(work, NULL, size, domain_counts, spread_count)
     cdef char *memory
@@ -263,7 +261,7 @@ cdef void _release(Work *work, char *memory):
 
 
 cdef bint _search(Work *work, const int *arenas, int arena_count, double subsets_max) noexcept nogil:
-    """Search all arenas. False: there is no memory."""
+    """Search all arenas. False without memory."""
     cdef int *begin = <int *>calloc(arena_count + 2, sizeof(int))
     cdef int *order = <int *>malloc((work.count + 1) * sizeof(int))
     cdef int i, arena, size
@@ -281,7 +279,7 @@ cdef bint _search(Work *work, const int *arenas, int arena_count, double subsets
             if arenas[i] >= 0:
                 order[begin[arenas[i]]] = i
                 begin[arenas[i]] += 1
-        for arena in range(arena_count):  # each begins now where it ended
+        for arena in range(arena_count):  # begin[arena] is now the end of the arena
             i = begin[arena - 1] if arena else 0
             size = begin[arena] - i
             if size < work.nodes:

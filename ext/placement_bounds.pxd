@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The relaxed problem: least domains, least hazards and speeds, each on its own, bound what any gang costs. C only."""
+"""The relaxed problem: fewest domains, least hazards and speeds bound any gang's price. C only."""
 
 from libc.math cimport INFINITY
 from libc.stdint cimport uint64_t
@@ -9,7 +9,7 @@ from placement_work cimport BUCKETS, HAZARD_BUCKETS, SMALL, SPEEDS_MAX, TIERS, W
 
 
 cdef inline void _least_domains(Work *work) noexcept nogil:
-    """Find of each tier in how few domains the gang could be, were that all that is asked of it."""
+    """Set per tier the fewest domains that could hold the gang, without other constraints."""
     cdef int tier, i, domain, need, size, widest
     cdef const int *domains
     cdef int *inside
@@ -52,7 +52,7 @@ cdef inline double _optimistic(Work *work, double speed, double hazard) noexcept
 
 
 cdef inline double _least_hazard(Work *work, double speed_min) noexcept nogil:
-    """Return the sum of the least hazards of the nodes that are fast enough; infinite where these are too few."""
+    """Return the sum of the least hazards of fast enough nodes; infinite if there are too few."""
     cdef int i, count = 0
     cdef double total = 0.0, last
     for i in range(work.size):
@@ -64,11 +64,11 @@ cdef inline double _least_hazard(Work *work, double speed_min) noexcept nogil:
     _nth(work.values, count, work.nodes - 1)
     for i in range(work.nodes):
         total += work.values[i]
-    return total * (1.0 - 1e-12)  # the order of additions moves the last digits
+    return total * (1.0 - 1e-12)  # the order of additions changes the last digits
 
 
 cdef inline void _speed_levels(Work *work) noexcept nogil:
-    """Find the least speeds to try, the highest first, and what the slowest member has at most where it has not the one before."""
+    """Set the minimum speeds to try, descending, and the maximum speed below each of them."""
     cdef int counts[BUCKETS]
     cdef double lows[BUCKETS]
     cdef double highs[BUCKETS]
@@ -90,7 +90,7 @@ cdef inline void _speed_levels(Work *work) noexcept nogil:
             highs[b] = value
         counts[b] += 1
     b = BUCKETS - 1
-    while above + counts[b] < work.nodes:  # too few are that fast
+    while above + counts[b] < work.nodes:  # too few nodes are this fast
         above += counts[b]
         work.level_of[b] = 0
         b -= 1
@@ -101,7 +101,7 @@ cdef inline void _speed_levels(Work *work) noexcept nogil:
         work.level_of[b] = found
         if counts[b]:
             top = highs[b] if highs[b] > top else top
-            # Of more levels than there is room for, evenly many are left out; the last stays.
+            # Above SPEEDS_MAX levels, evenly distributed ones are skipped; the last is kept.
             if at == 0 or at == filled - 1 or filled <= SPEEDS_MAX or (
                 at * (SPEEDS_MAX - 1) // filled != (at - 1) * (SPEEDS_MAX - 1) // filled
             ):
@@ -114,7 +114,7 @@ cdef inline void _speed_levels(Work *work) noexcept nogil:
 
 
 cdef inline int _hazard_bucket(double hazard) noexcept nogil:
-    """Return the bucket of a hazard by exponent and four bits: the order of buckets is that of hazards."""
+    """Return a hazard's bucket, by exponent and four bits, which keeps the order of hazards."""
     cdef uint64_t bits
     memcpy(&bits, &hazard, sizeof(bits))
     cdef long at = <long>(bits >> 48) - ((1023 - 24) << 4)  # from 2 ** -24
@@ -122,7 +122,7 @@ cdef inline int _hazard_bucket(double hazard) noexcept nogil:
 
 
 cdef inline void _sum_by_level(Work *work) noexcept nogil:
-    """Count hazards by level and bucket, cumulated from the fastest nodes on, and bound the sum of the least of each level."""
+    """Count hazards by level and bucket, from the fastest nodes; bound each level's least sum."""
     cdef int i, level, at, need, size = work.level_count * HAZARD_BUCKETS
     cdef double total
     if work.size <= SMALL:
@@ -145,7 +145,7 @@ cdef inline void _sum_by_level(Work *work) noexcept nogil:
             if work.hazard_counts[at] <= need:
                 total += work.hazard_sums[at]
                 need -= work.hazard_counts[at]
-            else:  # those of one bucket differ by a sixteenth at most, but in the first, where they may be anything
+            else:  # hazards of a bucket differ by up to a sixteenth, except in the first and last
                 if at % HAZARD_BUCKETS and at % HAZARD_BUCKETS < HAZARD_BUCKETS - 1:
                     total += need * (work.hazard_sums[at] / work.hazard_counts[at]) * (16.0 / 17.0)
                 need = 0

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Sets of members: by best fit or by the least hazards, measured, compared and remembered. C only, no Python object."""
+"""Sets of members, by best fit or least hazards: measured, compared and stored. C only."""
 
 from libc.math cimport INFINITY
 from libc.stdlib cimport free, malloc, qsort
@@ -9,11 +9,8 @@ from placement_tree cimport _allowed, _choose, _clear, _drop_last, _fill, _fill_
 from placement_bounds cimport _nth_hazard
 
 
-# ----------------------------------------------------------------------
-# What is found: measured, compared, and the best of it remembered.
-
 cdef inline void _measure(Work *work, Solution *found) noexcept nogil:
-    """Fill in what the members, in order of their places, come to."""
+    """Set the measures of the members, which are in the order of places."""
     cdef int tier, i, domain, place, before
     cdef const int *domains
     cdef int *stamps
@@ -45,7 +42,7 @@ cdef inline void _measure(Work *work, Solution *found) noexcept nogil:
 
 
 cdef inline bint _dominates(const Solution *a, const Solution *b) noexcept nogil:
-    """Whether *a* is as good as *b* in all that an operator may choose by."""
+    """Return whether *a* is not worse than *b* in any measure for an operator."""
     cdef int tier
     if a.price > b.price or a.hazard > b.hazard or a.speed < b.speed:
         return False
@@ -56,7 +53,6 @@ cdef inline bint _dominates(const Solution *a, const Solution *b) noexcept nogil
 
 
 cdef inline void _sort_members(Work *work) noexcept nogil:
-    """Put the members in the order of their places."""
     cdef int i, count = 0
     for i in range(work.size):
         work.members[count] = i
@@ -64,7 +60,7 @@ cdef inline void _sort_members(Work *work) noexcept nogil:
 
 
 cdef inline bint _offer(Work *work) noexcept nogil:
-    """Remember the members as a solution, unless another is as good. False: there is no memory."""
+    """Store the members as a solution unless one dominates it. False without memory."""
     cdef Solution found
     cdef int i, kept = 0, worst
     if work.taken != work.nodes:
@@ -109,11 +105,8 @@ cdef inline bint _offer(Work *work) noexcept nogil:
     return True
 
 
-# ----------------------------------------------------------------------
-# From the narrowest tier out, best fit; and the least hazards, wherever they are.
-
 cdef inline bint _pack(Work *work) noexcept nogil:
-    """Fill domains by best fit. Where the spread left some out, take what still fits."""
+    """Fill domains by best fit. If the spread limit left nodes out, take others that fit."""
     cdef int level, g
     _clear(work)
     _fill(work, 0, 0, work.groups[0], work.nodes, work.children)
@@ -128,7 +121,7 @@ cdef inline bint _pack(Work *work) noexcept nogil:
 
 cdef struct Segment:
     double hazard
-    int at      # in the list of places
+    int at      # index in the list of places
     int order
 
 
@@ -154,14 +147,14 @@ cdef inline int _by_rank(const void *a, const void *b) noexcept nogil:
 
 
 cdef inline bint _healthiest(Work *work, int speed_level) noexcept nogil:
-    """Take the segments of the least hazard. False: there is no memory."""
+    """Take the segments of the least hazard. False without memory."""
     cdef int level = work.level if work.segment > 1 else TIERS - 1
     cdef int g, i, j, count = 0, begin, total = 0, size
     cdef Ranked *ranked
     cdef Segment *segments
     cdef double value
     _clear(work)
-    if work.segment == 1 and not work.spread_max:  # no order is needed
+    if work.segment == 1 and not work.spread_max:  # sorting is not needed
         value = _nth_hazard(work, speed_level, work.nodes - 1)
         for i in range(work.size):
             work.chosen[i] = _allowed(work, i) & (work.hazard[i] < value)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Segments exchanged between domains, one at a time, while that lowers the price. C only, no Python object."""
+"""Swaps segments between domains, one at a time, while the price falls. C only."""
 
 from libc.math cimport INFINITY
 from libc.stdlib cimport free, malloc
@@ -11,7 +11,7 @@ from placement_fill cimport _measure, _sort_members
 
 
 cdef inline int _worst_of(Work *work, int level, int group, int *places) noexcept nogil:
-    """Write the places of the last segment that a group has chosen; return how many."""
+    """Write the places of the last chosen segment of a group; return their number."""
     cdef int i = work.begin[level][group + 1] - 1, count = 0
     while i >= work.begin[level][group] and count < work.segment:
         if work.chosen[i]:
@@ -22,7 +22,7 @@ cdef inline int _worst_of(Work *work, int level, int group, int *places) noexcep
 
 
 cdef inline int _best_of(Work *work, int level, int group, int *places) noexcept nogil:
-    """Write the places of the first segment that a group has not chosen; return how many."""
+    """Write the places of the first unchosen segment of a group; return their number."""
     cdef int i, count = 0
     for i in range(work.begin[level][group], work.begin[level][group + 1]):
         if count == work.segment:
@@ -34,7 +34,7 @@ cdef inline int _best_of(Work *work, int level, int group, int *places) noexcept
 
 
 cdef inline void _move(Work *work, const int *places, int by) noexcept nogil:
-    """Take the places of a segment among the members, or out of them, in all counts."""
+    """Add a segment's places to the members (*by* 1) or remove them (-1), in all counts."""
     cdef int i, tier, row, domain
     for i in range(work.segment):
         row = work.rows[places[i]]
@@ -54,7 +54,7 @@ cdef inline void _move(Work *work, const int *places, int by) noexcept nogil:
 
 
 cdef inline double _tried(Work *work, const int *out, const int *come) noexcept nogil:
-    """Exchange *out* for *come* and return the price, infinite where that does not hold."""
+    """Swap *out* for *come*; return the price, infinite if the result is invalid."""
     cdef int i
     cdef double speed = work.now.speed
     _move(work, out, -1)
@@ -68,7 +68,7 @@ cdef inline double _tried(Work *work, const int *out, const int *come) noexcept 
 
 
 cdef inline void _insert(Candidate *list, int *count, double key, int group) noexcept nogil:
-    """Keep the candidates of the least keys, in order."""
+    """Keep the candidates with the least keys, in order."""
     cdef int i
     if count[0] == SWAP_GROUPS and key >= list[SWAP_GROUPS - 1].key:
         return
@@ -81,7 +81,7 @@ cdef inline void _insert(Candidate *list, int *count, double key, int group) noe
 
 
 cdef inline int _candidates(Work *work, int level, int *places, Candidate *sources, Candidate *targets) noexcept nogil:
-    """Find the groups that segments may be taken from, and given to: the smallest share and the worst, the best and those in use."""
+    """Find groups to take segments from (smallest share, worst) and to give to (best, in use)."""
     cdef int g, i
     cdef int count[4]
     cdef double hazard, used
@@ -114,7 +114,7 @@ cdef inline int _candidates(Work *work, int level, int *places, Candidate *sourc
 
 
 cdef inline bint _improve(Work *work) noexcept nogil:
-    """Swap segments between groups while that lowers the price and there are steps left. False: there is no memory."""
+    """Swap segments between groups while the price falls and steps remain. False: no memory."""
     cdef int level = work.level if work.segment > 1 else TIERS - 1
     cdef int a, b, i, tier, row, found
     cdef Candidate sources[2 * SWAP_GROUPS]

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The tree of domains of one arena: what of it may be taken, and taking it by best fit. C only, no Python object."""
+"""The tree of domains of an arena: counts the allowed nodes, and takes them by best fit. C only."""
 
 from libc.stdlib cimport qsort
 
@@ -33,12 +33,12 @@ cdef inline bint _allowed(const Work *work, int place) noexcept nogil:
 
 
 cdef inline int _count(Work *work) noexcept nogil:
-    """Count what is allowed, and what of it whole segments can take; return that of all."""
+    """Count the allowed nodes, and the capacity in whole segments; return the total capacity."""
     cdef int i, level, g, total, child, allowed
     work.counted[0] = 0
     work.summed[0] = 0.0
     for i in range(work.size):
-        allowed = _allowed(work, i)  # added in any case: branches that nobody can predict cost more
+        allowed = _allowed(work, i)  # added without a branch: mispredicted branches cost more
         work.counted[i + 1] = work.counted[i] + allowed
         work.summed[i + 1] = work.summed[i] + allowed * work.hazard[i]
     for level in range(TIERS - 1, -1, -1):
@@ -93,7 +93,7 @@ cdef inline int _take(Work *work, int begin, int end, int need) noexcept nogil:
 
 
 cdef inline int _fill_group(Work *work, int level, int group, int need, Child *scratch) noexcept nogil:
-    """Take up to *need* nodes of a group, whole segments only; return how many."""
+    """Take up to *need* nodes of a group, whole segments only; return their number."""
     cdef int begin = work.begin[level][group], end = work.begin[level][group + 1], taken
     if level == TIERS - 1:
         taken = _take(work, begin, end, need)
@@ -107,7 +107,7 @@ cdef inline int _fill_group(Work *work, int level, int group, int need, Child *s
 
 
 cdef inline int _fill(Work *work, int level, int first, int last, int need, Child *scratch) noexcept nogil:
-    """Take up to *need* nodes of the groups from *first* to before *last*: the fewest groups, and the tightest last."""
+    """Take up to *need* nodes of groups [*first*, *last*): the fewest groups, the tightest last."""
     cdef int count = 0, g, i, j, taken = 0, got, wanted
     cdef int begin, end, allowed
     cdef Child one

@@ -1,25 +1,25 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What the search for a gang works on: the question, the tree of an arena, and what was found. C only, no Python object."""
+"""Data of the search for a gang: the request, the tree of an arena, and the solutions. C only."""
 
 cdef enum:
-    TIERS = 5         # of which crossing has a price; also the levels of the tree, the widest first
-    POOL_MAX = 64     # solutions that are compared
+    TIERS = 5         # tiers with a price of crossing; also levels of the tree, widest first
+    POOL_MAX = 64     # solutions kept
     SPEEDS_MAX = 16
     CUTOFFS_MAX = 5
-    LEVELS_TRIED = 2  # of large fleets, where one option is asked for
+    LEVELS_TRIED = 2  # in large fleets, for a single option
     LEVELS_OF_OPTIONS = 6
     BUCKETS = 1024
-    HAZARD_BUCKETS = 512  # sixteen in each doubling
-    SMALL = 256       # nodes: of fewer, sums are sorted for
+    HAZARD_BUCKETS = 512  # sixteen per doubling
+    SMALL = 256       # nodes up to which sums are computed by sorting
     STEPS_OF_A_SWAP = 32
-    SWAP_GROUPS = 24  # that a segment is taken from, and given to
+    SWAP_GROUPS = 24  # from which segments are taken, and to which they are given
 
 
 cdef struct Terms:
     double gross          # GPU-hours
-    double overhead       # share of the time lost whichever nodes are chosen
+    double overhead       # share of the time lost regardless of the nodes
     double hours_lost     # per interruption
-    double crossing[TIERS]    # share that a step takes longer when all traffic crosses this tier
+    double crossing[TIERS]    # share by which a step is longer if all traffic crosses this tier
     double preference[TIERS]  # GPU-hours for each domain after the first
 
 
@@ -28,7 +28,7 @@ cdef struct Solution:
     double price
     double hazard
     double speed
-    double cost           # GPU-hours that the nodes cost beside
+    double cost           # further GPU-hours of the nodes
     int domains[TIERS]
     int unknown[TIERS]
 
@@ -45,66 +45,66 @@ cdef struct Candidate:
 
 
 cdef struct Work:
-    # the question
+    # Request.
     int count, nodes, segment, level, spread_max, options_max
     long steps_left
     double hazard_max
     Terms terms
-    const double *hazards     # of order: with what a node costs beside, as far as that is worth
-    const double *risks       # per hour, alone
+    const double *hazards     # search order: a risk plus at most the worth of a cost
+    const double *risks       # per hour
     const double *costs       # GPU-hours
     bint has_costs
     const double *speeds
     const int *domains[TIERS]
     const int *tree[TIERS]
     const int *spread
-    # of the arena
+    # Arena.
     int size
     int *rows
-    double *hazard        # by place in the arena, as all below
+    double *hazard        # by place in the arena, as are all arrays below
     double *risk
     double *cost
     double *speed
     int *group[TIERS]     # by place in the arena
-    int *begin[TIERS]     # by group; one more at the end
+    int *begin[TIERS]     # by group; an additional entry at the end
     int *capacity[TIERS]
     int groups[TIERS]
     int least_domains[TIERS]
-    # of one least speed and greatest hazard
+    # For a minimum speed and a maximum hazard.
     double speed_min, cutoff
     int *counted          # allowed nodes before each place
-    double *summed        # their hazard
-    int *members          # places, in the order in which they were taken
-    bint is_listed        # they are in order, and `chosen` knows nothing of them
+    double *summed        # sum of their hazards
+    int *members          # places, in the order of taking
+    bint is_listed        # `members` is sorted, and `chosen` is not set
     int taken
     unsigned char *chosen
     int *spread_used
-    # scratch
+    # Scratch memory.
     Child *children
     int *stamps[TIERS]
-    int *inside[TIERS]    # members, by domain, while segments are swapped
+    int *inside[TIERS]    # members by domain, during swaps
     Solution now
     int stamp
     int *sizes
     double *values
-    # what was found
+    # Results.
     Solution pool[POOL_MAX]
     int pool_count
     double bound
     double best
-    # of the arena's least speeds, the highest first
+    # Minimum speeds of the arena, descending.
     int level_count
     double levels[SPEEDS_MAX + 1]
     double tops[SPEEDS_MAX + 1]
-    double least[SPEEDS_MAX + 1]   # no more than the sum of the least hazards among the nodes that are as fast
+    double least[SPEEDS_MAX + 1]   # lower bound of the least hazard sum of nodes this fast
     int level_of[BUCKETS]
     double speed_low, speed_scale
-    int *hazard_counts             # by hazard, cumulated over the levels
+    int *hazard_counts             # by hazard bucket, cumulated over the levels
     double *hazard_sums
 
 
 cdef inline double _crossing(int domains, int unknown) noexcept nogil:
-    """Return the share of traffic that crosses: of what is not known, halfway between none and all of it apart."""
+    """Return the share of crossing traffic; unknown nodes count halfway between none and all."""
     cdef int fewest = domains if domains > 0 else 1
     cdef int most = domains + unknown
     if most < 1:
@@ -127,7 +127,7 @@ cdef inline double _price(
 
 
 cdef inline int _by_capacity(const void *a, const void *b) noexcept nogil:
-    """Order children: the roomiest first, the healthiest of those, and then as they lie."""
+    """Compare children: the greatest capacity first, then the least hazard, then the position."""
     cdef const Child *x = <const Child *>a
     cdef const Child *y = <const Child *>b
     if x.capacity != y.capacity:
@@ -138,7 +138,7 @@ cdef inline int _by_capacity(const void *a, const void *b) noexcept nogil:
 
 
 cdef inline double _nth(double *values, int count, int nth) noexcept nogil:
-    """Return the *nth* smallest, from 0; *values* are moved."""
+    """Return the *nth* smallest value, from 0; reorders *values*."""
     cdef int low = 0, high = count - 1, i, j
     cdef double pivot, swap
     while low < high:

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Cells as byte planes, and back: eight cells at a time, as a square of bytes that is turned. C only, no Python object.
+"""Converts cells to byte planes and back, eight at a time, as a transposed square of bytes. C only.
 
-A column's cells stand as differences to the row before, all lowest bytes first: byte b of row i is at `plane[b * count + i]`,
-`count` being the cells of the whole table. Little endian.
+A column's cells are differences to the previous row, all lowest bytes first: byte b of row i is at
+`plane[b * count + i]`; `count` is the number of cells of the whole table. Little endian.
 """
 
 from libc.stdint cimport uint8_t, uint64_t
@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 
 cdef inline void turn(uint64_t *w) noexcept nogil:
-    """Exchange rows and columns of eight words of eight bytes."""
+    """Transpose eight words of eight bytes."""
     cdef uint64_t t
     cdef int i
     for i in range(0, 8, 2):
@@ -30,7 +30,7 @@ cdef inline void turn(uint64_t *w) noexcept nogil:
 
 
 cdef inline void take_column(const uint8_t *plane, Py_ssize_t count, Py_ssize_t rows, uint64_t *cells) noexcept nogil:
-    """Read one column of *rows* cells, whose first byte is at *plane*."""
+    """Read a column of *rows* cells, whose first byte is at *plane*."""
     cdef uint64_t[8] w
     cdef uint64_t value = 0
     cdef Py_ssize_t row = 0, size, i

@@ -1,26 +1,26 @@
 """Process calls of Linux and glibc: name, parent-death signal (prctl(2)), and memory trimming."""
 
 def name(words: bytes) -> None:
-    """Show as *words* in `ps -o comm` and `top`; Linux keeps 15 bytes."""
+    """Set the name that `ps -o comm` and `top` show; Linux keeps 15 bytes."""
 
 def die_with_parent(signal_number: int = ...) -> None:
-    """Have the kernel send this process a signal when the thread that forked it ends: SIGKILL, unless another is given.
+    """Request *signal_number* (default SIGKILL) for when the thread that forked this process ends.
 
-    Ask getppid() after it: the parent may have ended.
+    Check getppid() afterwards: the parent may already have ended.
     """
 
 def trim() -> None:
-    """Give memory that was freed back to the kernel, where the C library keeps it (malloc_trim(3))."""
+    """Return freed memory to the kernel (malloc_trim(3)), if the C library supports it."""
 
 def be_small() -> None:
-    """Have threads share one arena of malloc(3) rather than fill one each: few of ours, and they allocate little."""
+    """Use a single malloc(3) arena for all threads: the agent has few, and they allocate little."""
 
 def keep_large_apart() -> None:
-    """Have malloc(3) keep pieces of 128 KiB and more in mappings of their own, so that they go back when freed."""
+    """Keep malloc(3) blocks of 128 KiB and more in mappings that are returned when freed."""
 
 class Filling:
-    """Holds what was free between the objects of this process, for as long as it lives itself. Before a fork.
+    """Holds the free memory between this process's objects while it lives. Create it before a fork.
 
-    What a process makes after the fork then goes to pages of its own, rather than here and there into pages that
-    it shares, each of which would be copied for it. What is held costs no page that was not touched already.
+    Objects created after the fork then go to new pages, not into gaps of shared pages, each of
+    which would be copied for them. Only pages that were touched already are held.
     """

@@ -28,7 +28,7 @@ cdef extern from *:
     static int one_arena(void) { return 0; }
     static int large_apart(void) { return 0; }
     #endif
-    /* Where the heap ends that was ever given out; NULL: not known. */
+    /* End of the used heap; NULL: unknown. */
     static char *heap_end(void) {
     #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
         return (char *)sbrk(0) - mallinfo2().keepcost;
@@ -44,59 +44,49 @@ cdef extern from *:
 
 
 def name(bytes words not None):
-    """Show as *words* in `ps -o comm` and `top`; Linux keeps 15 bytes."""
     cdef const char *text = words
     prctl(PR_SET_NAME, text, 0, 0, 0)
 
 
 def die_with_parent(int signal_number=SIGKILL):
-    """Have the kernel send this process a signal when the thread that forked it ends. Ask getppid() after it: it may have ended."""
     prctl(PR_SET_PDEATHSIG, <unsigned long>signal_number, 0, 0, 0)
 
 
 def trim():
-    """Give memory that was freed back to the kernel, where the C library keeps it (malloc_trim(3))."""
     give_back()
 
 
 def be_small():
-    """Have threads share one arena of malloc(3) rather than fill one each: few of ours, and they allocate little."""
     one_arena()
 
 
 def keep_large_apart():
-    """Have malloc(3) keep pieces of 128 KiB and more in mappings of their own, so that they go back when freed.
+    """Keep malloc(3) blocks of 128 KiB and more in mappings that are returned when freed.
 
-    Left to itself it does so until the first of them is freed, and from then on puts them among all others.
+    By default malloc(3) stops doing so once the first such block is freed.
     """
     large_apart()
 
 
 cdef enum:
-    #: Of obmalloc.c: pools are aligned to their size and begin with a head, blocks are multiples of ALIGNMENT.
+    #: obmalloc.c: pools are aligned to their size and start with a head; blocks are aligned too.
     POOL_BYTES = 1 << 14
     POOL_HEAD_BYTES = 48
     ALIGNMENT_BYTES = 16
     SMALL_BYTES_MAX = 512
-    #: Of malloc(3): the largest free piece that is taken whole, and the largest whose size is kept to a step.
+    #: malloc(3): the largest block to fill, and the largest size up to which every size is filled.
     LARGE_BYTES_MAX = 1 << 16
     EXACT_BYTES_MAX = 1 << 10
-    #: Of one size no more is taken, should an allocator be another one than these.
+    #: Limit per size, in case another allocator is in use.
     TAKEN_BYTES_MAX = 1 << 18
 
 
 cdef class Filling:
-    """Holds what was free between the objects of this process, for as long as it lives itself. Before a fork.
-
-    What a process makes after the fork then goes to pages of its own, rather than here and there into pages that
-    it shares, each of which would be copied for it. What is held costs no page that was not touched already.
-    """
-
     cdef void *small  # each block begins with the address of the next
     cdef void *large
 
     def __cinit__(self):
-        PyType_ClearCache()  # it holds on to the names that were last looked up, wherever they lie
+        PyType_ClearCache()  # it keeps recently looked-up names alive, in any page
         cdef size_t size = LARGE_BYTES_MAX
         while size >= ALIGNMENT_BYTES:
             self.fill_large(size)
@@ -110,7 +100,7 @@ cdef class Filling:
             block = PyObject_Malloc(size)
             if block == NULL:
                 return
-            # A pool's head begins with the number of its blocks. One that has but this was empty: no other has room.
+            # A pool's head starts with its number of blocks. 1: a new pool, so no gap is left.
             if <size_t>block % POOL_BYTES == POOL_HEAD_BYTES and (<unsigned int *>(<char *>block - POOL_HEAD_BYTES))[0] == 1:
                 PyObject_Free(block)
                 return

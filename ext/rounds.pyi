@@ -1,22 +1,23 @@
-"""Encodes rounds of turns as bytes, and decodes them; agent/sampler/messages.py has the rare messages.
-A message begins with the bytes of its
-body in 32 bits, and its kind in 8."""
+"""Encodes rounds of turns as bytes, and decodes them; agent/sampler/messages.py has other messages.
+
+A message starts with the size of its body (32 bits) and its kind (8 bits).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: The kind of message that is a round.
+#: Kind of a message that is a round.
 ROUND_KIND: int
-#: Of one message: 4,096 rows of 200 signals and their names stay far below it.
+#: Size of a message: 4,096 rows of 200 signals with names are far below it.
 MESSAGE_BYTES_MAX: int
-#: Who is slow, as a rule.
+#: The usual value of *slow*.
 NOBODY: frozenset[str]
 
 class CodecError(ValueError):
-    """What came is not what the other side of this house says."""
+    """A message is malformed or too long."""
 
 class Writer:
-    """Remembers which blocks the reader knows. While it does, they keep their memory where it is."""
+    """The encoder: remembers which blocks the reader knows, and keeps their buffers in place."""
 
     def __init__(
         self,
@@ -24,7 +25,7 @@ class Writer:
         shape_bytes: Callable[[Any], bytes],
         names_bytes: Callable[[frozenset[str]], bytes],
     ) -> None:
-        """*collectors*: the same names in the same order as the reader's. *shape_bytes*: a block's rows and columns."""
+        """*collectors*: as the reader's, in order. *shape_bytes*: a block's rows and columns."""
 
     def encode(
         self,
@@ -35,18 +36,18 @@ class Writer:
         turns: Sequence[tuple[int, tuple[Any, ...]]],
         slow: frozenset[str],
     ) -> bytes:
-        """Return the message of a round. Raises CodecError when it is too long for one: `forget` then.
+        """Return the message of a round. Raises CodecError if it is too long: then call `forget`.
 
-        A turn: when it began, and its collector, blocks, seconds, outcome and words.
+        A turn is its start, and a result: collector, blocks, seconds, outcome and message.
         """
 
     def forget(self) -> None:
-        """The last message was not sent: tell all shapes again."""
+        """Encode all shapes again, because the last message was not sent."""
 
 class Reader:
-    """Cuts a stream of bytes into messages. The blocks of a round are refilled by the next.
+    """The decoder: splits a stream into messages. Each round refills the blocks of the last.
 
-    As a buffer it is the room for what comes: a socket receives into it, and `came` is told how much.
+    Its buffer is free space for received bytes: a socket receives into it, then `came` is called.
     """
 
     def __init__(
@@ -58,16 +59,19 @@ class Reader:
         names_of: Callable[[bytes], frozenset[str]],
         others: Callable[[int, bytes], Any],
     ) -> None:
-        """*shapes*: named tuples of a round, of when a turn began and the turn, and of a turn. *shaped* makes the block
-        of a shape, given too how many bytes of cells may follow. *others*: what a message is that is no round."""
+        """*shapes*: named-tuple types of a round, of a timed turn, and of a turn.
+
+        *shaped* creates a shape's block, given the limit of its cell bytes. *others* decodes
+        messages that are not rounds.
+        """
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def came(self, count: int) -> bool:
-        """Take this many bytes of the room. True: they fill it, there may be more."""
+        """Accept *count* received bytes. True: the buffer was filled, so more may wait."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a whole message waits."""
+        """Whether a complete message waits."""
 
     def next(self) -> Any:
-        """Return the next whole message, or None. Raises CodecError, after which nothing is of use."""
+        """Return the next complete message, or None. After a CodecError the reader is unusable."""

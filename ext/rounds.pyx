@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False
-"""Encodes rounds of turns as bytes, and decodes them: copies the cells of known blocks with hardly an allocation.
+"""Encodes rounds of turns as bytes, and decodes them, with few allocations.
 
-A message is its length and its kind, then its body. A round's body is a RoundHead, the slow devices' names, and of each
-turn a TurnHead, its words and its blocks. A block is the length of its shape (0: it has not changed), the shape, its
-cells and its valid bytes. What bytes a shape and names are, agent/sampler/messages.py knows, and which messages are no rounds.
-Both sides are this file on one machine: numbers lie as C has them.
+A message is its length and its kind, then its body. A round's body is a RoundHead, the slow
+devices' names, and per turn a TurnHead, its message and its blocks. A block is the length of its
+shape (0: unchanged), the shape, its cells and its valid bytes. agent/sampler/messages.py defines
+the bytes of shapes and names, and the other messages. Both sides run this code on the same machine,
+so numbers are in C's native form.
 """
 
 cimport cython
@@ -18,18 +19,18 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 cdef enum:
-    HEAD = 5  # of a message: the bytes of its body in 32 bits, its kind in 8
-    BLOCKS_MAX = 255  # of a turn
-    WORDS_MAX = 4096  # of a turn, as bytes: `turn.WORDS_CHARACTERS_MAX` characters
+    HEAD = 5  # bytes before a body: its size in 32 bits, its kind in 8
+    BLOCKS_MAX = 255  # per turn
+    WORDS_MAX = 4096  # bytes of a turn's message; see `collector.MESSAGE_CHARACTERS_MAX`
     TURNS_MAX = 65535
-    ROOM = 1 << 14  # what a buffer has at first
+    ROOM = 1 << 14  # initial size of a buffer
 
-#: The kind of message that is a round.
+#: Kind of a message that is a round.
 ROUND_KIND = 1
-#: Of one message: 4,096 rows of 200 signals and their names stay far below it.
+#: Size of a message: 4,096 rows of 200 signals with names are far below it.
 MESSAGE_BYTES_MAX = 16 << 20
 cdef Py_ssize_t BYTES_MAX = MESSAGE_BYTES_MAX
-#: Who is slow, as a rule.
+#: The usual value of *slow*.
 NOBODY = frozenset()
 
 ctypedef struct RoundHead:
@@ -50,12 +51,12 @@ ctypedef struct TurnHead:
 
 
 class CodecError(ValueError):
-    """What came is not what the other side of this house says."""
+    """A message is malformed or too long."""
 
 
-@cython.no_gc  # nothing leads from a block back to here; the collector would drop the buffers without releasing them
+@cython.no_gc  # a block never refers back here; a collection would drop unreleased buffers
 cdef class _Known:
-    """A block whose shape both sides know. While its memory is held here, it stays where it is."""
+    """A block whose shape both sides know. It holds the block's buffers in place."""
 
     cdef object block
     cdef Py_buffer cells, valid
@@ -73,7 +74,7 @@ cdef class _Known:
 cdef class Writer:
     cdef dict index
     cdef object shape_bytes, names_bytes
-    cdef list known  # of each collector, by its number: what was last written of each of its blocks
+    cdef list known  # per collector: its blocks as last written
     cdef bytearray out
     cdef Py_ssize_t end
 
@@ -156,11 +157,11 @@ cdef class Reader:
     cdef tuple names, outcomes
     cdef type round, timed, turn
     cdef object shaped, names_of, others
-    cdef list known  # of each collector, by its number: the blocks that its turns fill
-    cdef list told  # of each collector: these blocks as the last turn had them
+    cdef list known  # per collector: the blocks that its turns fill
+    cdef list told  # per collector: these blocks as of the last turn
     cdef bytearray data
-    cdef Py_ssize_t at, stop, end  # of what is read next, of the message that is read, of all that has come
-    cdef Py_ssize_t lent  # how many have the room as a buffer now: it cannot be moved
+    cdef Py_ssize_t at, stop, end  # next byte, end of the message, end of the received bytes
+    cdef Py_ssize_t lent  # exported buffers; the memory cannot move meanwhile
 
     def __init__(self, collectors, outcomes, shapes, shaped, names_of, others):
         self.names, self.outcomes = tuple(collectors), tuple(outcomes)
@@ -180,7 +181,7 @@ cdef class Reader:
         self.lent -= 1
 
     cdef int make_room(self) except -1:
-        """Have what waits at the front, and room behind it."""
+        """Move the waiting bytes to the front, and make space behind them."""
         if self.lent:
             raise BufferError("the room is lent already")
         cdef Py_ssize_t waiting = self.end - self.at
@@ -277,7 +278,7 @@ cdef class Reader:
         return PyUnicode_DecodeUTF8(<const char *>self.take(count), count, "replace")
 
     cdef const uint8_t *take(self, Py_ssize_t count) except NULL:
-        """Return where the next *count* bytes of this message lie. CodecError when they are not all there."""
+        """Return the next *count* bytes of this message. Raises CodecError if it has fewer."""
         if count > self.stop - self.at:
             raise CodecError(f"{count} bytes expected, {self.stop - self.at} are left")
         self.at += count
@@ -285,7 +286,7 @@ cdef class Reader:
 
 
 cdef tuple _fields(named, Py_ssize_t count):
-    """Return a named tuple as one whose fields are taken by number. TypeError when it has not *count*."""
+    """Return a named tuple as a plain tuple. Raises TypeError unless it has *count* fields."""
     if not isinstance(named, tuple) or len(<tuple>named) != count:
         raise TypeError(f"expected a tuple of {count}, got {type(named).__name__}")
     return <tuple>named

@@ -1,11 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Splits a job's step into data loading, forward, backward and optimizer, with their shares, or abstains.
 
-Forward and backward are reported together where only the traffic separates them: backward begins before its first gradients move.
+Forward and backward are reported together if only the traffic separates them: backward begins
+before its first gradients move.
 
-The last steps are folded at the known period, each shifted to its best fit, because steps differ in length. The folded step is
-cut where its signals change (the partition with the least squared distance and a price for each cut), and the pieces are labeled
-by their activity. Parts that the signals do not separate are NaN.
+The last steps are folded at the known period, each shifted to its best fit, because steps differ in
+length. The folded step is cut where its signals change (the partition with the least squared
+distance and a price per cut), and the pieces are labeled by their activity. Parts that the signals
+do not separate are NaN.
 """
 
 from libc.math cimport NAN, fabs, fmax, fmin, isnan
@@ -18,7 +20,7 @@ cdef enum:
     BINS_MIN = 16
     CYCLES_MAX = 24
     CYCLES_MIN = 4
-    NEAR = 2  # bins that a step may begin later or earlier than the one before
+    NEAR = 2  # bins by which a step may begin later or earlier than the previous step
 
 cdef enum:
     DATA_LOADING, FORWARD, BACKWARD, OPTIMIZER, FORWARD_BACKWARD  # as in PARTS
@@ -28,18 +30,18 @@ cdef enum:
     STALL, QUIET, BUSY, BETWEEN, MEMORY, WAIT
 
 cdef double STEP_SECONDS_MIN = 5.0   # GPM is read five times a second: parts of a shorter step are mixtures
-cdef double EXPLAINED_MIN = 0.6      # of the variance of work, by the folded step
+cdef double EXPLAINED_MIN = 0.6      # share of the variance of work that the folded step explains
 cdef double CUT_PRICE = 0.10         # squared distance that a further piece must save; signals are 0 to 1
-cdef double CYCLE_COST_MAX = 0.5     # of the variance: a step that fits worse is left out
-cdef double NVLINK_BYTES_MIN = 1e9   # a second: less is no exchange of gradients
-cdef double PCIE_BYTES_MIN = 2e7     # a second: less is no data
-cdef double QUIET_MAX = 0.3          # of the most traffic: forward
+cdef double CYCLE_COST_MAX = 0.5     # share of the variance: a step that fits worse is skipped
+cdef double NVLINK_BYTES_MIN = 1e9   # per second: less is not an exchange of gradients
+cdef double PCIE_BYTES_MIN = 2e7     # per second: less is not data loading
+cdef double QUIET_MAX = 0.3          # share of the maximum traffic: forward
 cdef double BUSY_MIN = 0.5           # backward
 cdef double MIXED_SECONDS = 0.3      # GPM's readings are means of 0.2 s, and steps differ
-cdef double PART_SECONDS_MIN = 0.5   # a shorter part is two readings of GPM, and both are mixtures
+cdef double PART_SECONDS_MIN = 0.5   # a shorter part has two readings of GPM, both mixtures
 cdef double PART_BINS_MIN = 2.5
 cdef double CONTRAST_MIN = 0.08      # difference of power, tensor cores or bandwidth that separates backward from forward
-cdef double OPTIMIZER_MAX = 0.2      # of the step
+cdef double OPTIMIZER_MAX = 0.2      # share of the step
 
 PARTS = ("data_loading", "forward", "backward", "optimizer", "forward_backward")
 
@@ -54,18 +56,17 @@ cdef struct Fold:
 
 cdef struct Piece:
     int begin, length
-    double extent  # bins, with a share of the mixtures beside it
+    double extent  # bins, with shares of adjacent mixtures
     int label
     double means[SIGNALS]
 
 
 cdef inline double _work(const float *signals, int stride, int i) noexcept nogil:
-    """Return what a sample says of work, for fitting one step to another: NaN where GPM was not asked."""
+    """Return a sample's work, for fitting steps to each other; NaN without a GPM reading."""
     return signals[TENSOR * stride + i] + signals[SM_ACTIVE * stride + i]
 
 
 cdef void _take(Fold *fold, const float *signals, int stride, int begin, int end, double bins_per_sample, double shift) noexcept nogil:
-    """Add the samples of a step to the fold."""
     cdef int i, s, at
     for i in range(begin, end):
         at = <int>((i - begin) * bins_per_sample + shift + fold.bins) % fold.bins
@@ -76,7 +77,7 @@ cdef void _take(Fold *fold, const float *signals, int stride, int begin, int end
 
 
 cdef double _misfit(const Fold *fold, const float *signals, int stride, int begin, int end, double bins_per_sample, double shift) noexcept nogil:
-    """Return the mean squared distance of a step, shifted, to the fold; NaN: nothing is known of both."""
+    """Return the mean squared distance of a shifted step to the fold; NaN without common data."""
     cdef int i, at, count = 0
     cdef double total = 0, value, expected
     for i in range(begin, end):
@@ -91,7 +92,7 @@ cdef double _misfit(const Fold *fold, const float *signals, int stride, int begi
 
 
 cdef bint _fold(Fold *fold, const float *signals, int stride, int n, double samples_per_step) noexcept nogil:
-    """Fold the last steps, the newest first, each where it fits best. False: too few fit."""
+    """Fold the last steps, the newest first, each at its best fit. False if too few fit."""
     cdef int cycle, cycles, begin, end, i, s, at, offset, reach, known = 0
     cdef double value, mean = 0, bins_per_sample, shift = 0, best, cost, chosen, drift = 0, explained = 0
     memset(fold, 0, sizeof(fold[0]))
@@ -126,7 +127,7 @@ cdef bint _fold(Fold *fold, const float *signals, int stride, int n, double samp
                     cost = _misfit(fold, signals, stride, begin, end, bins_per_sample, shift + offset)
                     if cost < best:
                         best, chosen = cost, offset
-                # After a checkpoint the next step begins anywhere.
+                # After a checkpoint the next step may begin anywhere.
                 if best <= CYCLE_COST_MAX * fold.variance or reach > NEAR:
                     break
                 reach = fold.bins // 2
@@ -148,7 +149,7 @@ cdef bint _fold(Fold *fold, const float *signals, int stride, int n, double samp
             fold.means[s][i] = fold.sums[s][i] / fold.counts[s][i] if fold.counts[s][i] > 0 else NAN
         for i in range(fold.bins):
             at = i
-            while isnan(fold.means[s][at]) and at < i + 3:  # of a bin that no sample fell into: as the next
+            while isnan(fold.means[s][at]) and at < i + 3:  # an empty bin has the next bin's mean
                 at += 1
                 if at >= fold.bins:
                     break
@@ -160,7 +161,7 @@ cdef bint _fold(Fold *fold, const float *signals, int stride, int n, double samp
 
 
 cdef double _scale(Fold *fold, int s, double least) noexcept nogil:
-    """Scale a signal of the fold to 0 to 1 by its highest tenth; return that, or 0 if it is below *least* or unknown."""
+    """Scale a signal to 0 to 1 by its highest tenth; return that, 0 if below *least* or unknown."""
     cdef double[BINS_MAX] ordered
     cdef double value, top
     cdef int i, k
@@ -197,7 +198,7 @@ cdef double _distance(const Fold *fold, int a, int b) noexcept nogil:
 
 
 cdef int _cut(const Fold *fold, Piece *pieces) noexcept nogil:
-    """Cut the step where its signals change; return how many pieces there are. A step has no end: it begins at its plainest change."""
+    """Cut the step where its signals change, from the clearest change; return the piece count."""
     cdef int bins = fold.bins, first = 0, i, k, s, at, count = 0
     cdef double[BINS_MAX + 1] best
     cdef int[BINS_MAX + 1] last
@@ -265,7 +266,7 @@ cdef int _label(const Piece *piece, bint has_nvlink) noexcept nogil:
 
 
 cdef bint _divide(Piece *left, const Piece *piece, Piece *right) noexcept nogil:
-    """Divide a piece that is a mixture of its neighbors among them, by the signal in which they differ most. False: it is none."""
+    """Divide a mixture between its neighbors by their most different signal; False: no mixture."""
     cdef int s, widest = SM_ACTIVE
     cdef double off = -1, share
     for s in range(UTILIZATION, SIGNALS):
@@ -283,7 +284,7 @@ cdef bint _divide(Piece *left, const Piece *piece, Piece *right) noexcept nogil:
 
 
 cdef int _joined(Piece *pieces, int count, int mixed_bins) noexcept nogil:
-    """Divide short mixtures among their neighbors, as a reading is a mean of some time, and join neighbors of one label."""
+    """Divide short mixtures between their neighbors (readings are means); join equal neighbors."""
     cdef int i, k, s, shortest, number = 0
     while count > 2:
         shortest = -1
@@ -295,7 +296,7 @@ cdef int _joined(Piece *pieces, int count, int mixed_bins) noexcept nogil:
             break
         i = shortest
         if not _divide(&pieces[(i + count - 1) % count], &pieces[i], &pieces[(i + 1) % count]):
-            pieces[i].length = mixed_bins + 1  # a part of its own
+            pieces[i].length = mixed_bins + 1  # not a mixture
             continue
         for k in range(i, count - 1):
             pieces[k] = pieces[k + 1]
@@ -321,7 +322,7 @@ cdef int _joined(Piece *pieces, int count, int mixed_bins) noexcept nogil:
 
 
 cdef double _begun_before(const Fold *fold, const Piece *quiet, const Piece *busy) noexcept nogil:
-    """Return how many of the last bins of *quiet* are like *busy* but for traffic: backward begins before its first gradients move."""
+    """Return how many last bins of *quiet* belong to backward: like *busy*, except traffic."""
     cdef int i, at, s, cut, best_cut = 0, bins = fold.bins, n = quiet.length
     cdef int[3] compared
     cdef double[3][BINS_MAX + 1] total
@@ -356,7 +357,7 @@ cdef double _begun_before(const Fold *fold, const Piece *quiet, const Piece *bus
 
 
 cdef bint _differ(const Piece *quiet, const Piece *busy) noexcept nogil:
-    """Return whether backward differs from forward by more than its traffic: then it begins where the traffic begins."""
+    """Return whether the two differ beyond traffic: then backward begins with the traffic."""
     return (
         fabs(quiet.means[POWER] - busy.means[POWER]) >= CONTRAST_MIN
         or fabs(quiet.means[TENSOR] - busy.means[TENSOR]) >= CONTRAST_MIN
@@ -365,7 +366,7 @@ cdef bint _differ(const Piece *quiet, const Piece *busy) noexcept nogil:
 
 
 cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_top, double bin_seconds, double *found) noexcept nogil:
-    """Write the shares of the parts, NaN where they are not separated, and how plain the difference is that separates them."""
+    """Set the shares of the parts, NaN if not separated, and the clarity of their separation."""
     cdef int bins = fold.bins, i, before, after, at, stalls = 0, memories = 0, quiets = 0, busies = 0, others = 0, quiet_at = 0, memory_at = 0
     cdef double stalled = 0, data = 0, elsewhere = 0, plain = 1.0, ratio, early, forward = 0, backward = 0
     for i in range(count):
@@ -396,8 +397,8 @@ cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_to
         if before in (BUSY, WAIT, BETWEEN) and after in (STALL, QUIET, BETWEEN) and before != after:
             found[OPTIMIZER] = pieces[memory_at].extent / bins
             plain = fmin(plain, fmax(0.0, pieces[memory_at].means[BANDWIDTH] - pieces[memory_at].means[TENSOR]))
-    # Forward, then backward, once in a step: with several micro-batches, traffic in both, or a stage that waits between
-    # them this is not so.
+    # Forward, then backward, once per step. Micro-batches, traffic in both, or a waiting stage
+    # between them violate this.
     if quiets == 1 and busies == 1 and not others:
         at = (quiet_at + 1) % count
         if pieces[at].label == BUSY and (count == 2 or pieces[(quiet_at + count - 1) % count].label != BUSY):

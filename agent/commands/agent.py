@@ -17,12 +17,15 @@ from ..config import AgentConfig, check_address
 from ..prefork import prefork
 from ..spool.lockdir import FolderError
 
-#: Where the aggregator is, for every command of the house.
+#: Environment variable with the aggregator's address, for every command.
 ENVIRONMENT = "GANGLINE_AGGREGATOR"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or SIGINT, or show the status; with --config SIGHUP starts over. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    """Run until SIGTERM or SIGINT, or show the status; with --config SIGHUP starts over.
+
+    Returns 0 after a requested end, 1 if a folder cannot be used, 2 for a wrong setting.
+    """
     if arguments[:1] == ["status"]:
         from . import agent_status
 
@@ -45,34 +48,34 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> bool:
-    """Return whether the agent is to start over. Raises SettingsError and FolderError."""
+    """Return whether the agent must start over. Raises SettingsError and FolderError."""
     config = _settings(options)
     preforked = prefork(config, SystemClock())
     try:
-        from ..main import run  # once the fork server is forked: samplers carry none of it
+        from ..main import run  # after the fork of the fork server: samplers do not need it
 
-        gc.collect()  # what importing has left
-        gc.freeze()  # the rest lasts: a collection a minute later would look through all of it
+        gc.collect()  # garbage of the imports
+        gc.freeze()  # later collections skip the objects that remain
         process.trim()
-        # Without a file there is nothing that could be another when it is read again.
+        # Without a settings file, a reload could not change anything.
         return run(config, (lambda: _settings(options)) if options.config else None, preforked)
     finally:
         preforked.fork_server.kill_all()
 
 
 def _settings(options: argparse.Namespace) -> AgentConfig:
-    """Return the settings as they are set now. Raises SettingsError."""
+    """Return the present settings. Raises SettingsError."""
     return load(AgentConfig, options.config, _assignments(options))
 
 
 def _assignments(options: argparse.Namespace) -> list[str]:
-    """Later ones count: the environment, then `--set`, then `--aggregator`. Raises SettingsError."""
+    """Return the environment's, `--set` and `--aggregator`: the last wins. Raises SettingsError."""
     environment = _address(ENVIRONMENT, os.environ.get(ENVIRONMENT) or None)
     return [*environment, *options.set, *_address("--aggregator", options.aggregator)]
 
 
 def _address(origin: str, address: str | None) -> list[str]:
-    """Return the assignment, once it is sure that an error will name where the address stood."""
+    """Return the assignment of a valid address, so that an error can name its origin."""
     if address is None:
         return []
     try:

@@ -13,12 +13,12 @@ from ..local.check import SECOND_NS, format_duration
 from .check import FOLDERS, read_status
 
 NAMES_SHOWN = 6
-#: Outcomes as a person reads them.
+#: Outcome -> text.
 OUTCOMES = {"no_data": "no data"}
 
 
 def main(arguments: list[str]) -> int:
-    """Print it. 0: an agent runs; 3: none does, or none of this version."""
+    """Print the status. Returns 0 if an agent runs; 3 if none runs, or of an older version."""
     options = _parser().parse_args(arguments)
     status, why = read_status((options.run_folder,) if options.run_folder else FOLDERS)
     if status is not None and status["agent"] is None:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 
 def document(status: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Return what `--json` prints: times as seconds before now."""
+    """Return the object for `--json`, with ages in seconds instead of times."""
     fields = dict(status["agent"])
     last_ns, since_ns = fields.pop("last_receipt_ns"), fields.pop("since_ns")
     if verdict := fields["verdict"]:
@@ -60,7 +60,7 @@ def document(status: dict[str, Any], now_ns: int) -> dict[str, Any]:
 
 
 def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
-    """Yield what a person reads."""
+    """Yield the lines for a person."""
     fields = document(status, now_ns)
     age = format_duration(fields["age_seconds"])
     yield (
@@ -84,10 +84,10 @@ def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
     if lost := _lost(fields):
         yield f"LOST since the agent started: {lost}"
     yield f"sources: {fields['sources_well']} read"
-    for one in fields["sources_unread"]:
-        names, more = one["names"][:NAMES_SHOWN], len(one["names"]) - NAMES_SHOWN
+    for source in fields["sources_unread"]:
+        names, more = source["names"][:NAMES_SHOWN], len(source["names"]) - NAMES_SHOWN
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
-        yield f"  {OUTCOMES.get(one['outcome'], one['outcome'])}: {listed}: {one['words']}"
+        yield f"  {OUTCOMES.get(source['outcome'], source['outcome'])}: {listed}: {source['words']}"
     for note in fields["notes"]:
         yield f"problem: {note}"
 

@@ -1,7 +1,7 @@
 """`gangline check`: one line and an exit code about this host, from the agent's status file.
 
-It runs before and after each job on each host, so it imports almost nothing, makes no calls and waits for nothing.
-Anything it cannot determine gives exit code 0: an uncertain check must never stop a fleet.
+It runs before and after each job on each host, so it imports little and neither calls nor waits.
+An uncertain result gives exit code 0: it must never stop a fleet.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-#: The only exit code by which this command says no. Others than 0 and this are somebody else's: a shell that
-#: finds no such command, an interpreter that does not start, a signal.
+#: BLOCKED is the only exit code by which this command bars jobs. Codes other than these two come
+#: from elsewhere: a shell without this command, an interpreter that does not start, a signal.
 OK, BLOCKED = 0, 10
-#: As `agent/config.py` has them; importing that would cost more than all the rest.
+#: As in `agent/config.py`, whose import would cost more than everything else here.
 FOLDERS, FILE_NAME = ("/run/gangline", "var/agent/run"), "status.json"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PURPOSES = ("person", "healthcheck", "prolog", "epilog", "cron")
@@ -40,10 +40,10 @@ an unreadable file, a wrong option"""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the line, return the exit code. Never raises: what goes wrong here is nobody's fault but ours."""
+    """Print the line, return the exit code. Never raises: our error is not a finding."""
     try:
         return _run(arguments)
-    except Exception as error:  # noqa: BLE001 - a fault of ours must not drain a host
+    except Exception as error:  # noqa: BLE001 - our own error must not drain a host
         _print_line(f"gangline: the check itself failed: {type(error).__name__}: {error}; exit 0")
         return OK
 
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         _print_line(f"gangline: {options}; nothing was checked, exit 0")
         return OK
     purpose, as_json, folder = options
-    # A prolog runs in anybody's folder: below that only a person is meant to look.
+    # A prolog runs in any user's folder, so only a person's check uses the relative folder.
     status, why = read_status(
         (folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1]
     )
@@ -72,19 +72,19 @@ def _run(arguments: list[str]) -> int:
         _print_line(check.drain_reason(blocking[0]))
     elif purpose != "cron" or status["findings"] or status["notes"]:
         _print_line(f"gangline: {check.summary(status, now_ns)}")
-        if purpose == "person" and os.isatty(1):  # what scripts read is one line
+        if purpose == "person" and os.isatty(1):  # scripts get a single line
             for line in check.agent_lines(status, now_ns):
                 _print_line(f"gangline: {line}")
     return BLOCKED if blocking else OK
 
 
 def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
-    """Return purpose, whether as JSON, and the folder; or words on what is wrong."""
+    """Return purpose, whether as JSON, and the folder; or an error message."""
     purpose, as_json, folder = "person", False, ""
     rest = [
         part
-        for one in arguments
-        for part in (one.split("=", 1) if one.startswith("--") else (one,))
+        for argument in arguments
+        for part in (argument.split("=", 1) if argument.startswith("--") else (argument,))
     ]
     while rest:
         option = rest.pop(0)
@@ -104,8 +104,8 @@ def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
 
 
 def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
-    """Return the document of now, or None and why there is none."""
-    paths = [f"{one}/{FILE_NAME}" for one in folders]
+    """Return the current document, or None and the reason."""
+    paths = [f"{folder}/{FILE_NAME}" for folder in folders]
     why = f"no agent runs here: there is no {paths[0]}"
     for path in paths:
         try:
@@ -121,11 +121,11 @@ def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
 
 
 def _read(path: str, *, own_user_only: bool) -> bytes:
-    """Return the file. Raises OSError; ValueError when it is not one that only the agent could write.
+    """Return the file. Raises OSError; ValueError if a user other than the agent's could write it.
 
-    *own_user_only*: that only an agent of this user could: anyone who made the working folder made this one too.
+    *own_user_only*: only accept a file of this user: the relative folder may belong to anyone.
     """
-    # Root runs this in each prolog: a link of the agent's user would have it open any device.
+    # Root runs this in each prolog: a link made by the agent's user could open any device.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         status = os.fstat(file)
@@ -159,7 +159,7 @@ def _parse_current(path: str, content: bytes) -> tuple[dict[str, Any] | None, st
 
 
 def boot_id() -> str:
-    """Return the kernel's name of this boot; "" where it shows none."""
+    """Return the kernel's id of this boot; "" if unreadable."""
     try:
         with open(BOOT_ID, "rb", buffering=0) as file:
             return file.read(64).strip().replace(b"-", b"").decode()
@@ -190,25 +190,25 @@ def _print_unknown(why: str, *, as_json: bool) -> None:
 def _print_json(status: dict[str, Any], blocking: list[dict[str, Any]], now_ns: int) -> None:
     import json
 
-    found = [
-        {**one, "withheld": check.not_enforced_reason(status, one, now_ns)}
-        for one in status["findings"]
+    findings = [
+        {**finding, "withheld": check.not_enforced_reason(status, finding, now_ns)}
+        for finding in status["findings"]
     ]
     shown = {key: value for key, value in status.items() if key != "agent"}
     answer = {
         **shown,
-        "findings": found,
+        "findings": findings,
         "known": True,
-        "enforced": [one["name"] for one in blocking],
+        "enforced": [finding["name"] for finding in blocking],
     }
     _print_line(json.dumps({**answer, "exit_code": BLOCKED if blocking else OK}))
 
 
 def _print_line(line: str) -> None:
-    """Print *line*. Who does not read it, or a full disk, must not change the exit code."""
+    """Print *line*. A closed pipe or a full disk must not change the exit code."""
     try:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        with_nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(with_nowhere, 1)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)

@@ -28,7 +28,7 @@ _GPU = re.compile(r"([0-9]{1,4})=(.+)")
 
 
 def main(arguments: list[str]) -> int:
-    """Exit codes: 0: accepted; 1: no agent, a refusal, or a result that proves nothing; 2: no report, or wrong usage."""
+    """Return 0: accepted; 1: no agent, a refusal, or inconclusive; 2: no report, or wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         content = _read(options.file)
@@ -41,12 +41,14 @@ def main(arguments: list[str]) -> int:
         print(f"gangline diag: {where}: {text}", file=sys.stderr)
         return USAGE
     report_id = hashlib.sha256(content).hexdigest()[:32]
-    ended = OK
+    exit_code = OK
     for text in report.other_failures:
         print(f"gangline diag: not imported, because it is about no GPU: {text}", file=sys.stderr)
     for gpu in report.gpus:
-        ended = max(ended, _report(options, report, gpu, gpus.get(gpu.number, ""), report_id))
-    return ended
+        exit_code = max(
+            exit_code, _report(options, report, gpu, gpus.get(gpu.number, ""), report_id)
+        )
+    return exit_code
 
 
 def _report(
@@ -92,7 +94,7 @@ def _names(tests: list[str]) -> str:
 
 
 def _read(name: str) -> bytes:
-    """Return the report; no more than one byte too many."""
+    """Return the report, cut to a byte over the limit."""
     if name == "-":
         return sys.stdin.buffer.read(REPORT_BYTES_MAX + 1)
     with Path(name).open("rb") as file:
@@ -104,7 +106,7 @@ def _named_gpus(options: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _check_names(report: DiagnosticReport, gpus: dict[str, str]) -> None:
-    """Raise NotAReport if a GPU is identified by DCGM's number alone, which no one else uses."""
+    """Raise NotAReport if a GPU has only DCGM's number, which other tools do not know."""
     unnamed = [gpu.number for gpu in report.gpus if not gpu.serial and gpu.number not in gpus]
     if unnamed:
         raise NotAReport(

@@ -23,24 +23,24 @@ from ..local.host_status import UnreadSources, group_unread
 from ..local.source_reading import read_sources
 from .check import FOLDERS, read_status
 
-#: The settings of the service.
+#: The service's settings file.
 CONFIG_FILE = Path("/etc/gangline/agent.toml")
-#: Colours of a terminal, by level.
+#: Level -> terminal color.
 COLOURS = {diagnosis.PROBLEM: "31", diagnosis.BLIND: "33", diagnosis.NOTE: "36", diagnosis.OK: "32"}
 WIDTH_MAX, WIDTH_MIN = 120, 60
 CHECK_WIDTH = 14
 
 
 def main(arguments: list[str]) -> int:
-    """Print it. 0: no problem (blind spots and notes are none); 1: a problem; 2: wrong usage."""
+    """Print the diagnosis. Returns 1 for a problem, else 0, also with blind spots and notes."""
     options = _parser().parse_args(arguments)
     results = diagnosis.diagnose(host_of(options.config, options.run_folder))
     counts = {
-        level: sum(one.level == level for one in results)
+        level: sum(result.level == level for result in results)
         for level in (diagnosis.PROBLEM, diagnosis.BLIND, diagnosis.NOTE, diagnosis.OK)
     }
     if options.json:
-        rows = [one._asdict() for one in results]
+        rows = [result._asdict() for result in results]
         print(json_object({"counts": counts, "results": rows}))
     else:
         columns = shutil.get_terminal_size((WIDTH_MAX, 24)).columns
@@ -53,19 +53,19 @@ def main(arguments: list[str]) -> int:
 def lines(
     results: Sequence[DiagnosisResult], counts: dict[str, int], width: int, *, colours: bool = False
 ) -> Iterator[str]:
-    """Yield what a person reads: a line for each result, below it what to do, and the sum."""
+    """Yield the lines for a person: each result with its remedy, and the counts."""
     indent = " " * (10 + CHECK_WIDTH)
-    for one in results:
-        level = one.level.upper() if one.level == diagnosis.PROBLEM else one.level
-        shown = f"\x1b[{COLOURS[one.level]}m{level:<8}\x1b[0m" if colours else f"{level:<8}"
-        head = f"{one.check:<{CHECK_WIDTH}}"
-        text = one.text if len(one.check) <= CHECK_WIDTH else f"{one.check}: {one.text}"
-        text = text if len(one.check) > CHECK_WIDTH else f"{head}  {text}"
+    for result in results:
+        level = result.level.upper() if result.level == diagnosis.PROBLEM else result.level
+        shown = f"\x1b[{COLOURS[result.level]}m{level:<8}\x1b[0m" if colours else f"{level:<8}"
+        head = f"{result.check:<{CHECK_WIDTH}}"
+        text = result.text if len(result.check) <= CHECK_WIDTH else f"{result.check}: {result.text}"
+        text = text if len(result.check) > CHECK_WIDTH else f"{head}  {text}"
         body = textwrap.wrap(text, width - 8, subsequent_indent=indent[8:], break_on_hyphens=False)
         yield f"{shown}{body[0]}"
         yield from (f"        {line}" for line in body[1:])
-        if one.remedy:
-            yield f"{indent}-> {one.remedy}"  # one line, so that it can be pasted
+        if result.remedy:
+            yield f"{indent}-> {result.remedy}"  # not wrapped, so that it can be pasted
     yield (
         f"{counts[diagnosis.PROBLEM]} problems, {counts[diagnosis.BLIND]} blind spots, "
         f"{counts[diagnosis.NOTE]} notes, {counts[diagnosis.OK]} ok"
@@ -73,7 +73,7 @@ def lines(
 
 
 def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:
-    """Return this host as the checks see it: by its agent's status file, else by reading each source once."""
+    """Return this host from the agent's status file, else by reading each source once."""
     config, error, file = AgentConfig(), "", config_file
     guess = file or CONFIG_FILE
     try:
@@ -95,12 +95,12 @@ def host_of(config_file: Path | None, run_folder: str | None) -> DiagnosedHost:
 
 
 def settings_of(proc: Path, pid: int) -> Path | None:
-    """Return the settings' file in the command line of a running agent; None where it has none."""
-    words = (read_bytes(proc / str(pid) / "cmdline") or b"").decode(errors="replace").split("\0")
-    for at, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name == "--config" and (value or at + 1 < len(words)):
-            file = Path(value or words[at + 1])
+    """Return the settings file in a running agent's command line, or None."""
+    parts = (read_bytes(proc / str(pid) / "cmdline") or b"").decode(errors="replace").split("\0")
+    for index, part in enumerate(parts):
+        name, _, value = part.partition("=")
+        if name == "--config" and (value or index + 1 < len(parts)):
+            file = Path(value or parts[index + 1])
             return file if file.is_absolute() else None
     return None
 
@@ -108,15 +108,16 @@ def settings_of(proc: Path, pid: int) -> Path | None:
 def _sources(
     config: AgentConfig, status: dict[str, Any] | None
 ) -> tuple[Sequence[UnreadSources], int]:
-    """Return the sources that are not read, and how many are: the agent's own words where it runs."""
+    """Return the unread sources and the number of read ones, from the agent if it runs."""
     if status is None:
         results = read_sources(config.roots, config.collectors_off)
-        return group_unread(results), sum(one.outcome is CollectOutcome.OK for one in results)
+        return group_unread(results), sum(result.outcome is CollectOutcome.OK for result in results)
     agent = status["agent"]
     if not agent:
         return [], 0
     rows = [
-        UnreadSources(one["outcome"], one["words"], one["names"]) for one in agent["sources_unread"]
+        UnreadSources(source["outcome"], source["words"], source["names"])
+        for source in agent["sources_unread"]
     ]
     return rows, agent["sources_well"]
 

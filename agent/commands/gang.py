@@ -1,9 +1,9 @@
 """`gangline gang -- srun ...`: runs a step in a Slurm allocation with spare nodes, and reruns it when a node fails.
 
-Use it in batch scripts that have one or more spare nodes and `--no-kill`. Healthy nodes never leave the job, so the
-restart needs no scheduling pass. Slurm decides which nodes are lost: those that left the allocation, that are DOWN,
-failing or not responding, or from which an executor evicts jobs. A program that fails is not a lost node. The command
-needs no aggregator and no login.
+Use it in batch scripts with spare nodes and `--no-kill`. Healthy nodes never leave the job, so the
+restart needs no scheduling pass. Slurm decides which nodes are lost: those that left the
+allocation, that are DOWN, failing or not responding, or from which an executor evicts jobs. A
+program that fails is not a lost node. The command needs no aggregator and no login.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from collections.abc import Sequence
 
 OK, REFUSED, USAGE = 0, 1, 2
 RESTARTS_DEFAULT, RESTARTS_MAX = 3, 1000
-#: After a step has failed Slurm may take this long to say that a node is lost.
+#: Time for Slurm to report a lost node after a step has failed.
 SETTLE_SECONDS, POLL_SECONDS = 2.0, 0.05
-#: A controller that does not respond for this long is asked again, a few times, before the step's own exit code counts.
+#: Timeout and tries of a command to Slurm's controller; then the step's own exit code counts.
 COMMAND_SECONDS, COMMAND_TRIES = 10.0, 3
 NODES_MAX = 100_000
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-#: After one of these the job is to end: nothing is started again.
+#: After such a signal the job ends: no step is started again.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Slurm's flags of a node on which no step is to run, and of one that is gone.
+#: Slurm's flags of a lost node, and of a node on which no step should run.
 EVICTED = "EVICTED"
 LOST = frozenset(
     {"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "INVAL", "UNKNOWN", "ERROR", EVICTED}
 )
 UNWANTED = LOST | {"DRAIN", "MAINT", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
-#: By these an executor says that jobs are to leave a node: the reason of a drain, the name of a reservation.
+#: Marks of an executor that evicts jobs: the reason of a drain, the name of a reservation.
 EVICT_REASON = "gangline:v1;act=evict;"
 EVICT_RESERVATION = re.compile(
     r"^ReservationName=gangline_a[0-9]+_evict .*? Nodes=(\S+)", re.MULTILINE
 )
-#: `DOWN*` does not respond.
+#: Slurm adds it to the state of a node that does not respond: `DOWN*`.
 NOT_RESPONDING = "*"
 
 
 class GangError(Exception):
-    """Slurm does not respond, or there is no allocation; the words say what would be right."""
+    """Slurm does not respond, or there is no allocation; the message says what is expected."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not respond; 2: wrong usage."""
+    """Run the step; return its exit code. 1: no nodes, or no answer of Slurm; 2: wrong usage."""
     before, dashes, command = _split(arguments)
     parser = _parser()
     options = parser.parse_args(before)
@@ -102,10 +102,10 @@ class _Gang:
             _report(f"lost {names}; restart {restarts} of at most {self.restarts_max}")
 
     def _step(self, nodes: Sequence[str], restarts: int, lost_at: float) -> int:
-        """Run srun on *nodes*, and return its exit code."""
+        """Run srun on *nodes*; return its exit code."""
         listed = ",".join(nodes)
         placed = ["--kill-on-bad-exit=1", f"--nodes={len(nodes)}", f"--nodelist={listed}"]
-        # What was inherited of the allocation would be taken before these.
+        # srun would prefer these inherited variables to its options.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -124,7 +124,7 @@ class _Gang:
             _report(
                 f"started again on {listed} {time.monotonic() - lost_at:.2f} s after the step had ended"
             )
-        if self._ended_by:  # it came between
+        if self._ended_by:  # a signal came before the child existed
             self._child.send_signal(self._ended_by)
         code = self._child.wait()
         self._child = None
@@ -137,15 +137,19 @@ class _Gang:
             self._child.send_signal(number)
 
     def _nodes_for_step(self) -> list[str]:
-        """Return the first nodes of the allocation that are well, and where those are too few, others that still run."""
+        """Return the nodes for the step: healthy ones, then unwanted ones that still run."""
         states = self._states(self._allocated())
-        well = [name for name, state in states.items() if not state & UNWANTED]
+        healthy = [name for name, state in states.items() if not state & UNWANTED]
         usable = [
-            *well,
-            *(n for n, state in states.items() if state & UNWANTED and not state & LOST),
+            *healthy,
+            *(name for name, state in states.items() if state & UNWANTED and not state & LOST),
         ]
         if len(usable) < self.count:
-            out = ", ".join(f"{n} ({'+'.join(sorted(s))})" for n, s in states.items() if s & LOST)
+            out = ", ".join(
+                f"{name} ({'+'.join(sorted(state))})"
+                for name, state in states.items()
+                if state & LOST
+            )
             more = f"; not usable: {out}" if out else ""
             raise GangError(
                 f"{len(usable)} nodes of job {self.job} are left, the step needs {self.count}{more}"
@@ -153,7 +157,7 @@ class _Gang:
         return usable[: self.count]
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return those of *nodes* that are lost, with what Slurm says of each; waits a little for its word."""
+        """Return the lost *nodes* with Slurm's state of each; waits up to SETTLE_SECONDS."""
         end = time.monotonic() + SETTLE_SECONDS
         while True:
             allocated = self._allocated()
@@ -170,16 +174,16 @@ class _Gang:
             time.sleep(POLL_SECONDS)
 
     def _allocated(self) -> list[str]:
-        """Return the nodes that the job has now."""
+        """Return the job's present nodes."""
         listed = _slurm("squeue", "--noheader", f"--jobs={self.job}", "--format=%N").strip()
         if not listed or listed == "(null)":
             raise GangError(f"job {self.job} has no nodes: it has ended or never ran")
         return _slurm("scontrol", "show", "hostnames", listed.splitlines()[0]).split()[:NODES_MAX]
 
     def _states(self, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Return the flags of each node, in the order of *nodes*; EVICTED is ours."""
+        """Return the flags of each node, in the order of *nodes*; EVICTED is our own flag."""
         text = _slurm("scontrol", "-o", "show", "node", ",".join(nodes))
-        found: dict[str, frozenset[str]] = {}
+        states: dict[str, frozenset[str]] = {}
         for line in text.splitlines():
             head = re.match(r"NodeName=(\S+) .*? ?State=(\S+)", line)
             if head is None:
@@ -188,16 +192,20 @@ class _Gang:
             flags = {flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))}
             if f" Reason={EVICT_REASON}" in line:
                 flags.add(EVICTED)
-            found[name] = frozenset(flags)
-        for name in _evicted_nodes() & found.keys():
-            found[name] |= {EVICTED}
-        return {name: found.get(name, frozenset({"UNKNOWN"})) for name in nodes}
+            states[name] = frozenset(flags)
+        for name in _evicted_nodes() & states.keys():
+            states[name] |= {EVICTED}
+        return {name: states.get(name, frozenset({"UNKNOWN"})) for name in nodes}
 
 
 def _evicted_nodes() -> set[str]:
-    """Return the nodes of the reservations by which executors evict jobs."""
+    """Return the nodes in reservations by which executors evict jobs."""
     listed = EVICT_RESERVATION.findall(_slurm("scontrol", "-o", "show", "reservation"))
-    return {name for one in listed for name in _slurm("scontrol", "show", "hostnames", one).split()}
+    return {
+        name
+        for node_list in listed
+        for name in _slurm("scontrol", "show", "hostnames", node_list).split()
+    }
 
 
 def _responding(state: str) -> tuple[str, ...]:
@@ -205,11 +213,11 @@ def _responding(state: str) -> tuple[str, ...]:
 
 
 def _slurm(*command: str) -> str:
-    """Return what a command of Slurm prints. Raises GangError."""
+    """Return the output of a Slurm command. Raises GangError."""
     reason = ""
     for _ in range(COMMAND_TRIES):
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
@@ -217,33 +225,33 @@ def _slurm(*command: str) -> str:
             continue
         except OSError as error:
             raise GangError(f"{command[0]}: {error.strerror}; is Slurm on the PATH?") from error
-        if done.returncode == 0:
-            return done.stdout
-        reason = done.stderr.strip()[:200] or f"exit code {done.returncode}"
+        if completed.returncode == 0:
+            return completed.stdout
+        reason = completed.stderr.strip()[:200] or f"exit code {completed.returncode}"
         time.sleep(POLL_SECONDS)
     raise GangError(f"{' '.join(command)[:100]}: {reason}")
 
 
 def _own_placement(command: Sequence[str]) -> str:
-    """Return the option of srun that says where the step runs, "" where there is none. What follows the program is its own."""
-    for word in command[1:]:
-        if not word.startswith("-"):
-            if word[0].isdigit():
+    """Return an srun option that places the step, or "". The program's own options are skipped."""
+    for argument in command[1:]:
+        if not argument.startswith("-"):
+            if argument[0].isdigit():
                 continue  # the value of the option before it
             return ""
         if re.match(
-            r"(-w|-N|-K|-k|-x)|--(nodelist|nodes|kill-on-bad-exit|no-kill|exclude)\b", word
+            r"(-w|-N|-K|-k|-x)|--(nodelist|nodes|kill-on-bad-exit|no-kill|exclude)\b", argument
         ):
-            return word
+            return argument
     return ""
 
 
 def _split(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
-    """Return what is before `--`, whether it is there, and what is after."""
+    """Return the arguments before `--`, whether `--` is present, and the arguments after it."""
     if "--" not in arguments:
         return arguments, False, []
-    at = arguments.index("--")
-    return arguments[:at], True, arguments[at + 1 :]
+    position = arguments.index("--")
+    return arguments[:position], True, arguments[position + 1 :]
 
 
 def _report(message: str) -> None:

@@ -14,13 +14,13 @@ from ..kernel_log.network_rules import BACK, reported_when
 from ..kernel_log.record import LinePart, ParsedLine, printable
 from ..kernel_log.rules import classify, why_ignored
 
-#: The prefixes that dmesg, the journal, syslog and /dev/kmsg write before the kernel's text.
+#: Prefixes of dmesg, the journal, syslog and /dev/kmsg before the kernel's text.
 _PREFIX = re.compile(
     r"\s*(?:\d+,\d+,\d+,[^;\n]{0,64};"
     r"|(?:.{0,200}?\bkernel: ?)?(?:kern *:\w+ *: ?)?(?:<\d{1,3}>)?"
     r"(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? ?|\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] ?|\d{4}-\d\d-\d\dT\S+ )?)"
 )
-#: A longer pasted line is cut in the output.
+#: A longer line is cut in the output.
 LINE_CHARACTERS_MAX = 400
 
 _SEVERITIES = {
@@ -45,23 +45,23 @@ class LineQuery:
 
     @property
     def known(self) -> bool:
-        """Return whether the line becomes an event."""
+        """Whether the line becomes an event."""
         return self.event is not None
 
     @property
     def is_end(self) -> bool:
-        """Return whether the line says that an earlier event is over."""
+        """Whether the line says that an earlier event is over."""
         return self.event is not None and self.event.attributes.get("state") == BACK
 
     @property
     def row(self) -> PolicyRow | None:
-        """Return the row of the host policy that reports the event."""
+        """The row of the host policy that reports the event."""
         event = self.event
         if event is None or self.is_end:
             return None
         for row in builtin().rows:
-            of_code = row.event == event.name and (not row.codes or event.code in row.codes)
-            if of_code and (not row.says or any(word in self.text for word in row.says)):
+            is_row_of_code = row.event == event.name and (not row.codes or event.code in row.codes)
+            if is_row_of_code and (not row.says or any(phrase in self.text for phrase in row.says)):
                 return row
         return None
 
@@ -69,9 +69,9 @@ class LineQuery:
 def parse(text: str) -> LineQuery:
     """Return the interpretation of a line, with or without the prefix of a log."""
     bare = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # it matches also nothing
-    for words in (text.strip(), bare.strip()):
-        if event := classify(words):
-            return LineQuery(words, event)
+    for candidate in (text.strip(), bare.strip()):
+        if event := classify(candidate):
+            return LineQuery(candidate, event)
     return LineQuery(bare.strip(), None)
 
 

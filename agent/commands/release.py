@@ -30,7 +30,7 @@ from ..local.agent_service import (
 from ..transport.grpc_http2 import CallFailed, NoListener
 
 ANSWER_SECONDS_MAX = 10.0
-#: DCGM's host engine has every GPU open for as long as it runs. The kernel cuts a process's name at 15 characters.
+#: DCGM's host engine holds every GPU open. The kernel cuts a process's name to 15 characters.
 ENGINE = "nv-hostengine"
 ENGINE_HINT = (
     "DCGM's host engine: `systemctl stop nvidia-dcgm` releases it, and dcgm-exporter with it"
@@ -41,7 +41,7 @@ _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def main(arguments: list[str]) -> int:
-    """0: the agent holds nothing of it; 1: it still does, or refused; 2: wrong usage."""
+    """Return 0: the agent holds no requested GPU; 1: it still does, or refused; 2: wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         if options.status:
@@ -63,19 +63,19 @@ def _release(options: argparse.Namespace, names: list[str]) -> int:
         print(f"the agent has no GPU open: {error}")
         _print_others(names, agent_processes=set())
         return OK
-    for each in answer.holders:
-        print(f"still held: {_holder_text(each)}", file=sys.stderr)
+    for holder in answer.holders:
+        print(f"still held: {_holder_text(holder)}", file=sys.stderr)
     if not answer.holders:
         for gpu in answer.released:
             print(f"released: {_released_text(gpu)}")
-    _print_others(names, agent_processes={each.process_id for each in answer.holders})
+    _print_others(names, agent_processes={holder.process_id for holder in answer.holders})
     return FAILED if answer.holders else OK
 
 
 def _request_release(options: argparse.Namespace, names: list[str]) -> pb.ReleaseResponse:
-    """Ask the agent; where none answers, note it for one that is about to, and ask once more. Raises NoListener.
+    """Send the request; without an agent write the release file and retry. Raises NoListener.
 
-    Either the note is there when that one looks for it, or its socket is there when it is asked again.
+    So an agent that is starting either finds the file, or its socket answers the second request.
     """
     request = pb.ReleaseRequest(gpus=names, seconds=options.seconds, why=options.why)
     call_arguments = (
@@ -99,17 +99,23 @@ def _write_release_file(options: argparse.Namespace, names: list[str]) -> bool:
     addresses = sorted(addresses_of(names, known_gpus(PROC))) if names else [None]
     now_ns = SystemClock().boottime_ns()
     until_ns, why = now_ns + int(options.seconds * 1e9), options.why or "asked while no agent ran"
-    before = [each for each in file.read(now_ns) if each.address not in addresses]
+    before = [release for release in file.read(now_ns) if release.address not in addresses]
     file.write([*before, *(ReleasedGpu(address, until_ns, why) for address in addresses)])
     return True
 
 
 def remove_from_release_file(options: argparse.Namespace, names: list[str]) -> None:
-    """Strike these GPUs (none named: all) from the note, of which no agent knows yet."""
+    """Remove these GPUs (none: all) from the release file, which no agent has read yet."""
     if (file := release_file(options.socket)) is not None:
         resumed = addresses_of(names, known_gpus(PROC)) if names else None
         stored = file.read(SystemClock().boottime_ns())
-        file.write([each for each in stored if resumed is not None and each.address not in resumed])
+        file.write(
+            [
+                release
+                for release in stored
+                if resumed is not None and release.address not in resumed
+            ]
+        )
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -126,7 +132,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def status_lines(answer: pb.GetStatusResponse) -> Iterator[str]:
-    """Yield what `gangline release --status` shows."""
+    """Yield the lines of `gangline release --status`."""
     yield f"agent {answer.version}, process {answer.process_id}"
     if answer.driver_updating:
         yield f"driver: {answer.driver_words}"
@@ -163,17 +169,17 @@ def _holder_text(holder: pb.Holder) -> str:
 
 
 def _print_others(names: list[str], agent_processes: set[int]) -> None:
-    """Name who else is in the way of a reset, as far as we may see."""
+    """Print other processes that block a reset, as far as this user may see them."""
     try:
         devices = addresses_of(names, known_gpus(PROC)) if names else None
     except NotAGpu:
-        return  # the agent sees other GPUs than we do: it runs elsewhere
+        return  # the agent sees other GPUs, so it runs in another container
     nodes = nodes_of(PROC)
-    found, unreadable = open_handles(PROC, DEV, every_process(PROC))
+    handles, unreadable = open_handles(PROC, DEV, every_process(PROC))
     others = [
-        each
-        for each in blocking(found, nodes, devices)
-        if each[0].process_id not in agent_processes
+        blocker
+        for blocker in blocking(handles, nodes, devices)
+        if blocker[0].process_id not in agent_processes
     ]
     for line in _lines_by_process(others):
         print(f"also held: {line}", file=sys.stderr)
@@ -182,7 +188,7 @@ def _print_others(names: list[str], agent_processes: set[int]) -> None:
 
 
 def _lines_by_process(found: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
-    """Yield a line a process, with all that it has open."""
+    """Yield a line per process, with its open device nodes."""
     by_process: dict[tuple[int, str], list[str]] = {}
     for holder, address in found:
         by_process.setdefault(holder[:2], []).append(address or f"/dev/{holder.node}")

@@ -20,7 +20,7 @@ from .release import ANSWER_SECONDS_MAX, remove_from_release_file
 
 
 def main(arguments: list[str]) -> int:
-    """0: they are sampled again, or no agent runs; 1: refused; 2: wrong usage."""
+    """Return 0: resumed, or no agent runs; 1: refused; 2: wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         names = [canonical_name(name) for name in options.gpus]
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _request_resume(options: argparse.Namespace, names: list[str]) -> pb.ResumeResponse | None:
-    """Return the agent's answer; None where none runs, and one that begins will have nothing to take back."""
+    """Return the agent's response; None without an agent, whose file is then corrected."""
     request = pb.ResumeRequest(gpus=names)
     try:
         return call_agent(

@@ -1,4 +1,4 @@
-"""`gangline xid`: meaning of an NVIDIA XID code or a kernel log line, what Gangline does about it, and what other tools do.
+"""`gangline xid`: meaning of an NVIDIA XID code or a kernel log line, and how tools react to it.
 
 It needs no network: the tables are part of the package, so it works on a laptop and on an isolated host.
 """
@@ -40,14 +40,14 @@ from ...contract.xid.policy import (
 if TYPE_CHECKING:
     from .kernel_line import LineQuery
 
-#: Lines longer than this are hard to read, however wide the terminal; also the width of a pipe.
+#: Columns of the output at most, also if piped: longer lines are hard to read.
 WIDTH_MAX = 100
 WIDTH_MIN = 40
-#: Where the right column of a card begins.
+#: Columns of the labels.
 LABEL_CHARACTERS = 14
-#: A code has no more digits.
+#: Digits of a code.
 CODE_DIGITS_MAX = 9
-#: Of a pasted line so much is repeated.
+#: A longer pasted line is cut in the output.
 LINE_CHARACTERS_MAX = 400
 
 MEANING = {
@@ -59,11 +59,11 @@ MEANING = {
 }
 
 
-#: The XID whose text is the recovery that the driver asks for.
+#: The XID whose text is the driver's recovery action.
 RECOVERY_CHANGED = 154
 LINE_NEEDED = "the rest of its log line may change this; pass the whole line, in quotes"
 
-#: Where the catalogue's words are from.
+#: Sources of the catalogs.
 NVIDIA = {
     "xid": "Catalogue: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
     "sxid": "Catalogue: NVIDIA Fabric Manager User Guide, appendix D",
@@ -72,7 +72,7 @@ NVIDIA = {
 
 @dataclass(frozen=True)
 class CodeQuery:
-    """One thing to explain: a code, or the log line with it."""
+    """A code to explain, or a log line with it."""
 
     table: str
     code: int
@@ -80,44 +80,46 @@ class CodeQuery:
 
     @property
     def row(self) -> Xid:
-        """Return the policy's row; one that claims nothing where the table has none."""
+        """The policy's row; for an unknown code a row without a meaning."""
         return lookup(self.code) if self.table == "xid" else lookup_sxid(self.code)
 
     @property
     def known(self) -> bool:
-        """Return whether the table has a row of this code."""
+        """Whether the table has this code."""
         return self.code in _table(self.table)
 
 
 def main(arguments: list[str]) -> int:
-    """Explain codes or lines; without any, list all codes. 4 when the table has no such code, or the agent ignores the line."""
+    """Explain codes or lines, or list all codes. Returns 4 for an unknown code or ignored line."""
     options = _parser().parse_intermixed_args(_join_spelled_codes(arguments))
     driver = options.driver or ""
     queries = [*options.codes, *options.sxid]
     if not queries:
         return _print_all(as_json=options.json)
-    codes = [one for one in queries if isinstance(one, CodeQuery)]
+    codes = [query for query in queries if isinstance(query, CodeQuery)]
     if options.json:
-        lines = [one for one in queries if not isinstance(one, CodeQuery)]
-        answer: dict[str, Any] = {"codes": [document(one, driver) for one in codes]}
+        lines = [query for query in queries if not isinstance(query, CodeQuery)]
+        answer: dict[str, Any] = {"codes": [document(query, driver) for query in codes]}
         print(
             json_object(
-                answer | ({"lines": [_line_document(one) for one in lines]} if lines else {})
+                answer | ({"lines": [_line_document(query) for query in lines]} if lines else {})
             )
         )
     else:
         width = width_to_fill()
         cards = [
-            explain(one, driver, width) if isinstance(one, CodeQuery) else _explain_line(one, width)
-            for one in queries
+            explain(query, driver, width)
+            if isinstance(query, CodeQuery)
+            else _explain_line(query, width)
+            for query in queries
         ]
         sources = "\n".join(_wrap_fields(_sources(codes), width))
         print("\n\n".join([*cards, sources] if sources else cards))
-    return OK if all(one.known for one in queries) else NOT_FOUND
+    return OK if all(query.known for query in queries) else NOT_FOUND
 
 
 def _join_spelled_codes(arguments: list[str]) -> list[str]:
-    """Return the arguments with `XID 79`, given as two, in one."""
+    """Return the arguments with `XID 79`, given as two, joined."""
     joined: list[str] = []
     for argument in arguments:
         if joined and joined[-1].lower() in ("xid", "sxid") and _is_code(argument):
@@ -141,13 +143,13 @@ def _line_document(query: LineQuery) -> dict[str, Any]:
 
 
 def width_to_fill() -> int:
-    """Return the columns to fill: COLUMNS, else the terminal's, and what reads well when piped."""
+    """Return COLUMNS, else the terminal's width, or WIDTH_MAX when piped, within the limits."""
     columns = shutil.get_terminal_size((WIDTH_MAX, 24)).columns
     return min(max(columns, WIDTH_MIN), WIDTH_MAX)
 
 
 def explain(query: CodeQuery, driver: str, width: int) -> str:
-    """Return all that is known of one code or line, what to do first, wrapped to *width*."""
+    """Return the card of a code or line, the action first, wrapped to *width*."""
     row = query.row
     blocks: list[Iterable[str]] = [[_heading(query, width)]]
     if query.line is not None:
@@ -248,15 +250,15 @@ def _other_tools(query: CodeQuery) -> Iterator[tuple[str, str]]:
 
 
 def _sources(queries: list[CodeQuery]) -> Iterator[tuple[str, str]]:
-    tables = {one.table for one in queries}
+    tables = {query.table for query in queries}
     for number, source in enumerate(
         (
             *(NVIDIA[table] for table in ("xid", "sxid") if table in tables),
             *dict.fromkeys(
                 f"{other.tool}: {other.source}"
-                for one in queries
-                if one.table == "xid"
-                for other in tool_actions(one.code)
+                for query in queries
+                if query.table == "xid"
+                for other in tool_actions(query.code)
             ),
         )
     ):
@@ -265,18 +267,18 @@ def _sources(queries: list[CodeQuery]) -> Iterator[tuple[str, str]]:
 
 def _companions(query: CodeQuery) -> Iterator[tuple[str, str]]:
     row, table = query.row, query.table.upper()
-    for number, one in enumerate(row.companions):
+    for number, companion in enumerate(row.companions):
         label = "" if number else "Beside it"
-        yield label, f"{table} {one.code} within {row.wait_seconds:.0f} s: {one.words}"
+        yield label, f"{table} {companion.code} within {row.wait_seconds:.0f} s: {companion.words}"
     if row.cancels:
         yield "Takes back", ", ".join(f"{table} {code}" for code in row.cancels)
     for other in _table(query.table).values():
         if query.code in other.cancels:
             yield "Taken back", f"by {table} {other.code}: {other.name}"
-        for one in other.companions:
-            if one.code == query.code:
+        for companion in other.companions:
+            if companion.code == query.code:
                 waits = f"{table} {other.code} waits {other.wait_seconds:.0f} s for it"
-                yield "Explains", f"{waits}: {one.words}"
+                yield "Explains", f"{waits}: {companion.words}"
 
 
 def _table(table: str) -> dict[int, Xid]:
@@ -296,7 +298,7 @@ def _wrap_fields(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def document(query: CodeQuery, driver: str) -> dict[str, Any]:
-    """Return one code or line as JSON. `row` is the policy's, `now` what the line makes of it."""
+    """Return a code or line as JSON. `row` is the policy's; `now` is refined by the line."""
     answer: dict[str, Any] = {
         "table": query.table,
         "code": query.code,
@@ -320,31 +322,31 @@ def _print_all(*, as_json: bool) -> int:
     """Print every code of both tables, one line each."""
     every = [CodeQuery(table, code) for table in ("xid", "sxid") for code in sorted(_table(table))]
     if as_json:
-        print(json_object({"codes": [document(one, "") for one in every]}))
+        print(json_object({"codes": [document(query, "") for query in every]}))
         return OK
     width = width_to_fill()
-    for one in every:
-        row = one.row
-        what = f"{row.name} -> {row.action}" if row.used else f"{row.name} (unused)"
-        line = f"{one.table.upper():<4} {one.code:>5}  {row.severity.value:<11}  {what}"
+    for query in every:
+        row = query.row
+        meaning = f"{row.name} -> {row.action}" if row.used else f"{row.name} (unused)"
+        line = f"{query.table.upper():<4} {query.code:>5}  {row.severity.value:<11}  {meaning}"
         print(line if len(line) <= width else f"{line[: width - 1].rstrip()}…")
     return OK
 
 
-#: `94`, `xid:94`, `XID 79`, `Xid #79`, `sxid20034`.
+#: Spellings of a code: `94`, `xid:94`, `XID 79`, `Xid #79`, `sxid20034`.
 _SPELLED_CODE = re.compile(
     r"\s*(?:(s?xid)[\s:#_=-]{0,4})?([0-9]{1,9})\s*", re.ASCII | re.IGNORECASE
 )
 
 
 def _parse_query(text: str) -> CodeQuery | LineQuery:
-    """Return what *text* asks for. Raises argparse.ArgumentTypeError with what would be right."""
+    """Return the query in *text*. Raises argparse.ArgumentTypeError."""
     if line := parse_line(text):
         return CodeQuery(line.table, line.code, line)
     if spelled := _SPELLED_CODE.fullmatch(text):
         return CodeQuery((spelled[1] or "xid").lower(), int(spelled[2]))
     if len(text.split()) > 1:
-        # Not before it is wanted: a code is explained without the rules of all drivers.
+        # Imported only here: a code is explained without the rules of all drivers.
         from .kernel_line import parse
 
         return parse(text)

@@ -1,1 +1,1 @@
-"""What the host answers without an aggregator: findings, a Unix socket, metrics."""
+"""The host's services without an aggregator: findings, a Unix socket, metrics."""

@@ -1,6 +1,7 @@
 """gangline.v1.AgentService: releases and resumes GPUs, and reports the agent's status.
 
-Only the daemon's thread may do this work, so each call goes through the callback queue and is answered later.
+Only the daemon's thread may do this work: each call goes through the callback queue and gets its
+response later.
 """
 
 from __future__ import annotations
@@ -37,11 +38,7 @@ from ..hardware.proc_files import boot_id
 from ..transport.grpc_http2 import CallFailed, NoListener, call
 from .grpc_session import CallRefused, DeferredResponse, Handler, Method, Peer
 
-# ----------------------------------------------------------------------
-# GPUs as an operator names them: by UUID, or by PCI address in any spelling that tools show. Never
-# by index.
-
-#: Of one name, and of names in one request.
+#: Limits of a request: characters in a GPU's name, and names in the request.
 NAME_CHARACTERS_MAX = 64
 NAMES_MAX = 64
 
@@ -53,11 +50,11 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORE
 
 
 class NotAGpu(ValueError):
-    """That names no GPU; the words say what would."""
+    """A name that identifies no GPU of this host; the message says which names do."""
 
 
 def canonical_name(name: str) -> str:
-    """Return a PCI address as sysfs writes it, or a UUID in its usual letters. Raises NotAGpu."""
+    """Return the name as a PCI address of sysfs or a lower-case UUID. Raises NotAGpu."""
     name = name.strip()
     if match := _ADDRESS.fullmatch(name):
         domain, bus, device, function = match.groups()
@@ -76,14 +73,14 @@ def canonical_name(name: str) -> str:
 
 
 def known_gpus(proc: Path) -> dict[str, str]:
-    """Return PCI address -> UUID (empty when not known) of every GPU that the driver has, without entering it."""
+    """Return PCI address -> UUID ("" if unknown) of the driver's GPUs, without a driver call."""
     return {address: driver_gpu_uuid(proc, address) for address in driver_gpus(proc)}
 
 
 def addresses_of(names: Sequence[str], known: Mapping[str, str]) -> frozenset[str]:
-    """Return the PCI addresses of these GPUs. Raises NotAGpu for one that is not among the *known*.
+    """Return the PCI addresses of these GPUs. Raises NotAGpu for a GPU that is not in *known*.
 
-    Where no GPU is known (there is no driver), addresses stand as they are.
+    While *known* is empty (no driver is loaded), PCI addresses pass unchecked.
     """
     if len(names) > NAMES_MAX:
         raise NotAGpu(f"{len(names)} names, at most {NAMES_MAX}; no name means all GPUs")
@@ -106,16 +103,20 @@ def _format_gpus(gpus: Iterable[tuple[str, str]]) -> str:
 SERVICE = "/gangline.v1.AgentService/"
 RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
 DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
-#: Of a diagnostic's report.
+#: Limits of a ReportDiagnostic request: outcome, attributes, characters per text.
 DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
-#: In place of a PCI address, where all GPUs were released together.
+#: Replaces the PCI address of a release of all GPUs together.
 ALL_GPUS = "all"
 
 Request = TypeVar("Request", bound=Message)
 
 
 class AgentService:
-    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: as text, that library and driver are of different versions; else empty."""
+    """Handlers of AgentService.
+
+    *gpus* returns PCI address -> UUID at once, in any thread. *driver_mismatch* returns a text if
+    NVML library and kernel driver have different versions, else "".
+    """
 
     def __init__(
         self,
@@ -128,13 +129,13 @@ class AgentService:
         publisher: EventPublisher | None = None,
         serials: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """*publisher*: of the events of diagnostics. *serials*: serial number -> UUID of the GPUs, as *gpus* is."""
+        """*publisher* takes diagnostic events. *serials* returns serial number -> GPU UUID."""
         self._publisher, self._serials = publisher, serials
         self._releaser, self._callbacks, self._clock, self._gpus = releaser, callbacks, clock, gpus
         self._driver_mismatch, self._version = driver_mismatch, version
 
     def methods(self) -> Mapping[str, Method]:
-        """Return the rows of the server's table."""
+        """Return method path -> Method, for the local server."""
         return {
             RELEASE: Method(self._handler(pb.ReleaseRequest, self._release), privileged=True),
             RESUME: Method(self._handler(pb.ResumeRequest, self._resume), privileged=True),
@@ -149,7 +150,7 @@ class AgentService:
         kind: type[Request],
         prepare: Callable[[Request, Peer], Callable[[DeferredResponse], None]],
     ) -> Handler:
-        """Return a handler that reads and checks the request here, and has the rest done by the daemon's thread."""
+        """Return a handler: it checks the request at once; the daemon's thread does the work."""
 
         def handle(message: bytes, peer: Peer) -> DeferredResponse:
             try:
@@ -164,7 +165,7 @@ class AgentService:
         return handle
 
     def _devices(self, names: Sequence[str]) -> frozenset[str] | None:
-        """Return PCI addresses; None for all. Raises CallRefused."""
+        """Return the PCI addresses; None for all GPUs. Raises CallRefused."""
         try:
             return addresses_of(names, self._gpus()) if names else None
         except NotAGpu as error:
@@ -187,9 +188,11 @@ class AgentService:
                 requested = {ALL_GPUS} if devices is None else devices
                 released = [gpu for gpu in self._released() if gpu.pci_address in requested]
                 answer = pb.ReleaseResponse(released=released or self._released())
-                for each in open_handles:
+                for handle in open_handles:
                     answer.holders.add(
-                        pci_address=each.address, process_id=each.process_id, words=each.detail
+                        pci_address=handle.address,
+                        process_id=handle.process_id,
+                        words=handle.detail,
                     )
                 deferred.respond(answer.SerializeToString())
 
@@ -201,7 +204,9 @@ class AgentService:
         devices = self._devices(request.gpus)
 
         def work(deferred: DeferredResponse) -> None:
-            if devices is not None and None in (each.address for each in self._releaser.released()):
+            if devices is not None and None in (
+                release.address for release in self._releaser.released()
+            ):
                 message = "all GPUs were released together: resume without names reopens them"
                 deferred.refuse("FAILED_PRECONDITION", message)
                 return
@@ -279,7 +284,7 @@ class AgentService:
         return work
 
     def _diagnosed_gpu(self, request: pb.ReportDiagnosticRequest) -> str:
-        """Return the UUID. Raises CallRefused for a GPU that this host does not have."""
+        """Return the GPU's UUID. Raises CallRefused for a GPU that this host does not have."""
         known = [uuid for uuid in self._gpus().values() if uuid]
         if request.gpu:
             if request.gpu in known:
@@ -301,16 +306,16 @@ class AgentService:
         now_ns = self._clock.boottime_ns()
         return [
             pb.ReleasedGpu(
-                pci_address=each.address or ALL_GPUS,
-                seconds_left=max(0.0, (each.until_ns - now_ns) / 1e9),
-                why=each.reason,
+                pci_address=release.address or ALL_GPUS,
+                seconds_left=max(0.0, (release.until_ns - now_ns) / 1e9),
+                why=release.reason,
             )
-            for each in self._releaser.released()
+            for release in self._releaser.released()
         ]
 
 
 def _run_work(work: Callable[[DeferredResponse], None], deferred: DeferredResponse) -> None:
-    """Do it, unless nobody waits for it any more; whatever it raises is an answer."""
+    """Run *work* unless its call is cancelled. An exception is answered and raised again."""
     if deferred.is_cancelled:
         return
     try:
@@ -320,10 +325,8 @@ def _run_work(work: Callable[[DeferredResponse], None], deferred: DeferredRespon
         raise
 
 
-# ----------------------------------------------------------------------
-# The node health check of NVIDIA's resiliency extension: asked by its launcher before each
-# rendezvous.
-
+#: The node health check of NVIDIA's resiliency extension (NVRx): its launcher calls it before each
+#: rendezvous.
 HEALTH_CHECK_PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGUMENTS_MAX = 64
 
@@ -331,8 +334,11 @@ log = logging.getLogger(__name__)
 
 
 class HealthCheckResult(Protocol):
-    """The response's fields. `output` is JSON with an integer `fail_count`: without one some of the launcher's
-    versions take a host for unhealthy."""
+    """Fields of the response.
+
+    `output` is JSON with an integer `fail_count`: without this field some versions of the launcher
+    take a host for unhealthy.
+    """
 
     @property
     def success(self) -> bool: ...
@@ -345,7 +351,7 @@ class HealthCheckResult(Protocol):
 
 
 class HealthyResult(NamedTuple):
-    """What is answered while nobody can tell more."""
+    """The response while no finding is known."""
 
     success: bool = True
     exit_code: int = 0
@@ -354,15 +360,15 @@ class HealthyResult(NamedTuple):
 
 
 def healthy_result(arguments: Sequence[str]) -> HealthCheckResult:
-    """Return that all is well."""
+    """Return a healthy result."""
     return HealthyResult()
 
 
 def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult]) -> Method:
-    """Return the row of the server's table. *run_check* is called for each question, in the server's thread.
+    """Return the Method of RunHealthCheck; it calls *run_check* in the server's thread.
 
-    What it raises is not the host's fault: the answer is healthy, with the words in `error`. The same answer as
-    the time before is not made into bytes again.
+    An exception of *run_check* is not the host's fault: the response is healthy and has the
+    exception's text in `error`. The bytes of an unchanged result are reused.
     """
     cached: tuple[HealthCheckResult, bytes] | None = None
 
@@ -395,14 +401,11 @@ def _encode(result: HealthCheckResult) -> bytes:
     return response.SerializeToString()
 
 
-# ----------------------------------------------------------------------
-# Where the agent of this host answers, for the commands that ask it.
-
 AgentAnswer = TypeVar("AgentAnswer", bound=Message)
 
 
 def add_socket_options(parser: argparse.ArgumentParser) -> None:
-    """Let an operator name another agent than the usual ones: by its run folder, or by the socket in it."""
+    """Add options that select an agent by its run folder, or by the socket in this folder."""
     default_folders = " or ".join(map(str, run_folder_candidates()))
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -424,15 +427,17 @@ def _socket_path(folder: str) -> Path:
 
 
 def sockets(option: Path | None) -> tuple[Path, ...]:
-    """Return the paths to try, in order."""
+    """Return the socket paths to try, in order."""
     return (
         (option,) if option else tuple(folder / SOCKET_NAME for folder in run_folder_candidates())
     )
 
 
 def release_file(option: Path | None) -> ReleaseStateFile | None:
-    """Return where an agent that does not respond now (it begins, or was killed) will look what is released; None
-    where there is no run folder, and so none that begins, or we may not write there."""
+    """Return the release file that a starting agent reads; None without a writable run folder.
+
+    For an agent that does not respond now: it is starting, or was killed.
+    """
     for path in sockets(option):
         if os.access(path.parent, os.W_OK | os.X_OK):
             return ReleaseStateFile(path.parent, boot_id(Path("/proc")))
@@ -446,7 +451,7 @@ def call_agent(
     kind: type[AgentAnswer],
     seconds_max: float,
 ) -> AgentAnswer:
-    """Return the answer of the first agent that is there. Raises NoListener naming all paths, and CallFailed."""
+    """Return the response of the first agent that listens. Raises NoListener, CallFailed."""
     failures: list[str] = []
     for path in paths:
         try:

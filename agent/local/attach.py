@@ -33,11 +33,12 @@ def attach(
     health_check: Callable[[Sequence[str]], agent_service.HealthCheckResult],
     latest: LatestReadings,
 ) -> tuple[GpuReleaser, CallbackQueue]:
-    """Open the agent's socket, and return what the daemon's thread calls: `GpuReleaser.turn` at each tick and
-    whenever the callback queue's descriptor can be read. *stack* closes what was opened.
+    """Open the agent's socket; return the releaser and the callback queue. *stack* closes them.
 
-    After the samplers' fork server was forked: its children are not to inherit the socket. *health_check*: to the health check.
-    A socket that cannot be had is said in the log; the agent continues without it.
+    The daemon's thread calls `GpuReleaser.tick` at each tick and whenever the callback queue's
+    descriptor is readable. Call this after the samplers' fork server was forked: its children must
+    not inherit the socket. If the socket cannot be opened, the log says so and the agent continues
+    without it.
     """
     callbacks = CallbackQueue()
     stack.callback(callbacks.close)
@@ -62,12 +63,12 @@ def attach(
         },
         stack,
     )
-    releaser.apply_state_file()  # of who asked before the socket was there
+    releaser.apply_state_file()  # releases requested before the socket existed
     return releaser, callbacks
 
 
 def _known_gpus(config: AgentConfig, registration: Registration) -> dict[str, str]:
-    """Return PCI address -> UUID (empty when not known) of the GPUs. The driver, which may hang, is not asked."""
+    """Return PCI address -> UUID ("" if unknown) without a driver call, which may hang."""
     addresses = driver_gpus(config.proc_root) or pci_gpus(config.sys_root)
     known = {address: uuid for uuid, address in registration.gpus().items() if address}
     return dict.fromkeys(addresses, "") | known

@@ -1,39 +1,41 @@
-"""Verdict of `gangline check` from a status document: healthy, reported, or enforced. Stale or uncertain means healthy. Pure.
+"""Verdict of `gangline check` from a status document; stale or uncertain means healthy. Pure.
 
 `gangline check` loads it in each prolog, so it imports almost nothing: no dataclass, no typing.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing's, whose import would cost more than all of this
+TYPE_CHECKING = (
+    False  # stands for typing.TYPE_CHECKING: importing typing costs more than this module
+)
 if TYPE_CHECKING:
     from typing import Any
 
 
-#: Version of the document's form; another is not understood.
+#: Version of the document's form. A document of another format is refused.
 FORMAT = 1
-#: A longer status file is not ours.
+#: A longer file was not written by Gangline.
 STATUS_BYTES_MAX = 256 << 10
 FINDINGS_MAX = 64
 NAMES_MAX = 256
 TEXT_CHARACTERS_MAX = 300
 SECOND_NS = 1_000_000_000
-#: A finding, and the document itself, count as of now for this long.
+#: Seconds for which a finding, and the document itself, are current.
 FRESH_SECONDS = 30
-#: Clocks of two processes on one host agree to this.
+#: Tolerated difference of the clocks of two processes on a host.
 CLOCK_AHEAD_SECONDS_MAX = 2
-#: A permit reaches no further into the future.
+#: A permit that ends later than this is ignored.
 PERMIT_SECONDS_MAX = 60
-#: What a reason asks a scheduler to believe without hearing of it again.
+#: Seconds for which a scheduler may rely on a drain reason without a renewal.
 TTL_SECONDS = 3600
 
 
 class StatusError(ValueError):
-    """The document is not Gangline's; the words say what is wrong with it."""
+    """A document that Gangline did not write; the message says what is wrong."""
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """Return the document in *content*, every field of its right type. Raises StatusError, whatever it is."""
+    """Return the document in *content*, with each field of its right type. Raises StatusError."""
     if len(content) > STATUS_BYTES_MAX:
         raise StatusError(f"it is longer than {STATUS_BYTES_MAX} bytes")
     try:
@@ -49,16 +51,17 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 class _ScannerOptions:
-    """What the scanner of `json` is made with."""
+    """Options of the JSON scanner."""
 
     strict, object_hook, object_pairs_hook = True, None, None
     parse_float, parse_int, parse_constant = float, int, float
 
 
 def _decode_json(document: str) -> object:
-    """Return what *document* says in JSON. Raises ValueError, RecursionError.
+    """Return the value of the JSON *document*. Raises ValueError, RecursionError.
 
-    By the scanner within `json`, whose own import (re, enum, functools) would cost more than all of this.
+    Uses the scanner within `json`: importing `json` itself (re, enum, functools) costs more than
+    this whole module.
     """
     try:
         from _json import make_scanner
@@ -69,10 +72,8 @@ def _decode_json(document: str) -> object:
     options: Any = _ScannerOptions
     try:
         value, end = make_scanner(options)(document, 0)
-    except (
-        StopIteration,
-        SystemError,
-    ):  # the latter for lack of the error that only `json` brings with it
+    # SystemError: the scanner's own exception class exists only after an import of `json`.
+    except (StopIteration, SystemError):
         raise ValueError("no JSON") from None
     if document[end:].strip():
         raise ValueError("more than one document")
@@ -92,15 +93,19 @@ def _document(fields: dict[str, Any]) -> dict[str, Any]:
         "permit": permit
         and {"until_ns": _checked_ns(permit["until_ns"]), "reason": printable(permit["reason"])},
         "notes": [printable(note) for note in _checked_list(fields["notes"], NAMES_MAX)],
-        "findings": [_finding(one) for one in _checked_list(fields["findings"], FINDINGS_MAX)],
+        "findings": [
+            _finding(finding) for finding in _checked_list(fields["findings"], FINDINGS_MAX)
+        ],
         "left_out": _checked_ns(fields["left_out"]),
         "agent": _agent(fields.get("agent")),
     }
 
 
 def _agent(agent: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the state of the agent itself; None if it reports nothing that we understand, as one of another
-    version: no verdict rests on it."""
+    """Return the agent's own state; None if it cannot be read, as from another version.
+
+    No verdict depends on it.
+    """
     try:
         return agent and _agent_fields(agent)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -119,7 +124,7 @@ def _agent_fields(agent: dict[str, Any]) -> dict[str, Any]:
         **{key: _checked_ns(agent[key]) for key in AGENT_COUNTS},
         "verdict": _verdict(agent.get("verdict")),
         "sources_unread": [
-            _unread(one) for one in _checked_list(agent["sources_unread"], NAMES_MAX)
+            _unread(source) for source in _checked_list(agent["sources_unread"], NAMES_MAX)
         ],
     }
 
@@ -147,13 +152,13 @@ AGENT_COUNTS = (
 
 
 def _finding(one: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: printable(one[key]) for key in FINDING_TEXTS}
+    fields: dict[str, Any] = {key: printable(one[key]) for key in FINDING_TEXTS}
     for key in ("since_ns", "confirmed_ns", "count"):
-        found[key] = _checked_ns(one[key])
+        fields[key] = _checked_ns(one[key])
     if type(one["enforceable"]) is not bool:
         raise TypeError
-    found["enforceable"] = one["enforceable"]
-    return found
+    fields["enforceable"] = one["enforceable"]
+    return fields
 
 
 FINDING_TEXTS = (
@@ -162,7 +167,7 @@ FINDING_TEXTS = (
 
 
 def printable(value: object) -> str:
-    """Return *value*, which must be a text, as a line that a terminal survives."""
+    """Return *value* cut to TEXT_CHARACTERS_MAX, with blanks for control characters."""
     if not isinstance(value, str):
         raise TypeError
     cut = value[:TEXT_CHARACTERS_MAX]
@@ -182,7 +187,7 @@ def _checked_list(value: object, items_max: int) -> list[Any]:
 
 
 def stale_reason(status: dict[str, Any], now_ns: int) -> str:
-    """Return why *status* says nothing of now; "" if it does."""
+    """Return why *status* is not current (too old, or ahead of the clock); "" if it is."""
     age = (now_ns - status["boottime_ns"]) / SECOND_NS
     if age < -CLOCK_AHEAD_SECONDS_MAX:
         return "its time is ahead of this host's clock"
@@ -190,7 +195,7 @@ def stale_reason(status: dict[str, Any], now_ns: int) -> str:
 
 
 def not_enforced_reason(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> str:
-    """Return why *finding* is not enforced; "" if it is. All of it must be sure, and of now."""
+    """Return why *finding* is not enforced; "" if it is. All must be certain and current."""
     if finding["problem"] != "node":
         return "it is caused by a program"
     if finding["severity"] != "fatal" or not finding["enforceable"]:
@@ -214,19 +219,23 @@ def not_enforced_reason(status: dict[str, Any], finding: dict[str, Any], now_ns:
 
 
 def enforced_findings(status: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
-    """Return the findings for which no job may start here; empty unless everything allows it."""
-    return [one for one in status["findings"] if not not_enforced_reason(status, one, now_ns)]
+    """Return the findings for which no job may start on this host."""
+    return [
+        finding
+        for finding in status["findings"]
+        if not not_enforced_reason(status, finding, now_ns)
+    ]
 
 
 def drain_reason(finding: dict[str, Any]) -> str:
-    """Return the reason for a scheduler's log, in the grammar that all parts of Gangline use."""
+    """Return the drain reason for a scheduler's log, in the grammar that all of Gangline uses."""
     location = "".join(c for c in _location(finding) if c.isalnum() or c in ":.-_/")[:64]
     cause = "".join(c for c in finding["name"] if c.isalnum() or c == "_")
     return f"gangline:v1;act=drain;cause={cause};dev={location};ttl={TTL_SECONDS}"
 
 
 def summary(status: dict[str, Any], now_ns: int) -> str:
-    """Return what must be known of the host, in one line."""
+    """Return the host's state in one line: the first finding, and why it is enforced or not."""
     findings = status["findings"]
     notes = "".join(f"; [agent_problem] {note}" for note in status["notes"])
     if not findings:
@@ -234,7 +243,7 @@ def summary(status: dict[str, Any], now_ns: int) -> str:
         return f"{status['host']}: nothing is wrong, as of {format_duration(age)} ago{notes}"
     blocking = enforced_findings(status, now_ns)
     first = blocking[0] if blocking else findings[0]
-    others = [one for one in findings if one is not first]
+    others = [finding for finding in findings if finding is not first]
     line = f"{status['host']}: {describe(first, now_ns)}"
     if blocking:
         line += f". ENFORCED by permit: {status['permit']['reason']}"
@@ -244,7 +253,7 @@ def summary(status: dict[str, Any], now_ns: int) -> str:
 
 
 def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
-    """Return lines for a person on what this host's own rules do not know: the aggregator's word, and what is not read."""
+    """Return lines on the aggregator's state of this host, and on sources that are not read."""
     agent = status["agent"]
     if not agent:
         return []
@@ -265,14 +274,16 @@ def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
         reason = f": {verdict['reason']}" if verdict["reason"] else ""
         host = status["host"]
         lines.append(f"the aggregator says {verdict['state']}{reason} (`gangline explain {host}`)")
-    for one in agent["sources_unread"]:
-        if one["outcome"] != "no_data":
-            lines.append(f"{one['outcome']}: {', '.join(one['names'][:3])}: {one['words']}")
+    for source in agent["sources_unread"]:
+        if source["outcome"] != "no_data":
+            lines.append(
+                f"{source['outcome']}: {', '.join(source['names'][:3])}: {source['words']}"
+            )
     return lines
 
 
 def describe(finding: dict[str, Any], now_ns: int) -> str:
-    """Return one finding as text: whose problem, which, where, what, what to do, what ends it."""
+    """Return a finding as text: kind of problem, name, place, detail, action, end condition."""
     times = f", {finding['count']} times" if finding["count"] > 1 else ""
     since = format_duration(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
     return (
@@ -286,16 +297,16 @@ def _location(finding: dict[str, Any]) -> str:
 
 
 def _other_findings(others: list[dict[str, Any]], left_out: int) -> str:
-    """Name the other findings; the program's own last, and no more than a line bears."""
+    """Return up to three other findings as text, and the number of the rest."""
     if not others and not left_out:
         return ""
-    listed = [f"{one['name']} {_location(one)}" for one in others[:3]]
+    listed = [f"{finding['name']} {_location(finding)}" for finding in others[:3]]
     rest = len(others) - len(listed) + left_out
     return f". Also: {', '.join(listed)}" + (f" and {rest} more" if rest else "")
 
 
 def format_duration(seconds: float) -> str:
-    """Return a length of time as people say it."""
+    """Return *seconds* as text in s, min, h or days."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

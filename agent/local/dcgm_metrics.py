@@ -1,7 +1,8 @@
 """Metrics of dcgm-exporter's default list under its names, labels and units (`metrics_names`).
 
-Existing dashboards and alerts for dcgm-exporter keep working. The rows are those of its `default-counters.csv` that are
-on by default: `dcgm` up to 4.8.2, `dcgm-4.8` in 4.8.3 and 4.8.4, `dcgm-4.9` from 4.9.0 on.
+Dashboards and alerts made for dcgm-exporter keep working. The rows are those that its
+`default-counters.csv` enables: `dcgm` up to 4.8.2, `dcgm-4.8` in 4.8.3 and 4.8.4, `dcgm-4.9` since
+4.9.0.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..latest import TableSnapshot
 
-#: GPUs shown; a host has at most 16.
+#: GPUs exposed. A host has at most 16.
 GPUS_MAX = 32
-#: A reading is shown for this many of its periods and this long.
+#: A reading is exposed for this number of its periods plus the slack.
 STALE_PERIODS, STALE_SLACK_SECONDS = 3, 2
 SECOND_NS = 1_000_000_000
 
 
 class DcgmRow(NamedTuple):
-    """A row of the list: name, Prometheus type, unit, our signal, what ours is multiplied by, and the words."""
+    """A row of the list. The value of *signal* times *factor* is exposed."""
 
     name: str
     kind: str
@@ -33,7 +34,7 @@ class DcgmRow(NamedTuple):
     help: str
 
 
-#: In the order of the list. XIDs come as events: `_XIDS` has no signal.
+#: XIDs come as events: `_XIDS` is the name of an event, not of a signal.
 _XIDS = "gpu.xid"
 ROWS = (
     DcgmRow("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "gpu.sm_clock_hertz", 1e-6, "SM clock, MHz"),
@@ -56,10 +57,10 @@ ROWS = (
     DcgmRow("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_correctable_rows", 1, "rows remapped for correctable errors"),
     DcgmRow("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "gpu.remap_failed_state", 1, "whether a row could not be remapped"),
 )  # fmt: skip
-#: Rows of the list that we have no reading for.
+#: Rows of the list for which the agent has no reading.
 WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
 
-#: Rows since 4.8.3: they replace the PCIe throughputs of NVML, and add to the rest.
+#: Rows since 4.8.3. They replace NVML's PCIe throughputs.
 _ROWS_SINCE_4_8 = (
     DcgmRow("DCGM_FI_DEV_FB_RESERVED", "gauge", "MiB", "gpu.memory_reserved_bytes", 2**-20, "memory that the driver reserves, MiB"),
     DcgmRow("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gauge", "", "gpu_fast.tensor_active_ratio", 1, "share of cycles in which a tensor pipe was active"),
@@ -67,7 +68,7 @@ _ROWS_SINCE_4_8 = (
     DcgmRow("DCGM_FI_PROF_PCIE_TX_BYTES", "gauge", "B/s", "gpu_fast.pcie_transmitted_bytes_per_second", 1, "PCIe traffic from the GPU, bytes per second"),
     DcgmRow("DCGM_FI_PROF_PCIE_RX_BYTES", "gauge", "B/s", "gpu_fast.pcie_received_bytes_per_second", 1, "PCIe traffic to the GPU, bytes per second"),
 )  # fmt: skip
-#: Name up to 4.8 -> name from 4.9 on, and where the unit changed too, the new unit and its name in our words.
+#: Name up to 4.8 -> name since 4.9; if the unit changed: the new unit and help text too.
 _RENAMED = {
     "DCGM_FI_DEV_SM_CLOCK": ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "Hz", "SM clock, Hz"),
     "DCGM_FI_DEV_MEM_CLOCK": ("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", "Hz", "memory clock, Hz"),
@@ -93,7 +94,7 @@ _RENAMED = {
 
 
 def _renamed(row: DcgmRow) -> DcgmRow:
-    """Return the row of 4.9. Units that changed in 4.9 are those of our signals."""
+    """Return the row of 4.9. The units that changed in 4.9 equal our signals' units: factor 1."""
     name, *unit_and_help = _RENAMED.get(row.name, (row.name,))
     if not unit_and_help:
         return row._replace(name=name)
@@ -102,7 +103,7 @@ def _renamed(row: DcgmRow) -> DcgmRow:
 
 
 class DcgmNames(NamedTuple):
-    """Names of one dcgm-exporter version: rows, and the labels for the host and the driver version."""
+    """Names of a dcgm-exporter version: rows, and the labels of host and driver version."""
 
     rows: Sequence[DcgmRow]
     host_label: str
@@ -116,7 +117,7 @@ _ROWS_4_8 = (*_NO_NVML_THROUGHPUT, *_ROWS_SINCE_4_8)
 _CAPACITY = DcgmRow(
     "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "B", "gpu.memory_total_bytes", 1, "memory, bytes"
 )
-#: By the value of `metrics_names`.
+#: Value of the setting `metrics_names` -> names.
 NAMES = {
     "dcgm": DcgmNames(ROWS, "Hostname", ""),
     "dcgm-4.8": DcgmNames(_ROWS_4_8, "hostname", "DCGM_FI_DRIVER_VERSION"),
@@ -130,7 +131,7 @@ Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 class DcgmExposition:
-    """Makes the families. `observe` is for any thread, `families` for one."""
+    """Makes the families. `observe` is for any thread, `families` for a single thread."""
 
     def __init__(
         self,
@@ -141,21 +142,20 @@ class DcgmExposition:
     ) -> None:
         self._host, self._boottime_ns, self._attributes = host, boottime_ns, attributes
         self._names = names
-        self._xids: dict[
-            str, tuple[int, int]
-        ] = {}  # device -> which XID it was, in order, and its code
+        #: Device -> the event's ordinal number, and the XID.
+        self._xids: dict[str, tuple[int, int]] = {}
         self._xids_count = 0
 
     def observe(self, event: HealthEvent) -> None:
-        """Note the last XID of a GPU: its device is a UUID from NVML and DCGM, a PCI address from the kernel log."""
+        """Store a GPU's last XID, by UUID (NVML, DCGM) or PCI address (kernel log)."""
         if event.name == _XIDS and (event.device in self._xids or len(self._xids) < 2 * GPUS_MAX):
             self._xids_count += 1
             self._xids[event.device] = self._xids_count, event.code
 
     def families(self, tables: Mapping[str, TableSnapshot]) -> Iterator[Family]:
-        """Yield the list's families that there are fresh readings of. Never raises."""
+        """Yield the families for which there are fresh readings. Never raises."""
         attributes = self._attributes()
-        # AMD's come last: nvidia-smi does not count them
+        # AMD GPUs come last: nvidia-smi does not count them.
         gpus = sorted(
             (has.get("vendor") == "AMD", has.get("pci_address", ""), key)
             for (kind, key), has in attributes.items()
@@ -205,7 +205,7 @@ class DcgmExposition:
     def _fresh(self, name: str, tables: Mapping[str, TableSnapshot]) -> dict[str, float]:
         signal = BY_NAME[name]
         table = tables.get(signal.table)
-        # what travels when it changes is sent whole each minute
+        # A signal sent on change is sent in full once a minute.
         period = 60 if signal.on_change else PERIOD_SECONDS[signal.pace]
         seconds = STALE_PERIODS * period + STALE_SLACK_SECONDS
         if table is None or self._boottime_ns() - table.boottime_ns > seconds * SECOND_NS:
@@ -214,12 +214,12 @@ class DcgmExposition:
 
 
 def _rounded(value: float) -> float:
-    """Return whole numbers as such: a factor of a tenth is none in binary."""
+    """Return *value*, rounded if a binary fraction such as 0.1 moved it off a whole number."""
     return float(round(value)) if abs(value - round(value)) < 1e-6 * max(1.0, abs(value)) else value
 
 
 def _labels(number: int, uuid: str, has: Mapping[str, str], of_host: Mapping[str, str]) -> str:
-    """Return the labels of dcgm-exporter. *number*: in the order of PCI addresses, as nvidia-smi numbers GPUs."""
+    """Return dcgm-exporter's labels. *number*: the GPU's number in nvidia-smi."""
     domain, _, rest = has.get("pci_address", "").partition(":")
     return format_labels(
         {

@@ -1,7 +1,7 @@
 """Checks of `gangline doctor`: what works, what the agent cannot read, and how to enable it.
 
-Each check is a function of a `DiagnosedHost`, listed in CHECKS. The checks use a running agent's status file, and read
-the sources themselves only if no agent runs.
+Each check is a function of a `DiagnosedHost`, listed in CHECKS. The checks use the status file of a
+running agent; without an agent they read the sources themselves.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from .host_status import UnreadSources
 
 OK, NOTE, BLIND, PROBLEM = "ok", "note", "blind", "problem"
 
-#: A connection to the aggregator is given up after this.
+#: Timeout of a connection to the aggregator.
 CONNECT_SECONDS_MAX = 3.0
-#: From when on an expiring certificate is reported; the aggregator's log warns as early.
+#: Days before its end at which a certificate is reported, as in the aggregator's log.
 EXPIRY_DAYS = 14
 DAY_SECONDS = 86_400
-#: Less room than this: the next hour of an outage is lost (assumed; an agent of 8 GPUs writes 10 MB an hour).
+#: Free space for the next hour of an outage (assumed; an agent of 8 GPUs writes 10 MB an hour).
 FREE_BYTES_MIN = 64 << 20
 NAMES_SHOWN = 4
 LIBRARY = "libnvidia-ml.so.1"
-#: Where distributions, the runfile and NVIDIA's container runtime put the driver's libraries.
+#: Library folders of distributions, NVIDIA's runfile and NVIDIA's container runtime.
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
 )  # fmt: skip
 _LIBRARY_VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
-#: The capabilities that the unit gives, by their number in include/uapi/linux/capability.h: what is lost without each.
+#: Capability of the unit -> its number in include/uapi/linux/capability.h, and the loss without it.
 CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": (2, "RAPL, Lustre in debugfs, room below closed folders, NVMe controllers"),
     "CAP_SYS_PTRACE": (19, "which hung processes use a GPU, ranks of jobs"),
@@ -51,14 +51,14 @@ CAPABILITIES = {
     "CAP_SYSLOG": (34, "the kernel log where kernel.dmesg_restrict is 1: XIDs, AER, machine checks"),
 }  # fmt: skip
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,32})\s*$", re.MULTILINE)
-#: Where a source's own words name what opens it.
+#: Separates a source's message from its remedy.
 _REMEDY = re.compile(
     r"[;:,] (?=(?:open it with|give the agent|let the agent|grant|run the agent|load) )"
 )
 
 
 class DiagnosisResult(NamedTuple):
-    """One line: how grave, of which check, what is so, and what to do ("": nothing)."""
+    """A line of the report. *remedy*: "" if the operator has nothing to do."""
 
     level: str
     check: str
@@ -68,15 +68,15 @@ class DiagnosisResult(NamedTuple):
 
 @dataclass
 class DiagnosedHost:
-    """What the checks look at; tests hand in folders and answers."""
+    """Input of the checks. Tests hand in folders and functions."""
 
     config: AgentConfig
     config_file: Path | None
     config_error: str
-    #: The parsed status file of a running agent, or None and why there is none.
+    #: Parsed status file of a running agent, or None and the reason.
     status: dict[str, Any] | None
     no_agent_reason: str
-    #: Sources that were not read, and how many were.
+    #: Sources that were not read, and the number of sources that were.
     unread: Sequence[UnreadSources]
     read_count: int
     timex: Callable[[], Timex] | None
@@ -89,17 +89,17 @@ class DiagnosedHost:
 
     @property
     def agent(self) -> dict[str, Any] | None:
-        """The section of the agent itself in its status file."""
+        """Return the section `agent` of the status file; None without a running agent."""
         return self.status and self.status["agent"]
 
     @property
     def process(self) -> Path:
-        """Folder in /proc of the agent, else of this process."""
+        """Return the folder in /proc of the agent, else of this process."""
         return self.config.proc_root / (str(self.agent["pid"]) if self.agent else "self")
 
 
 def connection_error(config: AgentConfig) -> str:
-    """Try to reach the aggregator as the agent would; return what fails, "" if nothing does. Waits 3 s at most."""
+    """Connect to the aggregator as the agent would; return the error, or "". Waits 3 s at most."""
     host, _, port = config.aggregator.rpartition(":")
     host = host.strip("[]")
     try:
@@ -123,7 +123,7 @@ def connection_error(config: AgentConfig) -> str:
 
 
 def check_settings(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """The settings' file, and labels that no aggregator reads."""
+    """Check the settings file, and report labels that the aggregator does not know."""
     if host.config_error:
         yield DiagnosisResult(
             PROBLEM, "settings", host.config_error, "gangline agent --help-settings"
@@ -138,7 +138,7 @@ def check_settings(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_agent(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Whether it runs, and as the version that is installed."""
+    """Check that the agent runs, and in the installed version."""
     if host.status is None:
         yield DiagnosisResult(
             PROBLEM, "agent", host.no_agent_reason,
@@ -158,7 +158,7 @@ def check_agent(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_aggregator(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Whether readings arrive: by the agent's connection, else by one of our own."""
+    """Check that the aggregator is reachable: by the agent's connection, else a new one."""
     if (agent := host.agent) is None:
         target, error = host.config.aggregator, host.connect(host.config)
         since = ""
@@ -180,7 +180,7 @@ def check_aggregator(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_certificate(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """The files by which agent and aggregator know each other."""
+    """Check the files with which agent and aggregator authenticate each other."""
     config = host.config
     credentials = Credentials(
         config.tls_ca_file,
@@ -205,7 +205,7 @@ def check_certificate(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def _certificate_result(file: Path, wall_seconds: float) -> DiagnosisResult:
-    """Return until when the first certificate of a PEM file is valid."""
+    """Return how long the first certificate in a PEM file is valid."""
     import ssl
 
     decode: Callable[[str], dict[str, Any]] = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]
@@ -231,31 +231,33 @@ def _certificate_result(file: Path, wall_seconds: float) -> DiagnosisResult:
 
 
 def check_disk(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Room for what waits while the aggregator is away."""
+    """Check the disk space for frames and events that wait while the aggregator is away."""
     config, agent = host.config, host.agent
     checked: set[Path] = set()
     for folder in (config.spool_folder, config.events_folder, config.state_folder):
-        there = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
-        if there in checked:
+        existing = next(
+            (path for path in (folder, *folder.absolute().parents) if path.exists()), folder
+        )
+        if existing in checked:
             continue
-        checked.add(there)
+        checked.add(existing)
         try:
-            found = host.statvfs(there)
+            usage = host.statvfs(existing)
         except OSError as error:
-            yield DiagnosisResult(PROBLEM, "disk", f"{there}: {error.strerror}")
+            yield DiagnosisResult(PROBLEM, "disk", f"{existing}: {error.strerror}")
             continue
-        free = found.f_bavail * found.f_frsize
-        if found.f_flag & os.ST_RDONLY:
-            text = f"{there} is on a file system that is mounted read-only"
-            yield DiagnosisResult(PROBLEM, "disk", text, f"findmnt --target {there}")
-        elif free < FREE_BYTES_MIN or (found.f_files and not found.f_favail):
-            text = f"{there} has {free / 1e6:.0f} MB and {found.f_favail} inodes left"
-            yield DiagnosisResult(PROBLEM, "disk", text, f"df {there}; df --inodes {there}")
+        free = usage.f_bavail * usage.f_frsize
+        if usage.f_flag & os.ST_RDONLY:
+            text = f"{existing} is on a file system that is mounted read-only"
+            yield DiagnosisResult(PROBLEM, "disk", text, f"findmnt --target {existing}")
+        elif free < FREE_BYTES_MIN or (usage.f_files and not usage.f_favail):
+            text = f"{existing} has {free / 1e6:.0f} MB and {usage.f_favail} inodes left"
+            yield DiagnosisResult(PROBLEM, "disk", text, f"df {existing}; df --inodes {existing}")
         elif folder == config.spool_folder and free < config.spool_bytes_max:
-            text = f"{there} has {free / 1e6:.0f} MB left, less than the {config.spool_bytes_max / 1e6:.0f} MB of spool_bytes_max"
+            text = f"{existing} has {free / 1e6:.0f} MB left, less than the {config.spool_bytes_max / 1e6:.0f} MB of spool_bytes_max"
             yield DiagnosisResult(NOTE, "disk", text)
         else:
-            yield DiagnosisResult(OK, "disk", f"{there} has {free / 1e9:.1f} GB left")
+            yield DiagnosisResult(OK, "disk", f"{existing} has {free / 1e9:.1f} GB left")
     if agent and agent["write_errors"]:
         text = f"{agent['write_errors']} frames could not be written to the disk"
         yield DiagnosisResult(PROBLEM, "disk", text, "dmesg | tail")
@@ -266,26 +268,26 @@ def check_disk(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_clock(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Whether something keeps this host's clock."""
+    """Check that NTP, chrony or PTP synchronizes this host's clock."""
     if host.timex is None:
         return
     try:
-        found = parse_timex(host.timex())
+        state = parse_timex(host.timex())
     except OSError as error:
         yield DiagnosisResult(NOTE, "clock", f"its state is not shown: {error.strerror}")
         return
-    if not found.synchronised:
+    if not state.synchronised:
         yield DiagnosisResult(
             PROBLEM, "clock", "not synchronized: no NTP, chrony or PTP runs", "timedatectl set-ntp true, or: systemctl enable --now chronyd",
         )  # fmt: skip
         return
-    error_max = found.error_max_seconds
+    error_max = state.error_max_seconds
     within = "" if error_max is None else f", off by {error_max * 1e3:.0f} ms at most"
     yield DiagnosisResult(OK, "clock", f"synchronized{within}")
 
 
 def library_version(folders: Sequence[Path]) -> str:
-    """Return the version that the name of the NVML library bears, by its link; "" where there is none. Loads nothing."""
+    """Return the NVML library's version, by its symbolic link; "" without a library."""
     for folder in folders:
         if match := _LIBRARY_VERSION.fullmatch(
             os.path.basename(os.path.realpath(folder / LIBRARY))
@@ -295,12 +297,20 @@ def library_version(folders: Sequence[Path]) -> str:
 
 
 def check_gpus(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """GPUs on the PCI bus, the driver that the kernel has, and its library: three that may not agree. Asks no driver."""
+    """Check that PCI bus, loaded driver and NVML library agree. Does not call the driver."""
     roots = host.config.roots
-    found = pci.nvidia_gpus(roots.sys)
-    gpus = {at: driver for at, driver in found.items() if driver not in PASSTHROUGH_DRIVERS}
+    bound_drivers = pci.nvidia_gpus(roots.sys)
+    gpus = {
+        address: driver
+        for address, driver in bound_drivers.items()
+        if driver not in PASSTHROUGH_DRIVERS
+    }
     if not gpus:
-        passed = f"; {len(found)} are passed through to virtual machines" if found else ""
+        passed = (
+            f"; {len(bound_drivers)} are passed through to virtual machines"
+            if bound_drivers
+            else ""
+        )
         yield DiagnosisResult(NOTE, "gpus", f"no NVIDIA GPU on the PCI bus for this host{passed}")
         return
     loaded, library = kernel_driver_version(roots.proc), library_version(host.library_folders)
@@ -331,38 +341,40 @@ def check_gpus(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_sources(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Each source that is there and is not read, in the collector's own words."""
-    absent = [name for one in host.unread if one.outcome == "no_data" for name in one.names]
+    """Report each source that exists and is not read, in the collector's words."""
+    absent = [
+        name for source in host.unread if source.outcome == "no_data" for name in source.names
+    ]
     if host.agent is None and host.status is not None:
         yield DiagnosisResult(NOTE, "sources", "this agent does not report its sources")
         return
-    of = "" if host.agent else " as root" if not os.geteuid() else f" as user {os.geteuid()}"
+    reader = "" if host.agent else " as root" if not os.geteuid() else f" as user {os.geteuid()}"
     without = f"; {len(absent)} do not exist on this host" if absent else ""
-    yield DiagnosisResult(OK, "sources", f"{host.read_count} read{of}{without}")
-    for one in host.unread:
-        if one.outcome == "no_data":
+    yield DiagnosisResult(OK, "sources", f"{host.read_count} read{reader}{without}")
+    for source in host.unread:
+        if source.outcome == "no_data":
             continue
-        text, remedy = split_remedy(one.words)
-        more = len(one.names) - NAMES_SHOWN
-        names = ", ".join(one.names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        level = BLIND if one.outcome == "blind" else PROBLEM
-        verb = {"hung": "hangs: "}.get(one.outcome, "")
+        text, remedy = split_remedy(source.words)
+        more = len(source.names) - NAMES_SHOWN
+        names = ", ".join(source.names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        level = BLIND if source.outcome == "blind" else PROBLEM
+        verb = {"hung": "hangs: "}.get(source.outcome, "")
         yield DiagnosisResult(level, names, f"{verb}{text}", remedy)
 
 
 def split_remedy(words: str) -> tuple[str, str]:
-    """Return what is wrong and what opens it, of a collector's words that say both."""
-    found = _REMEDY.search(words)
-    return (words[: found.start()], words[found.end() :]) if found else (words, "")
+    """Return the problem and the remedy in a collector's message; the remedy is "" if not given."""
+    match = _REMEDY.search(words)
+    return (words[: match.start()], words[match.end() :]) if match else (words, "")
 
 
 def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """What the unit gives, and this agent has not."""
+    """Check that the agent has all capabilities of its unit."""
     text = read_text(host.process / "status") or ""
-    found = _EFFECTIVE.search(text)
-    if found is None:
+    match = _EFFECTIVE.search(text)
+    if match is None:
         return
-    mask = int(found[1], 16)
+    mask = int(match[1], 16)
     missing = {name: lost for name, (bit, lost) in CAPABILITIES.items() if not mask >> bit & 1}
     if not missing:
         yield DiagnosisResult(OK, "capabilities", "all that the unit grants")
@@ -378,14 +390,14 @@ def check_capabilities(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
 
 
 def check_selinux(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """Whether SELinux may be what closes a source, beyond what modes and capabilities say."""
+    """Check whether SELinux may deny a source; modes and capabilities do not show this."""
     enforcing = read_text(host.config.sys_root / "fs/selinux/enforce")
     if enforcing is None:
         return
     domain = (read_text(host.process / "attr/current") or "an unknown domain").rstrip("\0")
     if enforcing != "1":
         yield DiagnosisResult(OK, "selinux", "permissive: it denies nothing")
-    elif any(one.outcome == "blind" for one in host.unread):
+    elif any(source.outcome == "blind" for source in host.unread):
         text = f"enforcing, in {domain}: it may be the reason why a source is blind"
         yield DiagnosisResult(NOTE, "selinux", text, "ausearch -m avc -ts today | grep gangline")
     else:
@@ -413,7 +425,7 @@ def in_container(host: DiagnosedHost) -> bool:
 
 
 def check_container(host: DiagnosedHost) -> Iterator[DiagnosisResult]:
-    """What a container cannot see, whatever its rights."""
+    """Report the limits of a container, which no capability removes."""
     if in_container(host):
         text = "runs in a container: it sees the devices that the container's runtime gives"
         if pci.nvidia_gpus(host.config.sys_root):
@@ -437,5 +449,5 @@ CHECKS: Sequence[Callable[[DiagnosedHost], Iterator[DiagnosisResult]]] = (
 
 
 def diagnose(host: DiagnosedHost) -> list[DiagnosisResult]:
-    """Return what all checks find, in their order."""
+    """Return the results of all checks, in the order of CHECKS."""
     return [result for check in CHECKS for result in check(host)]

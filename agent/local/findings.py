@@ -1,7 +1,7 @@
 """Findings of this host, by the policy, from its latest readings and events alone.
 
-Any thread may call `observe`; all else is for the daemon's thread. The caller passes the clock. A turn without relevant
-changes costs a few comparisons of bytes.
+Any thread may call `observe`; everything else is for the daemon's thread. Times are boot time and
+come from the caller. A turn without relevant changes costs a few comparisons of bytes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,17 @@ from .policy_rules import (
     TableTriggers,
 )
 
-# ----------------------------------------------------------------------
-# Events that stand against this host: what each says, until a boot, a reset, time or another event
-# ends it.
-#
-# The same meanings as the aggregator's (`aggregator/fleet/active_events.py`), which cannot be asked
-# here: one module decides for both what a code means beside others
-# (`contract/xid/incidents.py`). A record is kept as the events that made it, and rebuilt from them
-# after a restart.
-
+# A record's meaning is as in the aggregator's `aggregator/fleet/active_events.py`:
+# `contract/xid/incidents.py` decides for both what a code means next to other codes. A record keeps
+# its events and is rebuilt from them after a restart.
 SECOND_NS = 1_000_000_000
-#: Distinct records kept; of those of the least weight the one seen longest ago goes first.
+#: Records kept. Beyond, the mildest record that was seen longest ago is dropped.
 RECORDS_MAX = 64
-#: Incidents distinguished per record, each with its last event.
+#: Incidents per record, each with its last event. Beyond, the oldest is dropped.
 INCIDENTS_MAX = 8
-#: XID 154 tells that the recovery asked for changed; a reading so much later is of more weight.
+#: A reading this long after XID 154 (recovery action changed) outweighs the event.
 RECHECK_NS = 10 * SECOND_NS
-#: What of a code's meaning becomes a finding; the rest is shown by the aggregator and `gangline xid`.
+#: Severities of a code that become findings. The aggregator and `gangline xid` show the rest.
 SEVERITIES = {
     CodeSeverity.FATAL: FindingSeverity.FATAL,
     CodeSeverity.HAZARD: FindingSeverity.HAZARD,
@@ -61,14 +55,14 @@ Key = tuple[str, str, int, str]  # event name, device, code, variant
 
 @dataclass(slots=True)
 class EventIncident(XidIncident):
-    """An incident with its last event."""
+    """An incident and its last event."""
 
     event: HealthEvent
 
 
 @dataclass(slots=True)
 class ActiveEvent:
-    """An event of a device that is not over. `code_row`: of an XID or SXID, as its last line refines it."""
+    """An event of a device that has not ended. `code_row`: only of XIDs and SXIDs."""
 
     key: Key
     row: PolicyRow
@@ -78,21 +72,21 @@ class ActiveEvent:
 
     @property
     def last_ns(self) -> int:
-        return max(one.last_ns for one in self.incidents.values())
+        return max(incident.last_ns for incident in self.incidents.values())
 
     @property
     def since_ns(self) -> int:
-        return min(one.first_ns for one in self.incidents.values())
+        return min(incident.first_ns for incident in self.incidents.values())
 
     @property
     def ends(self) -> tuple[ClearedBy, float]:
-        """What ends it, with its seconds."""
+        """Return how the event ends, and the seconds of this rule."""
         if self.code_row is None:
             return self.row.clears, self.row.clear_seconds
         return ClearedBy(self.code_row.clears.value), self.code_row.clear_seconds
 
     def severity(self, now_ns: int, *, no_recovery_needed: bool) -> FindingSeverity | None:
-        """Return what it means now, beside the codes that came with it; None: nothing to report."""
+        """Return the present severity, given codes that came with it; None: nothing to report."""
         if self.code_row is None:
             return self.row.severity
         if self.code_row.code == RECOVERY_XID and self.key[0] == "gpu.xid" and no_recovery_needed:
@@ -101,21 +95,21 @@ class ActiveEvent:
 
 
 class EventFindings:
-    """All records of this boot. For one thread; times are boot time, handed in."""
+    """All records of this boot. For a single thread; times are boot time from the caller."""
 
     def __init__(self, policy: Policy, boot_id: bytes, driver: Callable[[], str] = str) -> None:
-        """*driver*: the version of NVIDIA's driver, "" where there is none; XIDs 144-150 need it."""
-        self.changed = False  # since the owner last kept it
+        """*driver* returns NVIDIA's driver version, or ""; XIDs 144 to 150 need it."""
+        self.changed = False  # since the owner last saved the state
         self._boot_id, self._driver = boot_id, driver
-        #: Resets were watched for since then; one before it may have ended an event of before it.
+        #: Start of the watch for resets. An earlier reset may have ended an earlier event unseen.
         self.watched_since_ns = 0
         self.records: dict[Key, ActiveEvent] = {}
-        #: (name, device, code) -> until which boot time it was taken back.
+        #: (name, device, code) -> boot time up to which its events are cancelled.
         self.cancelled_ns: dict[tuple[str, str, int], int] = {}
         self.set_policy(policy)
 
     def set_policy(self, policy: Policy) -> None:
-        """Judge by *policy* from now on; what it has no row for is no finding any more."""
+        """Use *policy*; drop records for which it has no row."""
         self._rows = [row for row in policy.rows if row.event]
         for key, record in list(self.records.items()):
             row = self._row(next(iter(record.incidents.values())).event)
@@ -125,7 +119,7 @@ class EventFindings:
                 record.row = row
 
     def reassign_devices(self, device_of: Callable[[HealthEvent], str]) -> None:
-        """Take all over again under the names of *device_of*: the inventory knows more than before."""
+        """Rebuild all records with the names of *device_of*, after the inventory changed."""
         incidents = [
             incident for record in self.records.values() for incident in record.incidents.values()
         ]
@@ -134,7 +128,7 @@ class EventFindings:
             self.add_event(incident.event, device_of(incident.event), incident.received_ns)
 
     def names(self) -> frozenset[str]:
-        """Return the names of the events that rows are about."""
+        """Return the event names that rows of the policy use."""
         return frozenset(row.event for row in self._rows)
 
     def _row(self, event: HealthEvent) -> PolicyRow | None:
@@ -145,7 +139,7 @@ class EventFindings:
         return None
 
     def add_event(self, event: HealthEvent, device: str, received_ns: int) -> None:
-        """Take over *event*, of *device*. Ignored: another boot's, the boot's before, what was folded."""
+        """Add *event* of *device*. Ignores folded events and events of other boots."""
         row = self._row(event)
         ignored = event.attributes.get("previous_boot") == "yes" or "folded" in event.attributes
         if row is None or ignored or event.boot_id not in (b"", self._boot_id):
@@ -165,7 +159,7 @@ class EventFindings:
                 return
             detail = decoded.words
             if row.policy == "xid" and event.code == RECOVERY_XID:
-                # What was asked before holds no longer.
+                # XID 154 replaces the previous recovery action.
                 self._cancel(event.name, device, event.code, last_ns - 1)
         if last_ns <= self.cancelled_ns.get((event.name, device, event.code), -1):
             return
@@ -193,14 +187,14 @@ class EventFindings:
             del self.records[min(self.records.values(), key=_retention_key).key]
 
     def _codes_on_device(self, record: ActiveEvent) -> Iterator[tuple[Xid, Iterable[XidIncident]]]:
-        """Yield the codes of the same device."""
+        """Yield the codes of the other records on the same device, with their incidents."""
         for other in self.records.values():
             same = other.key[:2] == record.key[:2] and other is not record
             if same and other.code_row is not None:
                 yield other.code_row, other.incidents.values()
 
     def _cancel(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is reported once more later."""
+        """End records up to *until_ns*, also if such an event is reported again later."""
         event_key = name, device, code
         until_ns = max(until_ns, self.cancelled_ns.pop(event_key, until_ns))
         self.cancelled_ns[event_key] = until_ns
@@ -212,7 +206,7 @@ class EventFindings:
                 del self.records[key]
 
     def expire(self, reset_ns: Callable[[str], int], now_ns: int) -> Iterator[ClearedFinding]:
-        """Forget what time or a reset has ended. *reset_ns*: boot time of a device's last reset, -1: none."""
+        """Drop and yield ended records. *reset_ns*: boot time of a device's last reset, or -1."""
         for key, record in list(self.records.items()):
             if reason := _end_reason(record, reset_ns, now_ns):
                 del self.records[key]
@@ -222,7 +216,10 @@ class EventFindings:
                 )
 
     def findings(self, no_recovery_ns: Mapping[str, int], now_ns: int) -> Iterator[HostFinding]:
-        """Yield the active findings. *no_recovery_ns*: GPU -> boot time of a reading that no recovery is asked for."""
+        """Yield the active findings.
+
+        *no_recovery_ns*: GPU -> boot time of a reading that asks for no recovery.
+        """
         for record in self.records.values():
             no_recovery_needed = no_recovery_ns.get(record.key[1], 0) >= record.last_ns + RECHECK_NS
             severity = record.severity(now_ns, no_recovery_needed=no_recovery_needed)
@@ -250,16 +247,20 @@ class EventFindings:
             since_ns=record.since_ns,
             confirmed_ns=confirmed_ns,
             enforceable=row.enforceable and severity is FindingSeverity.FATAL and not unsure,
-            count=sum(max(1, one.event.count) for one in record.incidents.values()),
+            count=sum(max(1, incident.event.count) for incident in record.incidents.values()),
         )
 
     def events(self) -> Iterable[HealthEvent]:
-        """Return the events that all of it can be rebuilt from."""
-        return [one.event for record in self.records.values() for one in record.incidents.values()]
+        """Return the events from which all records can be rebuilt."""
+        return [
+            incident.event
+            for record in self.records.values()
+            for incident in record.incidents.values()
+        ]
 
 
 def _default_severity(record: ActiveEvent) -> FindingSeverity:
-    """Return what it means by itself."""
+    """Return the severity of *record* regardless of other codes."""
     row_severity = record.row.severity
     return (
         row_severity
@@ -275,22 +276,22 @@ def _has_attribute(attributes: Mapping[str, str], wanted: str) -> bool:
 
 def _contains_any(event: HealthEvent, phrases: Iterable[str]) -> bool:
     texts = (event.message, *event.forms, *event.attributes.values())
-    return any(one in text for one in phrases for text in texts)
+    return any(phrase in text for phrase in phrases for text in texts)
 
 
 def _retention_key(record: ActiveEvent) -> tuple[int, int]:
-    """Sort key: what may be forgotten first."""
+    """Return a sort key: the mildest and oldest record comes first."""
     if record.code_row is None:
-        grave = 2 * (record.row.severity is FindingSeverity.FATAL) + (
+        gravity = 2 * (record.row.severity is FindingSeverity.FATAL) + (
             record.row.severity is FindingSeverity.HAZARD
         )
     else:
-        grave = {CodeSeverity.FATAL: 2, CodeSeverity.HAZARD: 1}.get(record.code_row.severity, 0)
-    return grave, record.last_ns
+        gravity = {CodeSeverity.FATAL: 2, CodeSeverity.HAZARD: 1}.get(record.code_row.severity, 0)
+    return gravity, record.last_ns
 
 
 def _end_reason(record: ActiveEvent, reset_ns: Callable[[str], int], now_ns: int) -> str:
-    """Return what has ended *record*; "" while it is active."""
+    """Return why *record* has ended; "" while it is active."""
     ends, seconds = record.ends
     if ends is ClearedBy.TIME and now_ns - record.last_ns > seconds * SECOND_NS:
         return f"it did not recur for {seconds / 60:.0f} minutes"
@@ -305,23 +306,23 @@ def _clears_when(ends: ClearedBy, seconds: float) -> str:
     return "the host boots" if ends is ClearedBy.REBOOT else "the GPU is reset, or the host boots"
 
 
-#: Findings reported at once; of more, the gravest.
+#: Findings reported. Beyond, the mildest are left out.
 FINDINGS_MAX = 64
-#: Events that wait for the next turn; beyond, the oldest is forgotten and counted.
+#: Events that wait for the next turn. Beyond, the oldest is dropped and counted.
 EVENTS_WAITING_MAX = 1024
-#: An event of this long before the first look counts as new: an agent takes a moment to start.
+#: An event this long before the first turn counts as new: an agent takes a moment to start.
 WATCHED_BEFORE_NS = 60 * 1_000_000_000
 #: An agent that was away for longer may have missed a reset.
 DOWNTIME_NS_MAX = 180 * 1_000_000_000
-#: Findings that are over, kept to be shown.
+#: Cleared findings kept for display.
 CLEARED_MAX = 16
 
 
 class HostFindings:
-    """`findings`: gravest first, at most FINDINGS_MAX, `left_out` are more. `cleared`: the last that are over."""
+    """Findings by rules and events: FINDINGS_MAX, gravest first; `left_out` counts the others."""
 
     def __init__(self, policy: Policy, boot_id: bytes, driver: Callable[[], str] = str) -> None:
-        """*driver*: the version of NVIDIA's driver, "" where there is none."""
+        """*driver* returns NVIDIA's driver version, or "" without a driver."""
         self.findings: tuple[HostFinding, ...] = ()
         self.left_out = 0
         self.dropped_events = 0
@@ -330,14 +331,14 @@ class HostFindings:
         self.event_findings = EventFindings(policy, boot_id, driver)
         self.rule_states: list[RuleState] = []
         self.table_triggers: list[TableTriggers] = []
-        self._active_rules: list[RuleState] = []  # those of whom something is wrong
+        self._active_rules: list[RuleState] = []  # rules that match now
         self._inventory_addresses: Mapping[str, str] = {}  # as last reported
         self._addresses: dict[str, str] = {}
         self._waiting: deque[HealthEvent] = deque()
         self.set_policy(policy)
 
     def set_policy(self, policy: Policy) -> None:
-        """Judge by *policy* from now on; what a row that stayed the same has seen is kept."""
+        """Use *policy*; the state of unchanged rows is kept."""
         before = {rule_state.row.name: rule_state for rule_state in self.rule_states}
         self.rule_states = []
         for row in policy.rows:
@@ -348,9 +349,10 @@ class HostFindings:
                     old = RuleState(row, once_well=old.once_well if old and same else set())
                 self.rule_states.append(old)
         triggers: list[RuleTrigger] = [self.reset_detector, *self.rule_states]
-        names = dict.fromkeys(each.table for each in triggers)
+        names = dict.fromkeys(trigger.table for trigger in triggers)
         self.table_triggers = [
-            TableTriggers(n, [each for each in triggers if each.table == n]) for n in names
+            TableTriggers(name, [trigger for trigger in triggers if trigger.table == name])
+            for name in names
         ]
         self._refresh_triggers(names)
         self.event_findings.set_policy(policy)
@@ -358,7 +360,7 @@ class HostFindings:
         self._hidden_by = {row.name: row.hidden_by for row in policy.rows if row.hidden_by}
 
     def observe(self, event: HealthEvent) -> bool:
-        """Note a reported event; return whether anything is judged by it. For any thread; never blocks."""
+        """Queue an event; return whether the policy uses it. For any thread; never blocks."""
         if event.name not in self._event_names:
             return False
         while len(self._waiting) >= EVENTS_WAITING_MAX:
@@ -368,7 +370,7 @@ class HostFindings:
         return True
 
     def set_gpu_addresses(self, addresses: Mapping[str, str]) -> None:
-        """Take the inventory's word for which GPU (UUID) is at which PCI address: another mapping when that changed."""
+        """Use the inventory's UUID -> PCI address; a new mapping object after a change."""
         if addresses is self._inventory_addresses:
             return
         self._inventory_addresses = addresses
@@ -378,10 +380,10 @@ class HostFindings:
             self.event_findings.reassign_devices(self._device_of)
 
     def address_of(self, device: str) -> str:
-        """Return the PCI address of a GPU, by its UUID or by its row of `probe_1s`; "" where none is known."""
+        """Return the PCI address of a GPU, by its UUID or its row of `probe_1s`; "" if unknown."""
         if device.startswith("gpu "):
             return device[4:]
-        return next((at for at, uuid in self._addresses.items() if uuid == device), "")
+        return next((address for address, uuid in self._addresses.items() if uuid == device), "")
 
     def _device_of(self, event: HealthEvent) -> str:
         device = event.device or "host"
@@ -390,7 +392,7 @@ class HostFindings:
         )
 
     def evaluate(self, tables: Mapping[str, TableSnapshot], now_ns: int) -> bool:
-        """Take events and readings of now. Return whether there is anything to be reported again."""
+        """Evaluate waiting events and the latest readings. Return whether to report again."""
         event_findings = self.event_findings
         if not event_findings.watched_since_ns:
             event_findings.watched_since_ns = max(1, now_ns - WATCHED_BEFORE_NS)
@@ -400,7 +402,9 @@ class HostFindings:
             self.event_findings.add_event(event, self._device_of(event), now_ns)
         records = event_findings.records
         if records or self.reset_detector.is_needed:
-            self._set_reset_watch(any(each.ends[0] is ClearedBy.RESET for each in records.values()))
+            self._set_reset_watch(
+                any(record.ends[0] is ClearedBy.RESET for record in records.values())
+            )
         due = self._due(tables)
         if self.reset_detector in due and self.reset_detector.update(
             tables[self.reset_detector.table]
@@ -417,13 +421,13 @@ class HostFindings:
         return self._update_findings(now_ns) or bool(cleared)
 
     def _set_reset_watch(self, needed: bool) -> None:
-        """Note whether a finding is active that a reset would end."""
+        """Set whether a finding is active that a reset would end."""
         if needed != self.reset_detector.is_needed:
             self.reset_detector.is_needed = needed
             self._refresh_triggers({self.reset_detector.table})
 
     def _due(self, tables: Mapping[str, TableSnapshot]) -> list[RuleTrigger]:
-        """Return whom the tables that were reread may concern."""
+        """Return the triggers that changed tables may concern."""
         due: list[RuleTrigger] = []
         for table in self.table_triggers:
             readings = tables.get(table.name)
@@ -434,7 +438,7 @@ class HostFindings:
     def _evaluate_rules(
         self, due: Sequence[RuleTrigger], tables: Mapping[str, TableSnapshot], now_ns: int
     ) -> list[ClearedFinding]:
-        """Let the rows that are due look; return what is over."""
+        """Evaluate the rules that are due; return the cleared findings."""
         cleared: list[ClearedFinding] = []
         lookup = ReadingLookup(tables, now_ns)
         for rule_state in dict.fromkeys([*due, *self._active_rules]):
@@ -448,7 +452,7 @@ class HostFindings:
         return cleared
 
     def _refresh_triggers(self, names: Collection[str]) -> None:
-        """Note who of these tables is to look at all that is read from now on, and who has found something."""
+        """Refresh the triggers of the tables in *names*, and the list of active rules."""
         for table in self.table_triggers:
             if table.name in names:
                 table.refresh()
@@ -459,7 +463,7 @@ class HostFindings:
         if self.event_findings.records:
             active += self.event_findings.findings(self.reset_detector.no_recovery_ns, now_ns)
         names = {finding.name for finding in active}
-        active = [one for one in active if self._hidden_by.get(one.name) not in names]
+        active = [finding for finding in active if self._hidden_by.get(finding.name) not in names]
         before = [finding.change_key for finding in self.findings]
         active.sort(key=lambda finding: finding.sort_key)
         self.findings = tuple(active[:FINDINGS_MAX])
@@ -467,11 +471,15 @@ class HostFindings:
         return before != [finding.change_key for finding in self.findings]
 
     def once_well(self) -> dict[str, list[str]]:
-        """Return which devices each row knows to have been well: to be kept over a restart."""
-        return {w.row.name: sorted(w.once_well) for w in self.rule_states if w.row.once_otherwise}
+        """Return per row the devices that were once well, to be kept over a restart."""
+        return {
+            state.row.name: sorted(state.once_well)
+            for state in self.rule_states
+            if state.row.once_otherwise
+        }
 
     def restore(self, state: FindingsState, now_ns: int) -> None:
-        """Take over what the agent knew before it was started again at *now_ns*, in the same boot."""
+        """Restore the state that an earlier agent saved in this boot."""
         if now_ns - state.watched_until_ns <= DOWNTIME_NS_MAX:
             self.event_findings.watched_since_ns = state.watched_since_ns
         self.reset_detector.last_reset_ns.update(state.resets_ns)

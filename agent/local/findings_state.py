@@ -1,6 +1,6 @@
-"""Findings state of this boot, kept across agent restarts in one small file that is replaced atomically.
+"""Findings state of this boot, kept across agent restarts in a file that is replaced atomically.
 
-Another process of the same boot reads it. It is meaningless after a power cut, so it is never synced.
+The file has no meaning after a power cut, so it is never synced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from ...contract.wire.telemetry_pb2 import HealthEvent
 
 FILE_NAME = "findings.json"
-#: A larger file is not ours.
+#: A larger file was not written by Gangline: it is cut, and then refused.
 FILE_BYTES_MAX = 8 << 20
 _TIMES = ("watched_since_ns", "watched_until_ns")
 EVENTS_MAX, DEVICES_MAX, NAME_CHARACTERS_MAX = 1024, 4096, 200
@@ -27,8 +27,10 @@ EVENTS_MAX, DEVICES_MAX, NAME_CHARACTERS_MAX = 1024, 4096, 200
 
 @dataclass(frozen=True, slots=True)
 class FindingsState:
-    """Of one boot: since when and until when resets were watched for, events, resets (GPU -> boot time, ns), energies,
-    and which devices were well once."""
+    """State of a boot: span of the watch for resets, events, resets, energies, once-well devices.
+
+    *resets_ns*: GPU -> boot time. *once_well*: policy row -> devices.
+    """
 
     boot_id: bytes
     watched_since_ns: int = 0
@@ -55,7 +57,7 @@ def format_state(state: FindingsState) -> bytes:
 
 
 def parse_state(content: bytes) -> FindingsState:
-    """Return what `format_state` wrote. Raises ValueError for anything else."""
+    """Return the state that `format_state` wrote. Raises ValueError for other content."""
     try:
         fields = json.loads(content)
         return FindingsState(
@@ -99,19 +101,19 @@ def _is_names(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= DEVICES_MAX
-        and all(isinstance(one, str) and len(one) <= NAME_CHARACTERS_MAX for one in value)
+        and all(isinstance(name, str) and len(name) <= NAME_CHARACTERS_MAX for name in value)
     )
 
 
 class FindingsStateFile:
-    """The file in *folder*. Never raises; `last_error` says what failed."""
+    """The state file in *folder*. Never raises; `last_error` has the last failure."""
 
     def __init__(self, folder: Path) -> None:
         self.last_error = ""
         self._folder = folder
 
     def load(self, boot_id: bytes) -> FindingsState:
-        """Return what was kept of this boot; nothing if it is of another, or cannot be read."""
+        """Return the state of this boot; an empty state if it is absent or unreadable."""
         path = self._folder / FILE_NAME
         try:
             with open(path, "rb") as file:
@@ -127,7 +129,7 @@ class FindingsStateFile:
         return FindingsState(boot_id)
 
     def save(self, state: FindingsState) -> bool:
-        """Replace the file; say if it was."""
+        """Replace the file; return whether it was replaced."""
         path = self._folder / FILE_NAME
         new = self._folder / f"{FILE_NAME}.new"
         try:

@@ -24,23 +24,23 @@ from h2.settings import SettingCodes
 
 from ..transport.http2 import PREFIX_BYTES, STATUS_NAMES, GrpcConnection, SessionError
 
-#: A request longer than this is RESOURCE_EXHAUSTED; ours are a few dozen bytes, and of 64 GPUs by UUID 3 kB. All that
-#: the server's clients may have half sent is 16 MB.
+#: A longer request answers RESOURCE_EXHAUSTED. Ours have a few dozen bytes; 64 GPUs by UUID 3 kB.
+#: All half-sent requests of the server's clients together are 16 MB at most.
 MESSAGE_BYTES_MAX = 1 << 13
-#: Calls of one connection at a time; what a client begins beyond is refused by HTTP/2.
+#: Concurrent calls per connection. HTTP/2 refuses further calls.
 STREAMS_MAX = 32
-#: Names and values of one request's headers; more ends the connection.
+#: Bytes of a request's header names and values. More ends the connection.
 HEADER_BYTES_MAX = 1 << 13
-#: After this many calls a connection is ended once none waits: `h2` remembers every one of them.
+#: A connection with this many calls ends once no call waits: `h2` remembers each call.
 CALLS_MAX = 10_000
-#: Answers that the client does not read; more ends the connection.
+#: Bytes of responses that the client does not read. More ends the connection.
 UNSENT_BYTES_MAX = 1 << 20
-#: Of an error's words.
+#: Characters of an error message.
 MESSAGE_CHARACTERS_MAX = 500
 TIMEOUT_SECONDS_MAX = 86_400.0
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-#: Percent-encoding leaves what is printable ASCII but for the percent sign itself.
+#: Characters that `grpc-message` leaves as they are: printable ASCII except the percent sign.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _STATUS_NUMBERS = {name: str(number) for number, name in enumerate(STATUS_NAMES)}
 _HEADERS = [(":status", "200"), ("content-type", "application/grpc+proto")]
@@ -49,7 +49,7 @@ _OK = [("grpc-status", "0")]
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """A unary call whose message has come whole. `timeout_seconds`: how long the client waits; None: without a limit."""
+    """A complete unary call. `timeout_seconds`: how long the client waits; None: no limit."""
 
     stream: int
     path: str
@@ -59,8 +59,6 @@ class ServerCall:
 
 @dataclass(slots=True)
 class _Request:
-    """A call that has no answer yet."""
-
     path: str
     timeout_seconds: float | None
     received: bytearray = field(default_factory=bytearray)
@@ -68,7 +66,7 @@ class _Request:
 
 
 def parse_timeout(value: bytes) -> float:
-    """Return seconds of a `grpc-timeout` header, such as `100m` (milliseconds), a day at the most. Raises ValueError."""
+    """Return the seconds of a `grpc-timeout` such as `100m`, at most a day. Raises ValueError."""
     match = _TIMEOUT.fullmatch(value)
     if not match:
         raise ValueError("grpc-timeout: expected up to 8 digits and one of H M S m u n, as 500m")
@@ -76,14 +74,14 @@ def parse_timeout(value: bytes) -> float:
 
 
 def percent_encoded(message: str) -> str:
-    """Return *message* as `grpc-message` carries them, cut to WORDS_CHARACTERS_MAX."""
+    """Return *message* as `grpc-message` encodes it, cut to MESSAGE_CHARACTERS_MAX."""
     return quote(message[:MESSAGE_CHARACTERS_MAX], safe=_PLAIN, errors="replace")
 
 
 class ServerSession(GrpcConnection[ServerCall]):
-    """One connection of one client. After a SessionError, what `data_to_send` gives may still be sent.
+    """A client's connection. After a SessionError the bytes of `data_to_send` may still be sent.
 
-    `calls`: how many have come whole.
+    `calls` counts complete calls.
     """
 
     def __init__(self) -> None:
@@ -97,15 +95,15 @@ class ServerSession(GrpcConnection[ServerCall]):
 
     @property
     def waiting(self) -> int:
-        """Calls that have begun and have no whole answer yet."""
+        """Return the number of calls without a complete response."""
         return len(self._requests) + len(self._queues)
 
     def is_waiting(self, number: int) -> bool:
-        """Return whether a call has begun, has no whole answer yet, and was not given up by its client."""
+        """Return whether the call has no complete response and its client has not cancelled it."""
         return number in self._requests or number in self._queues
 
     def go_away(self) -> None:
-        """Tell the client that this connection ends, without blame: its next call opens another. Never raises."""
+        """Send GOAWAY without an error: the client's next call reconnects. Never raises."""
         with suppress(H2Error):
             self._h2.close_connection(ErrorCodes.NO_ERROR)
 
@@ -170,7 +168,7 @@ class ServerSession(GrpcConnection[ServerCall]):
         yield ServerCall(number, request.path, message, request.timeout_seconds)
 
     def respond(self, number: int, message: bytes) -> None:
-        """Answer a call; one that is no more is passed over. Raises SessionError."""
+        """Send the response of a call, if the call still exists. Raises SessionError."""
         if self._requests.pop(number, None) is not None:
             with self._library_errors():
                 self._h2.send_headers(number, _HEADERS)
@@ -178,7 +176,7 @@ class ServerSession(GrpcConnection[ServerCall]):
             self._enqueue(number, message, ends=True, trailers=_OK)
 
     def refuse(self, number: int, status: str, message: str) -> None:
-        """End a call with a status of gRPC's and words; one that is no more is passed over. Raises SessionError."""
+        """End a call with a gRPC status, if the call still exists. Raises SessionError."""
         request = self._requests.pop(number, None)
         if request is not None:
             trailers = [
@@ -189,20 +187,18 @@ class ServerSession(GrpcConnection[ServerCall]):
             self._refuse_with(number, trailers, request.is_whole)
 
     def _refuse_with(self, number: int, headers: Sequence[tuple[str, str]], is_whole: bool) -> None:
-        """Send what ends a stream; what the client still sends on it, unless it *is_whole*, is not wanted."""
+        """End a stream with *headers*; unless the request *is_whole*, reset the client's side."""
         with self._library_errors():
             self._h2.send_headers(number, headers, end_stream=True)
             if not is_whole:
                 self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
 
 
-# ----------------------------------------------------------------------
-# What a method of the local server is: who asks, what is answered, now or later, and what is
-# refused.
+# Interface of the server's methods.
 
 
 class Peer(NamedTuple):
-    """The process that made the connection, as the kernel says (SO_PEERCRED)."""
+    """The client process, as the kernel reports it (SO_PEERCRED)."""
 
     process_id: int
     user_id: int
@@ -210,7 +206,7 @@ class Peer(NamedTuple):
 
 
 class CallRefused(Exception):
-    """A call is refused with a status of gRPC's (`NOT_FOUND`, say) and words for an operator."""
+    """Ends a call with a gRPC status such as `NOT_FOUND` and a message for an operator."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -218,12 +214,12 @@ class CallRefused(Exception):
 
 
 class DeferredResponse:
-    """An answer that another thread gives, once: with `respond` or `refuse`. Both return at once and never raise."""
+    """A response given once, by any thread. `respond` and `refuse` never block or raise."""
 
     def __init__(self) -> None:
-        #: Nobody waits any more: the client closed the connection, or its time is over.
+        #: The client closed the connection, or its timeout is over.
         self.is_cancelled = False
-        #: The answer, or why there is none; None until then.
+        #: The response or the refusal; None until then.
         self.result: bytes | CallRefused | None = None
         self._lock = threading.Lock()
         self._done_callback: Callable[[], None] | None = None
@@ -235,7 +231,7 @@ class DeferredResponse:
         self._complete(CallRefused(status, message))
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Have *callback* called once there is a result, from any thread; at once if there is one."""
+        """Call *callback* at the result, in the thread that gives it; now if there is one."""
         with self._lock:
             self._done_callback = callback
             if self.result is None:
@@ -252,14 +248,14 @@ class DeferredResponse:
             callback()
 
 
-#: The request's bytes and who sent it -> the answer's bytes, or who gives them later. Raises Refused. It is called in
-#: the server's thread: whatever takes longer than a moment is done elsewhere.
+#: Takes the request's bytes and the peer; returns the response's bytes, or a deferred response.
+#: Raises CallRefused. It runs in the server's thread, so slow work is done elsewhere.
 Handler = Callable[[bytes, Peer], bytes | DeferredResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the server's table. *privileged*: for root and the agent's own user."""
+    """A method of the server. *privileged*: only for root and the agent's own user."""
 
     handler: Handler
     privileged: bool = False

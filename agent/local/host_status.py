@@ -1,7 +1,7 @@
 """Status of this host without an aggregator: findings each second and at each event, status file, health check.
 
-Call `look` only from the daemon's thread. `answer` and `document` are safe from any thread: their data is replaced
-atomically.
+Call `update` only in the daemon's thread. `health_check` and `document` are safe in any thread:
+their data is replaced atomically.
 """
 
 from __future__ import annotations
@@ -38,17 +38,13 @@ from .findings_state import FindingsState, FindingsStateFile
 from .policy_file import CHECK_SECONDS, ActivePermit, Permit, PolicyFile
 from .policy_rules import ClearedFinding, GpuResetDetector, HostFinding
 
-# ----------------------------------------------------------------------
-# The status document of this host, and the file that shows it: replaced whole, so that no reader
-# waits.
-
-#: The file is renewed at least this often, or readers take the agent for dead.
+#: Period in which the file is renewed. Readers take the agent of an older file for dead.
 RENEW_SECONDS = 10.0
 _MODE = 0o644
 
 
 def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
-    """Return a finding as the document shows it. *address*: of a GPU, its PCI address."""
+    """Return a finding's fields in the document. *address*: a GPU's PCI address."""
     return {
         "name": finding.name,
         "device": printable(finding.device),
@@ -67,20 +63,20 @@ def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
 
 
 def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
-    """Return what is over as the document shows it."""
-    found = cleared.finding
+    """Return a cleared finding's fields in the document."""
+    finding = cleared.finding
     return {
-        "name": found.name,
-        "device": printable(found.device),
-        "words": printable(found.message),
-        "since_ns": found.since_ns,
+        "name": finding.name,
+        "device": printable(finding.device),
+        "words": printable(finding.message),
+        "since_ns": finding.since_ns,
         "cleared_ns": cleared.cleared_ns,
         "why": cleared.reason,
     }
 
 
 def device_fields(device: DeviceState) -> dict[str, Any]:
-    """Return a device that does not respond, or did not a minute ago, as the document shows it."""
+    """Return the document's fields of a device that is hung, or was up to a minute ago."""
     return {
         "lane": device.group,
         "device": printable(device.device),
@@ -100,7 +96,7 @@ def document(
     notes: Iterable[str],
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return the document of now. *constant_fields*: what does not change; *fields*: enforcing, permit, devices."""
+    """Return the document. *constant_fields* never change; *fields*: enforcing, permit, devices."""
     return {
         "format": FORMAT,
         **constant_fields,
@@ -113,7 +109,7 @@ def document(
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """Return the file's content, of at most STATUS_BYTES_MAX: beyond, the mildest findings are left out."""
+    """Return the file's content, at most STATUS_BYTES_MAX; the mildest findings are left out."""
     content = json.dumps(fields).encode()
     while len(content) > STATUS_BYTES_MAX:
         half = len(fields["findings"]) // 2
@@ -129,7 +125,7 @@ def encode(fields: dict[str, Any]) -> bytes:
 
 
 class StatusFile:
-    """The file at *path*. Never raises; `last_error` says what failed."""
+    """The file at *path*. Never raises; `last_error` has the last failure."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,7 +134,7 @@ class StatusFile:
         self._new = path.with_name(f".{path.name}.new")
 
     def write(self, content: bytes) -> bool:
-        """Replace the file. Not synced: after a boot nobody wants it. Return whether it was written."""
+        """Replace the file; return success. Never synced: a later boot does not read it."""
         try:
             self._replace(content)
         except OSError as error:
@@ -153,10 +149,10 @@ class StatusFile:
     def _replace(self, content: bytes) -> None:
         file = self._open()
         try:
-            os.fchmod(file, _MODE)  # whatever the umask is: everybody may ask how the host is
-            at = 0
-            while at < len(content):
-                at += os.write(file, content[at:])
+            os.fchmod(file, _MODE)  # despite the umask: every user may read the host's status
+            written = 0
+            while written < len(content):
+                written += os.write(file, content[written:])
         finally:
             os.close(file)
         os.replace(self._new, self.path)
@@ -165,26 +161,23 @@ class StatusFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             return os.open(self._new, flags, _MODE)
-        except FileNotFoundError:  # the folder is not there yet, or was removed
+        except FileNotFoundError:  # the folder does not exist yet, or was removed
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             return os.open(self._new, flags, _MODE)
 
     def remove(self) -> None:
-        """Take the file away, as at an orderly end: a reader then sees that no agent runs."""
+        """Remove the file at an orderly end: readers then see that no agent runs."""
         with suppress(OSError):
             self.path.unlink()
 
 
-# ----------------------------------------------------------------------
-# Whether library and driver are of different versions: an update under way, and no GPU lost.
-
 STATE = BY_NAME["gpu.driver_updating_state"]
-#: An older reading says nothing of now: the GPUs were released, say.
+#: Age at which a reading no longer counts: the GPUs may have been released.
 FRESH_NS = 10_000_000_000
 
 
 def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
-    """Return what must be said of it; empty while no GPU's reading shows it. For any thread."""
+    """Return a text if the versions of NVML and driver differ (an update), else "". Any thread."""
     readings = latest.tables.get(STATE.table)
     if readings is None or now_ns - readings.boottime_ns > FRESH_NS:
         return ""
@@ -195,16 +188,12 @@ def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
     return f"being updated: NVML and the driver are of different versions{loaded}"
 
 
-# ----------------------------------------------------------------------
-# The state of the agent itself, for the status file: connection, spool, and sources that are not
-# read.
-
-#: Groups of sources that are not read, at most.
+#: Groups of unread sources in the document.
 GROUPS_MAX = 32
 
 
 class Verdict(NamedTuple):
-    """How the aggregator finds this host, and when it said so last (boot time)."""
+    """The aggregator's state of this host. *at_ns*: boot time of the last message that had it."""
 
     state: str
     reason: str
@@ -220,7 +209,7 @@ class UnreadSources(NamedTuple):
 
 
 class SelfStatus:
-    """`look` once a second, in the daemon's thread; `fields` are of the last look."""
+    """State of the agent itself: connection, spool, unread sources. For the daemon's thread."""
 
     def __init__(
         self,
@@ -230,7 +219,7 @@ class SelfStatus:
         results: Callable[[], Sequence[CollectResult]],
         clock: Clock,
     ) -> None:
-        """*results*: how the last turn of each source ended; the same object until one ends otherwise."""
+        """*results* returns each source's last result; the same object until a result differs."""
         self._connection, self._frames, self._events = connection, frames, events
         self._results, self._clock = results, clock
         self._connected = False
@@ -244,7 +233,7 @@ class SelfStatus:
         self._verdict: Verdict | None = None  # set by the client's thread
 
     def update_verdict(self, message: IngestAck) -> None:
-        """Note how the aggregator finds this host. For one thread at a time."""
+        """Store the aggregator's state of this host. For a single thread."""
         verdict = message.verdict
         self._verdict = (
             Verdict(printable(verdict.state), printable(verdict.reason), self._clock.boottime_ns())
@@ -253,7 +242,7 @@ class SelfStatus:
         )
 
     def update(self) -> None:
-        """Note what changed since the last look."""
+        """Store the changes since the last update."""
         now_ns = self._clock.boottime_ns()
         if self._connection.connected is not self._connected:
             self._connected, self._since_ns = self._connection.connected, now_ns
@@ -262,12 +251,12 @@ class SelfStatus:
         results = self._results()
         if results is not self._last_results:
             self._last_results, self._unread = results, group_unread(results)
-            self._unread_names = [(one.outcome, one.names) for one in self._unread]
+            self._unread_names = [(group.outcome, group.names) for group in self._unread]
             self._ok_count = sum(result.outcome is CollectOutcome.OK for result in results)
 
     @property
     def change_key(self) -> object:
-        """What is shown as soon as it has changed; the rest with the next document."""
+        """Return the fields whose change is published at once."""
         return self._connected, self._verdict and self._verdict.state, self._unread_names
 
     def fields(self) -> dict[str, Any]:
@@ -289,38 +278,38 @@ class SelfStatus:
             "write_errors": frames.write_errors,
             "sources_well": self._ok_count,
             "verdict": self._verdict and self._verdict._asdict(),
-            "sources_unread": [one._asdict() for one in self._unread],
+            "sources_unread": [group._asdict() for group in self._unread],
         }
 
 
 def group_unread(results: Sequence[CollectResult]) -> list[UnreadSources]:
-    """Return the sources whose last turn read nothing, the gravest first, one row for those with the same reason."""
+    """Return the unread sources grouped by reason, the gravest outcome first."""
     groups: dict[tuple[CollectOutcome, str], list[str]] = {}
     for result in results:
         if result.outcome is not CollectOutcome.OK:
             names = groups.setdefault((result.outcome, printable(result.message)), [])
             if len(names) < NAMES_MAX:
                 names.append(printable(result.collector))
-    ordered = sorted(groups.items(), key=lambda one: (-one[0][0], one[1]))
+    ordered = sorted(groups.items(), key=lambda group: (-group[0][0], group[1]))
     return [
         UnreadSources(key[0].name.lower(), key[1], names) for key, names in ordered[:GROUPS_MAX]
     ]
 
 
 SECOND_NS = 1_000_000_000
-#: While a finding is active that a reset ends, the file says this often that the agent watches for the reset.
+#: Period of saving the state while a reset would end a finding: it records that the agent watches.
 SAVE_SECONDS = 60.0
 
-#: An event is judged when it comes, at most so often between two of the seconds' judgements; more wait for the next.
+#: Updates at an event between two regular ones. Further events wait for the regular update.
 EARLY_UPDATES_MAX = 10
 
 log = logging.getLogger(__name__)
 
 
 def judged_tables(config: AgentConfig) -> frozenset[str] | None:
-    """Return the tables whose readings are used on this host; None: any may be.
+    """Return the tables that the agent's rules use; None: any table.
 
-    An operator's policy may be about any signal, and is tried on readings of before it came.
+    A policy of the operator may use any signal, and is tried on earlier readings.
     """
     if config.metrics_listen or config.policy_file:
         return None
@@ -331,7 +320,7 @@ def judged_tables(config: AgentConfig) -> frozenset[str] | None:
 
 
 class HostHealthResult(NamedTuple):
-    """What nvhcd.HealthCheckService/RunHealthCheck answers: fields 1 to 4."""
+    """Response of nvhcd.HealthCheckService/RunHealthCheck: fields 1 to 4."""
 
     success: bool
     exit_code: int
@@ -340,7 +329,7 @@ class HostHealthResult(NamedTuple):
 
 
 class HostStatus:
-    """`findings` and `permit` are fed by others: `observe` is called by the publisher, `on_response` by the client."""
+    """Findings and permit of this host. Publisher and client call `observe`, `on_response`."""
 
     def __init__(
         self,
@@ -353,9 +342,11 @@ class HostStatus:
         gpu_inventory: Callable[[], GpuInventory | None] = lambda: None,
         devices: Callable[[], Sequence[DeviceState]] = tuple,
     ) -> None:
-        """*gpus*: UUID -> PCI address, those that are gone too. *gpu_inventory*: which answer, by the inventory. *devices*: those left out or hung, to be shown.
+        """Load policy and saved state.
 
-        Raises SettingsError when `enforcing` names what cannot be enforced.
+        *gpus*: UUID -> PCI address, including lost GPUs. *gpu_inventory*: the GPUs that respond.
+        *devices*: devices that are hung or left out. Raises SettingsError if `enforcing` names a
+        finding that cannot be enforced.
         """
         self._latest, self._clock = latest, clock
         self._gpus, self._gpu_inventory, self._devices, self._boot_id = (
@@ -364,7 +355,7 @@ class HostStatus:
             devices,
             boot_id,
         )
-        #: The GPUs that this host ever had.
+        #: All GPUs that this host ever had.
         self.gpu_list = GpuList(config.state_folder)
         file = config.policy_file
         self._policy = PolicyFile(
@@ -382,7 +373,7 @@ class HostStatus:
         self.findings.restore(state, clock.boottime_ns())
         if self._state_file.last_error:
             log.warning("%s", self._state_file.last_error, extra={"cause": "findings.kept"})
-            self.findings.event_findings.changed = True  # a good one takes its place
+            self.findings.event_findings.changed = True  # replaces the broken file
         self._saved_ns = 0
         self._saved_once_well = self.findings.once_well()
         self.file = StatusFile(config.run_path / STATUS_NAME)
@@ -392,26 +383,24 @@ class HostStatus:
             "boot_id": boot_id.hex(),
             "pid": os.getpid(),
         }
-        #: The state of the agent itself; set once there is a client to ask.
+        #: State of the agent itself; None until there is a client.
         self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
         self._published_key: tuple[object, ...] = ()
-        self._slow_state: tuple[object, ...] = ()  # of what is reported, what changes seldom
+        self._slow_state: tuple[object, ...] = ()  # policy and notes
         self._written_ns = -(1 << 62)
         self._refreshed_ns = -(1 << 62)
         self._cached_check: tuple[object, int, HostHealthResult] | None = None
         self._post: Callable[[Callable[[], None]], bool] | None = None
         self._early_requested, self._early_updates = False, 0
 
-    # The daemon's thread -------------------------------------------------------------------
-
     def update(self) -> None:
-        """Judge readings and events, and publish the result: once a second. Never raises."""
+        """Judge readings and events, and publish the result; called once a second. Never raises."""
         self._early_updates = 0
         self._update_guarded()
 
     def _update_early(self) -> None:
-        """Judge the events since the last judgement, without waiting for the second."""
+        """Judge waiting events before the next regular update."""
         self._early_requested = False
         if self.document is not None and self._early_updates < EARLY_UPDATES_MAX:
             self._early_updates += 1
@@ -434,7 +423,7 @@ class HostStatus:
         change_key: tuple[object, ...] = (
             self._slow_state,
             permit and permit.reason,
-            [(one.device, one.state) for one in devices],
+            [(device.device, device.state) for device in devices],
         )
         if self.self_status is not None:
             self.self_status.update()
@@ -445,7 +434,7 @@ class HostStatus:
             self._publish(now_ns, permit, devices)
 
     def _refresh_slow_state(self, now_ns: int) -> None:
-        """What changes seldom: the policy file, the inventory, which devices were well."""
+        """Refresh the parts that seldom change: policy file, inventory, once-well devices."""
         self.findings.set_gpu_addresses(self._gpus())
         reported_missing = {
             key[1] for key in self.findings.event_findings.records if key[0] == MISSING
@@ -464,11 +453,13 @@ class HostStatus:
         self._slow_state = policy.policy.version, policy.pending, self._notes()
 
     def _dry_run(self, policy: Policy, now_ns: int) -> None:
-        """Judge the readings of now by *policy* before it is in force."""
+        """Log the findings of *policy* on the present readings before it takes effect."""
         candidate = HostFindings(policy, self._boot_id)
         candidate.evaluate(self._latest.tables, now_ns)
         if candidate.findings:
-            listed = ", ".join(f"{one.name} {one.device}" for one in candidate.findings[:4])
+            listed = ", ".join(
+                f"{finding.name} {finding.device}" for finding in candidate.findings[:4]
+            )
             log.warning(
                 "findings by policy %s now: %s",
                 policy.version,
@@ -492,7 +483,7 @@ class HostStatus:
         )
 
     def _apply_enforcing(self) -> None:
-        """Sort what `enforcing` names into what the policy in force allows and what it does not."""
+        """Split the names in `enforcing` into those that the policy allows and refusals."""
         policy = self._policy.policy
         self._enforcing = [
             name for name in self._requested_enforcing if policy.is_enforceable(name)
@@ -518,15 +509,16 @@ class HostStatus:
             self._identity,
             now_ns,
             findings=[
-                finding_fields(one, findings.address_of(one.device)) for one in findings.findings
+                finding_fields(finding, findings.address_of(finding.device))
+                for finding in findings.findings
             ],
             left_out=findings.left_out,
             notes=self._notes(),
             policy="; ".join(filter(None, (self._policy.policy.version, self._policy.pending))),
             enforcing=self._enforcing,
             permit=permit and {"until_ns": permit.until_ns, "reason": permit.reason},
-            devices=[device_fields(one) for one in devices],
-            cleared=[cleared_fields(one) for one in findings.cleared],
+            devices=[device_fields(device) for device in devices],
+            cleared=[cleared_fields(cleared) for cleared in findings.cleared],
             agent=self_status and self_status.fields(),
         )
         self.document = status
@@ -534,7 +526,7 @@ class HostStatus:
             log.error("%s", self.file.last_error, extra={"cause": "status"})
 
     def blocking_findings(self) -> float:
-        """Return how many findings bar this host from jobs, or would under a permit."""
+        """Return how many findings keep jobs off this host, or would under a permit."""
         status, now_ns = self.document, self._clock.boottime_ns()
         if status is None or not status["enforcing"]:
             return 0.0
@@ -542,34 +534,30 @@ class HostStatus:
         return float(len(check.enforced_findings({**status, "permit": permit}, now_ns)))
 
     def close(self) -> None:
-        """Take the status file away: this agent ends in order, and says nothing of the host any more."""
+        """Remove the status file: this agent ends in order."""
         self.file.remove()
 
-    # The client's thread -------------------------------------------------------------------
-
     def on_response(self, message: RegisterNodeResponse | IngestAck) -> None:
-        """Take what the aggregator says of this host: its permit, and how it finds the host."""
+        """Take the permit and the host's state from a message. For the client's thread."""
         self.permit.update(message)
         if isinstance(message, IngestAck) and self.self_status is not None:
             self.self_status.update_verdict(message)
 
-    # Any thread ----------------------------------------------------------------------------
-
     def post_with(self, post: Callable[[Callable[[], None]], bool]) -> None:
-        """Judge events as they come, in the daemon's thread, to which *post* hands a call. Until then they wait for the second."""
+        """Judge each event at once in the daemon's thread, to which *post* hands a call."""
         self._post = post
 
     def observe(self, event: HealthEvent) -> None:
-        """Take note of *event*, and have it judged at once. Never blocks, never raises."""
+        """Queue *event*; request an early update. For any thread. Never blocks or raises."""
         if self.findings.observe(event) and self._post is not None and not self._early_requested:
             self._early_requested = True
             if not self._post(self._update_early):
-                self._early_requested = False  # no room: it waits for the second
+                self._early_requested = False  # queue full: the event waits for the next second
 
     def health_check(self, arguments: Sequence[str] = ()) -> HostHealthResult:
-        """Return the health check's answer, by the rules of `gangline check`. Never raises, never waits.
+        """Return the result by the rules of `gangline check`. Never raises or waits.
 
-        *arguments* are the caller's (`--no-slurm`) and change nothing: there is one truth about a host.
+        *arguments* of the caller (`--no-slurm`) change nothing: each caller gets the same result.
         """
         status, now_ns = self.document, self._clock.boottime_ns()
         cached = self._cached_check
@@ -580,12 +568,12 @@ class HostStatus:
         return result
 
 
-#: This long an answer holds that nothing but a new document can change.
+#: Expiry of a result that only a new document can change.
 _NO_EXPIRY_NS = 1 << 62
 
 
 def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealthResult, int]:
-    """Return the answer to *status*, and until when it holds."""
+    """Return the result for *status*, and the boot time until which it holds."""
     if status is None:
         output = json.dumps({"fail_count": 0, "failed_checks": [], "findings": []})
         return HostHealthResult(True, 0, output, "the agent has just started"), _NO_EXPIRY_NS
@@ -594,17 +582,19 @@ def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealt
         {
             "fail_count": len(blocking),
             "failed_checks": [
-                f"{one['name']} {one['address'] or one['device']}" for one in blocking
+                f"{finding['name']} {finding['address'] or finding['device']}"
+                for finding in blocking
             ],
             "report_only": not status["enforcing"],
             "findings": [
-                f"{one['name']} {one['device']}: {one['words']}" for one in status["findings"]
+                f"{finding['name']} {finding['device']}: {finding['words']}"
+                for finding in status["findings"]
             ],
         }
     )
     result = HostHealthResult(not blocking, int(bool(blocking)), output, "")
     if not blocking:
         return result, _NO_EXPIRY_NS
-    fresh_ns = min(status["boottime_ns"], *(one["confirmed_ns"] for one in blocking))
+    fresh_ns = min(status["boottime_ns"], *(finding["confirmed_ns"] for finding in blocking))
     until_ns = min(status["permit"]["until_ns"], fresh_ns + check.FRESH_SECONDS * SECOND_NS)
     return result, until_ns

@@ -1,7 +1,7 @@
 """`/metrics` of this host: an optional thread that serves Prometheus scrapes.
 
-It cannot block the daemon: it reads immutable copies, and renders each of the two formats at most once a second,
-however many clients scrape.
+It cannot block the daemon: it reads immutable copies, and renders each of the two formats at most
+once a second, regardless of the number of clients.
 """
 
 from __future__ import annotations
@@ -38,20 +38,14 @@ from .server import CpuBudget, UnixListener
 if TYPE_CHECKING:
     from .dcgm_metrics import DcgmExposition
 
-# ----------------------------------------------------------------------
-# Which signals `/metrics` shows first, when it may not show all: what fails and what is slow,
-# before what is there.
-#
-# A fixed order, so that the same host always shows the same series. Those that are named come
-# first, as they stand; then, in the catalogue's order, all others: errors and events, states, other
-# counters, gauges; at last what has a row for each link, core or PCIe function, of which one host
-# has hundreds, and what comes and goes with jobs.
-#
-# Not shown: epochs of counters. Who scrapes sees for himself that a counter started over.
+# Order of the series under `metrics_series_max`: fixed, so that a host always exposes the same
+# series. The named signals come first; then in the catalog's order errors and events, states, other
+# counters, gauges; last, device kinds with hundreds of rows per host (links, cores, PCIe functions)
+# and kinds that come and go with jobs. Counter epochs are not exposed: Prometheus detects restarts.
 
-#: What a GPU host fails by, then what makes it slow, then what else is asked for first.
+#: Signals exposed first: failures, slowness, then the most wanted others.
 METRIC_PRIORITY = (
-    # It fails.
+    # Failures.
     "gpu.probe_hung_seconds",
     "probe.hung_seconds",
     "probe.state",
@@ -76,7 +70,7 @@ METRIC_PRIORITY = (
     "nvme.media_errors",
     "filesystem.read_only_state",
     "service.running_state",
-    # It is slow.
+    # Slowness.
     "gpu.clock_event_reasons_flags",
     "gpu.sm_clock_hertz",
     "gpu.power_watts",
@@ -98,7 +92,7 @@ METRIC_PRIORITY = (
     "host.cpu_steal_ratio",
     "clock.synchronised_state",
     "clock.offset_seconds",
-    # Whether the agent can be believed.
+    # Trustworthiness of the agent.
     "agent.unacknowledged_frames",
     "agent.spool_dropped_frames",
     "agent.spool_write_errors",
@@ -109,7 +103,7 @@ METRIC_PRIORITY = (
     "agent.cpu_seconds",
     "agent.memory_bytes",
     "collector.outcome_state",
-    # What is asked for besides.
+    # Others.
     "gpu.memory_used_bytes",
     "gpu.processes_count",
     "gpu.energy_joules",
@@ -120,13 +114,13 @@ METRIC_PRIORITY = (
     "gpu.pcie_generation_number",
     "net.carrier_state",
 )
-#: Room that is kept for what has rows only while something is wrong: its coming moves nothing else.
+#: Series reserved for signals that have rows only during a fault: their rows displace nothing.
 RESERVED_SERIES: Mapping[str, int] = {
     "gpu.probe_hung_seconds": 8,
     "probe.hung_seconds": 8,
     "probe.state": 8,
 }
-#: A row for each of them would be most of what is shown.
+#: Device kinds whose rows would fill most of the exposition.
 _NUMEROUS = frozenset(("nvlink", "c2c", "cpu", "collector", "pcie"))
 _SHORT_LIVED = frozenset(("gpu_process",))
 
@@ -144,7 +138,7 @@ def _kind_rank(signal: Signal) -> int:
 
 
 def _signals_by_priority() -> tuple[Signal, ...]:
-    ranks = {name: at for at, name in enumerate(METRIC_PRIORITY)}
+    ranks = {name: rank for rank, name in enumerate(METRIC_PRIORITY)}
     return tuple(
         sorted(
             (signal for signal in SIGNALS if _is_shown(signal)),
@@ -158,26 +152,22 @@ def _signals_by_priority() -> tuple[Signal, ...]:
     )
 
 
-#: Every signal that may be shown, the most important first.
+#: Every signal that may be exposed, the most important first.
 SIGNALS_BY_PRIORITY: tuple[Signal, ...] = _signals_by_priority()
 
 
-# ----------------------------------------------------------------------
-# How signals are named in the exposition format (`contract/metrics_http.py`).
-#
-# A value's name is made from its row of the catalogue: `gpu.sm_clock_hertz` is
-# `gangline_gpu_sm_clock_hertz`. Three rules of the format bend it: a counter ends in `_total`; time
-# is in seconds; `_count`, which the format keeps for histograms, is not written.
-
+# Names of the families (`contract/metrics_http.py`): `gpu.sm_clock_hertz` of the catalog becomes
+# `gangline_gpu_sm_clock_hertz`. Three rules of the format change names: a counter ends in `_total`;
+# time is in seconds; `_count`, which the format reserves for histograms, is removed.
 PREFIX = "gangline_"
-#: Ten to this many is one second.
+#: Unit -> decimal digits of a second.
 _SECOND_DIGITS = {"milliseconds": 3, "microseconds": 6, "nanoseconds": 9}
-#: Names end in these, but nothing is measured in them.
+#: Endings of names that are not units.
 _NO_UNITS = frozenset(("", "count", "state", "flags", "code", "number"))
 
 
 def name_of(signal: Signal) -> str:
-    """Return the family's name: that of the signal, in the units of the format."""
+    """Return the family's name: the signal's name with units of the format."""
     name = PREFIX + signal.name.replace(".", "_")
     if signal.unit in _SECOND_DIGITS:
         return name.removesuffix(signal.unit) + "seconds"
@@ -185,20 +175,20 @@ def name_of(signal: Signal) -> str:
 
 
 def unit_of(signal: Signal) -> str:
-    """Return the unit that the family's name ends in; empty where it has none."""
+    """Return the unit at the end of the family's name; "" without a unit."""
     if signal.unit in _SECOND_DIGITS:
         return "seconds"
     return "" if signal.unit in _NO_UNITS else signal.unit
 
 
 def family_of(signal: Signal, samples: Sequence[tuple[str, str]]) -> Family:
-    """Return the signal's family."""
+    """Return the signal's family with *samples*."""
     kind = "counter" if signal.kind is Kind.COUNTER else "gauge"
     return Family(name_of(signal), kind, unit_of(signal), signal.description, samples)
 
 
 def value_of(signal: Signal, value: float) -> str:
-    """Return a reading as the format writes it; whole numbers keep all their digits."""
+    """Return a reading in the format's notation; an integer keeps all of its digits."""
     digits = _SECOND_DIGITS.get(signal.unit, 0)
     if isinstance(value, int):
         if not digits:
@@ -208,14 +198,11 @@ def value_of(signal: Signal, value: float) -> str:
     return format_number(value / 10**digits if digits else value)
 
 
-# ----------------------------------------------------------------------
-# The last readings as families of samples: which series are shown, and by what labels.
-
 SECOND_NS = 1_000_000_000
-#: A table is left out once its readings are older than this many of its periods and this much more.
+#: A table is left out when its readings are older than this number of its periods plus the slack.
 STALE_PERIODS = 3
 STALE_SLACK_SECONDS = 2
-#: The series that this module adds of its own.
+#: Number of series that this module adds.
 META_SERIES = 3
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -227,7 +214,7 @@ _PART_LABELS = {
     "ci": "compute_instance",
     "": "pid",
 }
-#: Of these kinds there is one on a host, and its key says nothing more.
+#: Kinds with a single device per host, so that the key adds nothing.
 _ONE_PER_HOST = frozenset(
     (
         "agent",
@@ -241,7 +228,7 @@ _ONE_PER_HOST = frozenset(
         "tasks",
     )
 )
-#: What other keys are called; all that are not here are a `device`.
+#: Label of the key by kind. The default is `device`.
 _KEY_LABELS = {
     "collector": "collector",
     "filesystem": "mountpoint",
@@ -250,15 +237,15 @@ _KEY_LABELS = {
     "lustre_target": "target",
     "service": "service",
 }
-#: Kinds whose inventory goes by another name.
+#: Kind -> the kind's name in the inventory, if different.
 _INVENTORIED_AS = {"nic": "net", "link": "net", "bond": "net"}
 
-#: (kind, key) of a device -> its attributes, as the inventory has them.
+#: (kind, key) of a device -> its attributes in the inventory.
 Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 def labels_for(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
-    """Return the labels of a device: by UUID, PCI address, name and port, never by an index alone."""
+    """Return the labels of a device: UUID, PCI address, name and port, never an index alone."""
     first, _, rest = key.partition("/")
     if kind in _ONE_PER_HOST:
         return {}
@@ -273,7 +260,7 @@ def labels_for(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
 
 
 def _part_labels(rest: str) -> dict[str, str]:
-    """Return the labels of what follows a GPU's UUID: `link3`, `gi1/ci0/PID`."""
+    """Return the labels for the key after a GPU's UUID: `link3`, `gi1/ci0/PID`."""
     parts = rest.split("/") if rest else []
     matches = [match for part in parts if (match := _KEY_PART.fullmatch(part))]
     labels = {_PART_LABELS[match["word"]]: match["number"] for match in matches}
@@ -281,7 +268,7 @@ def _part_labels(rest: str) -> dict[str, str]:
 
 
 def _address(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
-    """Return the PCI address, where the inventory knows it; a MIG device has that of its GPU."""
+    """Return the PCI address if the inventory has it; a MIG device has its GPU's address."""
     known = attributes.get((kind, key)) or attributes.get(("mig", key)) or {}
     address = known.get("pci_address", "")
     if not address and (gpu := known.get("gpu", "")):
@@ -292,7 +279,7 @@ def _address(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _ValidCells:
-    """Which cells of a table were ever valid, since its devices are these."""
+    """The cells of a table that were ever valid since its set of devices changed."""
 
     devices: tuple[str, ...]
     signal_ids: tuple[int, ...]
@@ -300,15 +287,15 @@ class _ValidCells:
 
     def count(self, signal_id: int) -> int:
         rows = len(self.devices)
-        at = self.signal_ids.index(signal_id) * rows if signal_id in self.signal_ids else -1
-        return self.valid.count(1, at, at + rows) if at >= 0 else 0
+        start = self.signal_ids.index(signal_id) * rows if signal_id in self.signal_ids else -1
+        return self.valid.count(1, start, start + rows) if start >= 0 else 0
 
 
 class Exposition:
-    """Chooses and names the series. For one thread; it reads `LatestReadings` and blocks nobody.
+    """Selects and names the series. For a single thread; it reads `LatestReadings` without a lock.
 
-    A signal is shown for all of its devices or for none. It counts every device that ever had a value, even without
-    one now. A device that is briefly silent keeps its place, so that series do not come and go.
+    A signal is exposed for all of its devices or for none. Every device that ever had a value
+    counts: a device without a value keeps its capacity, so that series do not come and go.
     """
 
     def __init__(
@@ -320,8 +307,10 @@ class Exposition:
         series_max: int,
         dcgm: DcgmExposition | None = None,
     ) -> None:
-        """*attributes*: those of the devices as of now; *info_labels*: the agent's version and host; *dcgm*: shows
-        dcgm-exporter's metrics beside ours, beyond *series_max*."""
+        """*attributes* returns the devices' attributes; *info_labels*: agent version and host.
+
+        *dcgm* adds dcgm-exporter's metrics, beyond *series_max*.
+        """
         self._dcgm = dcgm
         self._latest = latest
         self._boottime_ns = boottime_ns
@@ -331,19 +320,19 @@ class Exposition:
         self._valid_cells: dict[str, _ValidCells] = {}
 
     def families(self) -> list[Family]:
-        """Return what must be shown now, of at most `series_max` samples."""
+        """Return the families to expose, with at most `series_max` samples."""
         now_ns, tables = self._boottime_ns(), dict(self._latest.tables)
         for readings in tables.values():
             self._remember_valid(readings)
         chosen, left_out = self._select_signals()
-        fresh = {name: each for name, each in tables.items() if _is_fresh(each, now_ns)}
+        fresh = {name: table for name, table in tables.items() if _is_fresh(table, now_ns)}
         labelled = _Labels(self._attributes())
         shown = (self._family(signal, fresh.get(signal.table), labelled) for signal in chosen)
         families = [*self._meta_families(left_out, len(tables) - len(fresh)), *filter(None, shown)]
         return [*families, *self._dcgm.families(tables)] if self._dcgm else families
 
     def _remember_valid(self, readings: TableSnapshot) -> None:
-        """Add to what was ever valid. Another set of devices starts over."""
+        """Add the valid cells; another set of devices starts over."""
         known = self._valid_cells.get(readings.table)
         shape = (readings.devices, readings.signal_ids)
         if known is None or (known.devices, known.signal_ids) != shape:
@@ -353,17 +342,19 @@ class Exposition:
             known.valid = both.to_bytes(len(known.valid), "little")
 
     def _select_signals(self) -> tuple[list[Signal], int]:
-        """Return the signals to show and how many series are left out. One that does not fit whole
-        is left out, and the next is tried."""
-        room, left_out, chosen = self._series_max - META_SERIES, 0, list[Signal]()
+        """Return the signals to expose and the number of series left out.
+
+        A signal whose series do not all fit is left out, and the next signal is tried.
+        """
+        capacity, left_out, chosen = self._series_max - META_SERIES, 0, list[Signal]()
         for signal in SIGNALS_BY_PRIORITY:
             cells = self._valid_cells.get(signal.table)
             count = cells.count(signal.signal_id) if cells else 0
             series = max(count, RESERVED_SERIES.get(signal.name, 0))
-            if series > room:
+            if series > capacity:
                 left_out += count
             else:
-                room -= series
+                capacity -= series
                 chosen += [signal] if count else []
         return chosen, left_out
 
@@ -395,7 +386,7 @@ class Exposition:
 
 
 class _Labels:
-    """Labels as text, made once for each device of an exposition."""
+    """Cached label texts per device of an exposition."""
 
     def __init__(self, attributes: Attributes) -> None:
         self._attributes = attributes
@@ -417,21 +408,21 @@ def _is_fresh(readings: TableSnapshot, now_ns: int) -> bool:
     return now_ns - readings.boottime_ns <= seconds * SECOND_NS
 
 
-#: At one more, anyone who has been connected for longest is let go: a slow one never keeps others out.
+#: A further connection closes the oldest one, so that a slow client cannot block others.
 CONNECTIONS_MAX = 16
-#: From being accepted to the last byte of the answer.
+#: From accepting a connection to the last byte of the response.
 CONNECTION_SECONDS_MAX = 10.0
-#: An address that cannot be had (a port in use) is tried again this often.
+#: Period of trying again after the address could not be opened (a port in use).
 LISTEN_RETRY_SECONDS = 30.0
 RENDER_SECONDS_MIN = 1.0
-#: All who ask have one budget: over TCP nobody says who he is.
+#: All clients share one CPU budget, because TCP gives no caller identity.
 ALL_CLIENTS = 0
-#: Of a Unix socket: for the agent's user and group.
+#: Mode of a Unix socket: for the agent's user and group.
 SOCKET_MODE = 0o660
 _CLOSE_SECONDS_MAX = 1.0
 _READ_BYTES = 4096
-#: What comes after the request is read and forgotten, up to this much: closing a socket with unread bytes
-#: would take the answer from who sent them.
+#: Bytes read and discarded after the request: closing a socket with unread bytes resets the
+#: connection, and the client would lose the response.
 _DRAINED_BYTES_MAX = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -444,7 +435,7 @@ def serve(
     clock: Clock,
     publisher: EventPublisher | None = None,
 ) -> LocalMetricsServer:
-    """Return the server that *config* asks for, started. `metrics_listen` is not empty. *publisher*: shows it XIDs."""
+    """Start and return the server of *config*; `metrics_listen` is set. *publisher* gives XIDs."""
     about = {"version": version(), "host": config.host_name}
     dcgm = None
     if config.metrics_names != "gangline":
@@ -467,7 +458,7 @@ def serve(
 
 
 class ExpositionCache:
-    """The exposition in either form, recreated when the last one is a second old. For one thread."""
+    """The exposition in both formats, each rendered at most once a second. For a single thread."""
 
     def __init__(self, exposition: Exposition, monotonic: Callable[[], float]) -> None:
         self._exposition = exposition
@@ -475,8 +466,7 @@ class ExpositionCache:
         self._cache: dict[ExpositionFormat, tuple[float, bytes]] = {}
 
     def __call__(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its media type: the older form for who asks for it and not for
-        OpenMetrics."""
+        """Return the exposition and its media type: the format that the Accept header asks for."""
         form = negotiate_format(accept)
         now = self._monotonic()
         rendered_at, body = self._cache.get(form, (now - RENDER_SECONDS_MIN, b""))
@@ -488,12 +478,12 @@ class ExpositionCache:
 
 @dataclass(slots=True)
 class _Connection:
-    """One who asks: read until the head is whole, then sent the answer, then drained until he goes."""
+    """A client: read the request head, send the response, drain until the client closes."""
 
     socket: socket.socket
     until: float
     received: bytearray = field(default_factory=bytearray)
-    answer: memoryview | None = None  # what is still to be sent of it
+    answer: memoryview | None = None  # the unsent rest
     drained_bytes: int = 0
 
     @property
@@ -502,7 +492,7 @@ class _Connection:
 
 
 class LocalMetricsServer:
-    """Serves `http.answer` on one address. `start` and `close` are for the main thread."""
+    """Serves the exposition on an address. `start` and `close` are for the main thread."""
 
     def __init__(
         self,
@@ -511,32 +501,32 @@ class LocalMetricsServer:
         monotonic: Callable[[], float] = time.monotonic,
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
-        """*listen*: `host:port` or `unix:PATH`, as `config.check_listen` lets through. *cost*: seconds of a processor
-        that this thread has used."""
+        """*listen*: `host:port` or `unix:PATH`, checked by `config.check_listen`.
+
+        *cost* returns the CPU seconds of the calling thread.
+        """
         self._listen = listen
         self._render = render
         self._monotonic = monotonic
         self._wake, self._woken = socket.socketpair()
         self._listener: socket.socket | None = None
-        self._unix_listener: UnixListener | None = None  # of a Unix socket
+        self._unix_listener: UnixListener | None = None
         self._cost, self._budget = cost, CpuBudget()
         self._listen_at = monotonic()
         self._connections: dict[int, _Connection] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        #: The port that is listened on; 0 before, and on a Unix socket.
+        #: The TCP port; 0 before it is open, and for a Unix socket.
         self.port = 0
 
     def start(self) -> None:
-        """Begin. An address that cannot be had is said in the log and tried again."""
+        """Start the thread. An address that cannot be opened is logged and tried again."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, within a second."""
+        """End the thread within _CLOSE_SECONDS_MAX."""
         self._wake.close()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_SECONDS_MAX)
-
-    # The thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -551,7 +541,7 @@ class LocalMetricsServer:
             self._woken.close()
 
     def _run_once(self) -> bool:
-        """Wait for something to happen and do it; False once `close` was called."""
+        """Wait for events and handle them; False once `close` was called."""
         self._open()
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
@@ -574,7 +564,7 @@ class LocalMetricsServer:
         return True
 
     def _wait_milliseconds(self, paused_until: float) -> float | None:
-        """Return how long nothing need be done; None: until somebody comes."""
+        """Return the poll timeout; None: no timeout."""
         ends = [paused_until] if paused_until else []
         ends += [connection.until for connection in self._connections.values()]
         ends += [self._listen_at] if self._listener is None else []
@@ -611,15 +601,17 @@ class LocalMetricsServer:
     def _accept(self, server_socket: socket.socket) -> None:
         try:
             accepted, _ = server_socket.accept()
-        except (BlockingIOError, ConnectionError):  # he has gone already
+        except (BlockingIOError, ConnectionError):  # the client disconnected
             return
-        except OSError as error:  # out of descriptors: he would be ready for ever
+        except OSError as error:  # out of descriptors: poll() would report the listener forever
             log.warning("/metrics: %s", error.strerror, extra={"cause": "metrics.accept"})
             self._close_listener()
             return
         accepted.setblocking(False)
         if len(self._connections) >= CONNECTIONS_MAX:
-            self._close_connection(min(self._connections.values(), key=lambda each: each.until))
+            self._close_connection(
+                min(self._connections.values(), key=lambda connection: connection.until)
+            )
         until = self._monotonic() + CONNECTION_SECONDS_MAX
         self._connections[accepted.fileno()] = _Connection(accepted, until)
 
@@ -628,13 +620,13 @@ class LocalMetricsServer:
             is_open = self._step(connection)
         except BlockingIOError:
             is_open = True
-        except OSError:  # he went away
+        except OSError:  # the client disconnected
             is_open = False
         if not is_open:
             self._close_connection(connection)
 
     def _step(self, connection: _Connection) -> bool:
-        """Go on with one who is ready; False when it is over. Raises OSError."""
+        """Continue with a ready connection; False when it is finished. Raises OSError."""
         if connection.answer:
             return self._send(connection, connection.answer)
         data = connection.socket.recv(_READ_BYTES)
@@ -668,7 +660,7 @@ class LocalMetricsServer:
 
 
 def tcp_listener(address: str) -> socket.socket:
-    """Return a socket that listens on `host:port`, and does not block. Raises OSError."""
+    """Return a non-blocking listener on `host:port`. Raises OSError."""
     host, _, port = address.rpartition(":")
     addresses = socket.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

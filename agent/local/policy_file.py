@@ -1,4 +1,7 @@
-"""The operator's policy file: validated before use, applied to a share of hosts; the last valid one is kept."""
+"""The operator's policy file: validated, applied to a share of hosts; the last valid one is kept.
+
+Also the aggregator's permit to enforce findings.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from ..clock import Clock
 from .check import PERMIT_SECONDS_MAX, SECOND_NS, printable
 
-#: The file is looked at this often.
+#: Period of checking the file.
 CHECK_SECONDS = 10.0
-#: The copy of the last good one, in the state folder.
+#: Copy of the last valid file, in the state folder.
 COPY_NAME = "policy.toml"
-#: What changes when a file does; None: there is none; empty: not looked at yet.
+#: Identity of a file's content; None: no file; (): not checked yet.
 Stamp = tuple[int, ...] | None
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -26,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class PolicyFile:
-    """`policy` is in force; `note` says what is wrong with the file, `pending` that it is not this host's yet. Never raises."""
+    """`policy` is in force. `note` is an error; `pending`: not for this host yet. Never raises."""
 
     def __init__(self, path: Path | None, state_folder: Path, host: str) -> None:
-        """*path* None: the built-in policy, whatever was kept."""
+        """*path* None: use the built-in policy, even if a copy was kept."""
         self.policy = builtin()
         self.note = self.pending = ""
         self._path, self._copy, self._host = path, state_folder / COPY_NAME, host
@@ -44,11 +47,10 @@ class PolicyFile:
             self.policy = overlay(parse(_read(self._copy)), builtin())
 
     def poll(self, dry_run: Callable[[Policy], object]) -> bool:
-        """Take the file if it changed, is whole and is good. True: `policy` is another now.
+        """Load the file if it changed, is complete and is valid; return whether `policy` changed.
 
-        Whole: as it was at the previous check. Half a file can be a good one, of fewer or milder conditions.
-
-        *dry_run* is given the policy before it is taken, and raises whatever is wrong with it.
+        A file is complete if it is as at the previous check. Half a file can be valid, with fewer
+        or milder conditions. *dry_run* gets the policy before it takes effect, and may raise.
         """
         if self._path is None:
             return False
@@ -65,7 +67,7 @@ class PolicyFile:
             return self._refuse(f"{error.strerror}")
         except PolicyError as error:
             return self._refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever an operator's table makes of our code
+        except Exception as error:  # noqa: BLE001 - a dry run may fail in any way
             return self._refuse(f"a dry run failed: {type(error).__name__}: {error}")
         self.note = self.pending = ""
         if not policy.applies_to(self._host):
@@ -104,7 +106,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _read(path: Path) -> str:
-    """Return the file's text. Raises OSError, or PolicyError when it is no policy's."""
+    """Return the file's text. Raises OSError, or PolicyError for a file that cannot be a policy."""
     file = os.open(path, READ_FLAGS)
     try:
         content = os.read(file, POLICY_BYTES_MAX + 1)
@@ -119,27 +121,22 @@ def _read(path: Path) -> str:
         raise PolicyError(f"line {line}: not UTF-8") from error
 
 
-# ----------------------------------------------------------------------
-# The fleet's permit to enforce, as the aggregator gives it: short, renewed by each message, gone
-# without one.
-
-
 class ActivePermit(NamedTuple):
-    """Until when it is in force (boot time), and why it was granted."""
+    """The aggregator's permit to enforce; `until_ns` is boot time."""
 
     until_ns: int
     reason: str
 
 
 class Permit:
-    """What the last message said. `update` is for one thread at a time, `held` for any."""
+    """The permit in the last message. `update` is for a single thread, `active` for any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._permit: ActivePermit | None = None
 
     def update(self, message: RegisterNodeResponse | IngestAck) -> None:
-        """Renew the permit by *message*, or lose it: one that names none takes it back."""
+        """Renew the permit from *message*; a message without a permit revokes it."""
         seconds = (
             min(message.permit.seconds, PERMIT_SECONDS_MAX) if message.HasField("permit") else 0
         )
@@ -150,6 +147,6 @@ class Permit:
         self._permit = ActivePermit(until_ns, printable(message.permit.reason))
 
     def active(self, now_ns: int) -> ActivePermit | None:
-        """Return the permit that is in force at *now_ns*."""
+        """Return the permit in force at *now_ns*."""
         permit = self._permit
         return permit if permit is not None and now_ns < permit.until_ns else None

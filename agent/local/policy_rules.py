@@ -1,6 +1,6 @@
-"""Evaluates one policy row over the latest readings: for which devices it holds, and since when.
+"""Evaluates policy rows over the latest readings: for which devices each holds, and since when.
 
-Pure: the caller passes readings and clock.
+Pure: readings and clock come from the caller.
 """
 
 from __future__ import annotations
@@ -16,49 +16,45 @@ from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import BY_NAME
 from ..latest import TableSnapshot
 
-# ----------------------------------------------------------------------
-# Whom the new readings of a table give cause to look at them.
-#
-# Of most seconds nobody: the few columns that decide are compared with what they were, and nothing
-# is unpacked.
-
+# In most seconds no rule is due: only the deciding columns are compared with their last content,
+# and nothing is unpacked.
 Parts = tuple[bytes, ...]
 
 
 class RuleTrigger(Protocol):
-    """Who judges the readings of one `table`."""
+    """An evaluator of the readings of one `table`."""
 
     @property
     def table(self) -> str: ...
     @property
     def trigger_signals(self) -> tuple[str, ...]:
-        """Signals of the table: while these read as before, looking at them again would find nothing."""
+        """Signals of the table: an evaluation with unchanged readings finds nothing new."""
         ...
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings must be looked at even so."""
+        """Whether new readings must be evaluated even if unchanged."""
         ...
 
 
 class TableTriggers:
-    """Those who judge when one table is read. `last_readings`: its readings that they looked at last."""
+    """The triggers of a table. `last_readings`: the readings of the last call of `due`."""
 
     def __init__(self, name: str, triggers: Sequence[RuleTrigger]) -> None:
         self.name, self.triggers = name, triggers
         self.last_readings: TableSnapshot | None = None
         self.always_due: Sequence[RuleTrigger] = triggers
-        self._by_signal: dict[str, list[RuleTrigger]] = {}  # signal -> whom it decides
+        self._by_signal: dict[str, list[RuleTrigger]] = {}
         for trigger in triggers:
             for signal in trigger.trigger_signals:
                 self._by_signal.setdefault(signal, []).append(trigger)
         self._shape: tuple[object, ...] = ()
-        #: What cuts the deciding columns out of readings of this shape.
+        #: Extract the deciding columns from readings of this shape.
         self._cells = self._valid = _parts(())
         self._last_cells: tuple[Parts, Parts] = ((), ())
 
     def due(self, readings: TableSnapshot) -> Sequence[RuleTrigger]:
-        """Return who is to look at these new readings; some may stand there twice."""
+        """Return the triggers that must evaluate *readings*, some of them twice."""
         self.last_readings, shape = readings, (readings.devices, readings.signal_ids)
         if shape != self._shape:
             self._shape = shape
@@ -70,41 +66,38 @@ class TableTriggers:
         return [*self.always_due, *self._changed(last_cells)]
 
     def _find_columns(self, readings: TableSnapshot) -> None:
-        """Learn where in such readings the deciding signals lie. What was seen before counts for nothing."""
+        """Find the columns of the deciding signals, and forget their last content."""
         columns = [readings.column(BY_NAME[name].signal_id) for name in self._by_signal]
         self._cells = _parts(cells for cells, _ in columns)
         self._valid = _parts(valid for _, valid in columns)
         self._last_cells = (), ()
 
     def _changed(self, last_cells: tuple[Parts, Parts]) -> Iterator[RuleTrigger]:
-        """Yield whom those of the columns decide that do not read as *last_cells*."""
+        """Yield the triggers of columns that differ from *last_cells*."""
         columns, columns_last = zip(*self._last_cells, strict=True), zip(*last_cells, strict=True)
         for triggers, now, before in zip_longest(self._by_signal.values(), columns, columns_last):
             if triggers and now != before:
                 yield from triggers
 
     def refresh(self) -> None:
-        """Take note of who is to look each time, now that those who were due have."""
+        """Update `always_due`, after the due triggers were evaluated."""
         self.always_due = [trigger for trigger in self.triggers if trigger.always_evaluate]
 
 
 def _parts(slices: Iterable[slice]) -> Callable[[bytes], Parts]:
-    """Return what cuts these parts out of bytes. Two empty ones stand behind: of a single one it would be no tuple."""
+    """Return a getter of *slices*; two empty slices added make its result a tuple always."""
     return itemgetter(*slices, slice(0), slice(0))
 
-
-# ----------------------------------------------------------------------
-# One finding: something wrong with this host that a row of the policy names.
 
 _GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeverity)}
 
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """Findings about a device. Times are boot time.
+    """A fault of a device. Times are boot time.
 
-    `name`: the row's, or of a code (`xid79`). `confirmed_ns`: when it was last known to be so: the last
-    reading that shows it, or, of an event, now, for as long as nothing has ended it.
+    `name` is the policy row's or the code's (`xid79`). `confirmed_ns` is the time of the last
+    reading that shows the fault; for an active event the present time.
     """
 
     name: str
@@ -121,50 +114,49 @@ class HostFinding:
 
     @property
     def sort_key(self) -> tuple[int, int, str, str]:
-        """Sort key: gravest first, of those the newest, in an order that never wavers."""
+        """Sort key: gravest first, then newest first; stable."""
         return _GRAVEST_FIRST[self.severity], -self.since_ns, self.name, self.device
 
     @property
     def change_key(self) -> tuple[object, ...]:
-        """What makes it worth telling again: all but the time that it was last confirmed at."""
+        """All fields whose change is reported: all except the time of confirmation."""
         return self.name, self.device, self.severity, self.message, self.action, self.count
 
 
 @dataclass(frozen=True, slots=True)
 class ClearedFinding:
-    """A finding that is over, and why."""
-
     finding: HostFinding
     cleared_ns: int
     reason: str
 
 
 SECOND_NS = 1_000_000_000
-#: This many periods without a reading, and what was read last says nothing of now.
+#: A reading older than this number of its periods is not current.
 PERIODS_MAX = 3
-#: A finding whose device is no longer read ends after this time: nobody can say that it is still true.
+#: A finding ends if its device was not read for this time: it can no longer be confirmed.
 UNREAD_SECONDS_MAX = 600.0
-#: Devices remembered per row: those that were once well, and those that are not.
+#: Devices per row, separately for once-well and for matched devices.
 DEVICES_MAX = 4096
 
 
 @dataclass(slots=True)
 class MatchedDevice:
-    """A device for which the row's condition holds, or held a moment ago."""
+    """A device for which the row's condition holds, or did until a moment ago."""
 
     since_ns: int
-    last_matched_ns: int  # last reading that was wrong
-    recovered_ns: int = 0  # first reading since that was well; 0: none
+    last_matched_ns: int  # last reading that matched
+    recovered_ns: int = 0  # first reading after it that did not match; 0: none
     value: float = 0.0
     active: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class RuleState:
-    """What one row makes of the readings, time after time.
+    """State of a policy row over successive readings.
 
-    `table` is that of its first condition; the row is judged when this is read. `trigger_signals`: signals of this table,
-    all that the row reads or those of its first condition; none where that reads another table too.
+    `table` is the first condition's; the row is evaluated when this table is read.
+    `trigger_signals`: all signals of the row if they are in this table, else those of the first
+    condition, or () if this condition uses another table too.
     """
 
     row: PolicyRow
@@ -172,8 +164,8 @@ class RuleState:
     once_well: set[str] = field(default_factory=set[str])
     table: str = field(init=False)
     trigger_signals: tuple[str, ...] = ()
-    _evaluated_ns: int = -1  # of the readings that were looked at last
-    _matches_none: bool = False  # by these it holds for nobody
+    _evaluated_ns: int = -1  # time of the readings evaluated last
+    _matches_none: bool = False  # the row holds for no device by these readings
 
     def __post_init__(self) -> None:
         first = self.row.when[0]
@@ -184,7 +176,7 @@ class RuleState:
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether new readings must be looked at even if they are as before."""
+        """Whether new readings must be evaluated even if unchanged."""
         return bool(self.matched) or not self._matches_none
 
     @property
@@ -194,20 +186,20 @@ class RuleState:
     def evaluate(
         self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
     ) -> list[ClearedFinding]:
-        """Take the readings of its table, if they are new; return what is over by them."""
+        """Evaluate the table's readings if they are new; return the cleared findings."""
         if readings.boottime_ns == self._evaluated_ns:
             return self.expire(now_ns)
         self._evaluated_ns = readings.boottime_ns
         cleared = list(self._evaluate(readings, lookup, now_ns))
-        if now_ns - readings.boottime_ns > self._gap_ns:  # as `lookup` has it, these say nothing:
-            self._matches_none = False  # the next may read the same, and will
+        if now_ns - readings.boottime_ns > self._gap_ns:  # too old for `lookup`, so inconclusive:
+            self._matches_none = False  # the next readings may be the same
         return cleared
 
     def _evaluate(
         self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
     ) -> Iterable[ClearedFinding]:
         if now_ns < self.row.after_boot_seconds * SECOND_NS:
-            self._classify(readings, lookup)  # who is well is worth knowing
+            self._classify(readings, lookup)  # records the devices that are well
             return ()
         if not self.matched and not self.row.once_otherwise and lookup.rule_out(self.row.when[1:]):
             self._matches_none = self.trigger_signals == self.row.signals
@@ -234,7 +226,7 @@ class RuleState:
     def _classify(
         self, readings: TableSnapshot, lookup: ReadingLookup
     ) -> tuple[dict[str, float], list[str]]:
-        """Return the devices for which all holds, with the reading, and those for which not all does."""
+        """Return the matching devices with their readings, and the devices that do not match."""
         matching: dict[str, float] = {}
         recovered: list[str] = []
         row, first = self.row, self.row.when[0]
@@ -266,14 +258,14 @@ class RuleState:
         match.active |= read_ns - match.since_ns >= self.row.for_seconds * SECOND_NS
 
     def _note_recovery(self, match: MatchedDevice, read_ns: int) -> bool:
-        """Return whether it is over: at once for what never stood, else when it was well for long enough."""
+        """Return whether *match* is over: if inactive at once, if active after leave_seconds."""
         match.recovered_ns = match.recovered_ns or read_ns
         return (
             not match.active or read_ns - match.recovered_ns >= self.row.leave_seconds * SECOND_NS
         )
 
     def expire(self, now_ns: int) -> list[ClearedFinding]:
-        """Return what is over because it is not read any more."""
+        """Return the findings that end because their devices are no longer read."""
         cleared: list[ClearedFinding] = []
         for device, match in list(self.matched.items()):
             if (
@@ -309,14 +301,14 @@ class RuleState:
 
 
 class ReadingLookup:
-    """Single readings of other signals, each column unpacked once; what is too old is not known."""
+    """Readings of other signals, each column unpacked once. Old readings count as unknown."""
 
     def __init__(self, tables: Mapping[str, TableSnapshot], now_ns: int) -> None:
         self._tables, self._now_ns = tables, now_ns
         self._columns: dict[str, dict[str, float]] = {}
 
     def value(self, signal: str, device: str) -> float | None:
-        """Return the reading of *signal* of *device*, or of the part before its "/"; None: not known."""
+        """Return the reading for *device*, or for its part before "/"; None if unknown."""
         column = self._column(signal)
         value = column.get(device)
         return column.get(device.partition("/")[0]) if value is None else value
@@ -340,11 +332,13 @@ class ReadingLookup:
         return left is not None and condition.holds(left, right)
 
     def rule_out(self, conditions: Iterable[Condition]) -> bool:
-        """Return whether one of *conditions* holds for no device at all."""
+        """Return whether any of *conditions* holds for no device."""
         return any(
-            not each.other
-            and not any(each.holds(value, None) for value in self._column(each.signal).values())
-            for each in conditions
+            not condition.other
+            and not any(
+                condition.holds(value, None) for value in self._column(condition.signal).values()
+            )
+            for condition in conditions
         )
 
     def all_met(self, conditions: Iterable[Condition], device: str) -> bool:
@@ -366,42 +360,39 @@ def _clears_when(row: PolicyRow) -> str:
     )
 
 
-# ----------------------------------------------------------------------
-# When each GPU was last seen to be reset in this boot, and which driver no longer asks for a recovery action.
-
 _EPOCH = BY_NAME["gpu.counter_epoch_count"]
 _ENERGY = BY_NAME["gpu.energy_joules"]
 _RECOVERY = BY_NAME["gpu.recovery_action_state"]
-#: GPUs remembered; a host has sixteen at the most.
+#: GPUs remembered. A host has at most 16.
 GPUS_MAX = 256
 
 
 class GpuResetDetector:
-    """A GPU was reset when its counters started over (`counter_epoch_count` rose) or its energy fell.
+    """Detects GPU resets: `counter_epoch_count` rises, or the energy falls. Times are boot time.
 
-    The epoch continues from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
-    energy is kept over a restart of the agent. Times are boot time.
+    The epoch continues across samplers and begins at 0 with each agent, so only a rise counts. The
+    energy is kept across restarts of the agent.
     """
 
-    #: Of all that is read of it here.
+    #: The table of all signals used here.
     table = _EPOCH.table
     trigger_signals = (_EPOCH.name,)
 
     def __init__(self) -> None:
         self.last_reset_ns: dict[str, int] = {}
         self.energy_joules: dict[str, float] = {}
-        #: GPU -> boot time of the last reading by which its driver asked for no recovery.
+        #: GPU -> boot time of the last reading in which the driver asks for no recovery.
         self.no_recovery_ns: dict[str, int] = {}
         self._epochs: dict[str, float] = {}
         self.is_needed = False  # a finding is active that a reset would end
 
     @property
     def always_evaluate(self) -> bool:
-        """Whether readings must be looked at whose epochs are as before."""
+        """Whether readings must be evaluated even if no epoch changed."""
         return self.is_needed or not self.energy_joules
 
     def update(self, readings: TableSnapshot) -> bool:
-        """Take new readings; say whether a GPU was reset."""
+        """Evaluate new readings; return whether a GPU was reset."""
         before = dict(self.last_reset_ns)
         for gpu, epoch in readings.values(_EPOCH.signal_id):
             if epoch > self._epochs.get(gpu, epoch):
@@ -428,9 +419,9 @@ class GpuResetDetector:
             self.last_reset_ns[gpu] = at_ns
 
     def last_reset_of(self, device: str) -> int:
-        """Return the boot time of the last reset of a GPU, -1: none was seen.
+        """Return the boot time of a GPU's last reset; -1: none was seen.
 
-        Of anything else, as an NVSwitch, the time by which all GPUs of the host were.
+        For other devices, such as an NVSwitch: the time since which every GPU was reset.
         """
         if device in self._epochs or device in self.last_reset_ns:
             return self.last_reset_ns.get(device, -1)

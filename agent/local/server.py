@@ -1,7 +1,7 @@
 """gRPC server on the agent's Unix socket: unary calls, one thread that sleeps between calls.
 
-Any user on the host may connect, so a client must cost only itself: `session` limits what it sends, `LocalServerLimits`
-the number of clients and their idle time, and `budget` each user's CPU time.
+Any user on the host may connect, so a client must cost only itself: `ServerSession` limits the
+requests, `LocalServerLimits` the connections and their idle time, `CpuBudget` each user's CPU time.
 """
 
 from __future__ import annotations
@@ -33,56 +33,52 @@ from .grpc_session import (
     ServerSession,
 )
 
-# ----------------------------------------------------------------------
-# One client of the local server, and how much each may take.
-
 
 @dataclass(frozen=True, slots=True)
 class LocalServerLimits:
-    """What all clients together, and each, may take."""
+    """Limits of all clients together, and of each user."""
 
-    #: More are closed unheard.
+    #: Further connections are closed unread.
     connections_max: int = 64
-    #: Of these, only for root and the agent's own user.
+    #: Share of connections_max for root and the agent's own user.
     connections_reserved: int = 16
     connections_per_user_max: int = 16
-    #: A connection without a call for this long is ended; gRPC's clients open another when they need one.
+    #: A connection without a call for this long is ended; gRPC's clients reconnect when needed.
     idle_seconds_max: float = 300.0
-    #: One that has not brought a whole call by then is ended.
+    #: A connection without a complete call after this time is ended.
     first_call_seconds_max: float = 10.0
-    #: A call whose client set no time is answered within this.
+    #: Timeout of a call whose client set none.
     call_seconds_max: float = 60.0
 
 
 def has_room(
     peer: Peer, peers: Sequence[Peer], limits: LocalServerLimits, privileged_users: Container[int]
 ) -> bool:
-    """Return whether *peer* may come in beside *peers*, who are connected."""
+    """Return whether *peer* may connect, given the connected *peers*."""
     if peer.user_id in privileged_users:
         return len(peers) < limits.connections_max
-    others = [each for each in peers if each.user_id not in privileged_users]
-    same_user = sum(each.user_id == peer.user_id for each in others)
-    room = limits.connections_max - limits.connections_reserved
-    return len(others) < room and same_user < limits.connections_per_user_max
+    others = [other for other in peers if other.user_id not in privileged_users]
+    same_user = sum(other.user_id == peer.user_id for other in others)
+    capacity = limits.connections_max - limits.connections_reserved
+    return len(others) < capacity and same_user < limits.connections_per_user_max
 
 
 class ClientConnection:
-    """One client's: the socket, the session, and what is on its way. All methods belong to the server's thread."""
+    """A client's socket, session and unsent bytes. All methods belong to the server's thread."""
 
     def __init__(self, client_socket: socket.socket, peer: Peer, now: float) -> None:
         self.socket, self.peer = client_socket, peer
         self.session = ServerSession()
         self.out = bytearray()
         self.idle_since = now
-        #: Nothing is read before: its user has used up its share.
+        #: Nothing is read until then: the user has used up its CPU share.
         self.paused_until = 0.0
-        self.deferred: dict[
-            int, tuple[DeferredResponse, float]
-        ] = {}  # stream -> (who answers, until when)
+        #: Stream -> response and deadline.
+        self.deferred: dict[int, tuple[DeferredResponse, float]] = {}
         self.poll_events = selectors.EVENT_READ
 
     def flush(self) -> None:
-        """Send what the socket takes. Raises SessionError and OSError."""
+        """Send as far as the socket accepts. Raises SessionError and OSError."""
         self.out += self.session.data_to_send()
         if self.out:
             with suppress(BlockingIOError):
@@ -91,13 +87,13 @@ class ClientConnection:
             raise SessionError("the client does not read its answer")
 
     def drop_cancelled(self) -> None:
-        """Nobody waits any more for what its client has cancelled."""
-        for stream in [one for one in self.deferred if not self.session.is_waiting(one)]:
+        """Mark the responses whose calls the client has cancelled."""
+        for stream in [stream for stream in self.deferred if not self.session.is_waiting(stream)]:
             deferred, _ = self.deferred.pop(stream)
             deferred.is_cancelled = True
 
     def next_deadline(self, limits: LocalServerLimits) -> float:
-        """Return when there is something to do for it though nothing came."""
+        """Return the time at which this connection needs attention without input."""
         times = [until for _, until in self.deferred.values()]
         if not self.deferred:
             times.append(self.idle_since + self._idle_limit_seconds(limits))
@@ -110,25 +106,22 @@ class ClientConnection:
         return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
     def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
-        """Return whether its patience is used up."""
+        """Return whether the idle limit has passed."""
         return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
-# ----------------------------------------------------------------------
-# The socket in the file system: made whole, a dead agent's replaced, a live one's skipped.
-
-#: Of sockaddr_un.sun_path, without the zero at its end.
+#: Size of sockaddr_un.sun_path without the zero at its end.
 PATH_BYTES_MAX = 107
 BACKLOG_CONNECTIONS = 64
 _CREDENTIALS = struct.Struct("iII")
 
 
 class SocketInUse(OSError):
-    """Somebody answers at that path; the words say who."""
+    """A process listens at the path; the message names the process."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return who made a connection of a Unix socket, or listens at its other end. Raises OSError."""
+    """Return the process that opened a connection, or listens at its other end. Raises OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(data))
 
@@ -137,9 +130,9 @@ class UnixListener:
     """A listening Unix socket at a path. `socket` does not block."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """*mode*: who may connect; who may ask for what is the server's decision, by SO_PEERCRED.
+        """Listen at *path*. *mode*: permission to connect; calls are authorized by SO_PEERCRED.
 
-        Raises SocketInUse when a live process answers at *path*, OSError as text when it cannot be made.
+        Raises SocketInUse if a live process listens at *path*, OSError for other failures.
         """
         self.path = path
         temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
@@ -157,15 +150,14 @@ class UnixListener:
             temporary_path.chmod(mode)
             self.socket.listen(BACKLOG_CONNECTIONS)
             self._file_identity = _identity(temporary_path)
-            temporary_path.rename(
-                path
-            )  # it appears when it answers, and the dead one's is gone with that
+            # Renamed last: the path appears when it answers, and replaces a dead agent's socket.
+            temporary_path.rename(path)
         except OSError:
             self.socket.close()
             raise
 
     def close(self) -> None:
-        """Close it, and remove its file if that is still its own. Never raises."""
+        """Close the socket, and remove its file unless it was replaced. Never raises."""
         self.socket.close()
         with suppress(OSError):
             if _identity(self.path) == self._file_identity:
@@ -173,7 +165,7 @@ class UnixListener:
 
 
 def _prepare_path(path: Path) -> None:
-    """Make the folder; raise where something lives at *path*."""
+    """Create the folder. Raises SocketInUse or OSError if *path* is taken."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True)
         path.parent.chmod(0o755)
@@ -185,58 +177,54 @@ def _prepare_path(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # its queue is full: it lives
+        except BlockingIOError:  # its queue is full, so the process lives
             raise SocketInUse(f"another process already listens at {path}") from None
         except (ConnectionRefusedError, FileNotFoundError):
-            return  # nobody listens: left behind by one that was killed
+            return  # a leftover of a killed process
         raise SocketInUse(f"process {peer_of(probe).process_id} answers at {path}")
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
-# ----------------------------------------------------------------------
-# What a user of the host may cost the agent: a share of one processor, with a reserve for a burst.
-# Pure.
-
-#: Of one processor, for all connections of one user together.
+#: Share of a processor that all connections of a user may use together.
 CPU_SHARE_MAX = 0.1
-#: What may be used at once by one who has used nothing for a while.
+#: CPU seconds that a user may use at once after a quiet time.
 BURST_SECONDS = 0.25
-#: Users that are remembered; those who used least of late are forgotten.
+#: Users remembered. Beyond, the user with the most seconds left is forgotten.
 USERS_MAX = 256
 
 
 class CpuBudget:
-    """Seconds that each user has left."""
+    """CPU seconds that each user has left. Pure."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, TokenBucket] = {}  # by user
 
     def left_seconds(self, user: int, now: float) -> float:
-        """Return what a user may use now; at 0 or less nothing more is read from it."""
+        """Return the seconds left; at 0 or less nothing more is read from the user."""
         bucket = self._buckets.get(user)
         return bucket.level(now) if bucket else BURST_SECONDS
 
     def spend(self, user: int, seconds: float, now: float) -> None:
-        """Note what a user has cost."""
+        """Charge *seconds* to a user."""
         bucket = self._buckets.setdefault(user, TokenBucket(CPU_SHARE_MAX, BURST_SECONDS, now))
         bucket.take(seconds, now)
         if len(self._buckets) > USERS_MAX:
-            del self._buckets[max(self._buckets, key=lambda one: self.left_seconds(one, now))]
+            del self._buckets[max(self._buckets, key=lambda other: self.left_seconds(other, now))]
 
     def available_at(self, user: int, now: float) -> float:
-        """Return when there is something left again; 0 if there is."""
+        """Return the time at which the user has seconds left again; 0 if it has some now."""
         bucket = self._buckets.get(user)
         return bucket.paid_at if bucket and bucket.level(now) < 0 else 0.0
 
 
 RECEIVE_BYTES_MAX = 1 << 16
-#: Connections wait this long when accepting fails, for example without a free descriptor.
+#: Pause after a failed accept, for example without a free descriptor.
 ACCEPT_RETRY_SECONDS = 1.0
-#: Who has used up its share and opens connections all the same holds up the line by this much with each.
+#: Pause of accepting after a connection of a user without CPU share.
 ACCEPT_PAUSE_SECONDS = 0.005
 CLOSE_SECONDS_MAX = 1.0
 
@@ -246,13 +234,13 @@ log = logging.getLogger(__name__)
 class LocalServer:
     """Answers at *path* from `start` to `close`.
 
-    `served`, `refused_connections`: counts, to be read from any thread.
+    Any thread may read the counters `served` and `refused_connections`.
     """
 
     def __init__(
         self, path: Path, methods: Mapping[str, Method], limits: LocalServerLimits | None = None
     ) -> None:
-        """*methods*: `/package.Service/Method` -> what answers it. Opens the socket: raises as `UnixListener` does."""
+        """Open the socket; raises as `UnixListener`. *methods*: call path -> Method."""
         self.served = self.refused_connections = 0
         self._methods, self._limits = methods, limits or LocalServerLimits()
         self._privileged_users = {0, os.geteuid()}
@@ -269,11 +257,11 @@ class LocalServer:
         self._thread = threading.Thread(target=self._run, name="local-server", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer; returns at once."""
+        """Start the thread; return at once."""
         self._thread.start()
 
     def close(self) -> None:
-        """End, and remove the socket's file. Returns within CLOSE_SECONDS_MAX. Never raises."""
+        """End the thread and remove the socket's file, within CLOSE_SECONDS_MAX. Never raises."""
         self._closing = True
         self._wake_thread()
         if self._thread.ident is not None:
@@ -287,13 +275,11 @@ class LocalServer:
         with suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._wake, 1)
 
-    # The thread ----------------------------------------------------------------------------
-
     def _run(self) -> None:
         while not self._closing:
             try:
                 self._run_once()
-            except Exception:  # whatever this was, the next client is answered
+            except Exception:  # the next client must be answered
                 log.exception("the local server failed", extra={"cause": "local.server"})
                 time.sleep(ACCEPT_RETRY_SECONDS)
         for connection in list(self._connections):
@@ -317,8 +303,8 @@ class LocalServer:
         self._check_deadlines(time.monotonic())
 
     def _seconds_to_sleep(self) -> float | None:
-        """None: until somebody comes."""
-        times = [each.next_deadline(self._limits) for each in self._connections]
+        """Return the select timeout; None: no timeout."""
+        times = [connection.next_deadline(self._limits) for connection in self._connections]
         if self._accept_at:
             times.append(self._accept_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -342,8 +328,6 @@ class LocalServer:
         if connection.is_idle(self._limits, now):
             self._end(connection)
 
-    # Connections ---------------------------------------------------------------------------
-
     def _accept(self) -> None:
         start_time = time.monotonic()
         try:
@@ -364,8 +348,8 @@ class LocalServer:
             self._pause_accepting(ACCEPT_PAUSE_SECONDS)
 
     def _admit(self, accepted: socket.socket, peer: Peer, start_time: float) -> float:
-        """Take a client in, or close what it has opened. Returns as `_charge`."""
-        peers = [each.peer for each in self._connections]
+        """Add a client, or close its socket. Returns as `_charge`."""
+        peers = [connection.peer for connection in self._connections]
         if not has_room(peer, peers, self._limits, self._privileged_users):
             self.refused_connections += 1
             accepted.close()
@@ -378,14 +362,14 @@ class LocalServer:
         return connection.paused_until
 
     def _pause_accepting(self, seconds: float) -> None:
-        """Let those who connect wait in line: however many they are, the line is long and each of them is served."""
+        """Accept nothing for *seconds*: the kernel's queue holds the connections meanwhile."""
         self._selector.unregister(self._listener.socket)
         self._accept_at = time.monotonic() + seconds
 
     def _run_guarded(
         self, connection: ClientConnection, work: Callable[[ClientConnection], None]
     ) -> None:
-        """Do *work* for a connection, send what came of it, and drop it when it is of no use any more."""
+        """Do *work* for a connection, send the output, and drop the connection if it failed."""
         if connection not in self._connections:
             return
         start_time = time.monotonic()
@@ -395,7 +379,7 @@ class LocalServer:
                 connection.flush()
         except SessionError:
             with suppress(SessionError, OSError):
-                connection.flush()  # HTTP/2's own word for what was wrong
+                connection.flush()  # HTTP/2's own error report
             self._drop(connection)
         except OSError:
             self._drop(connection)
@@ -404,7 +388,7 @@ class LocalServer:
             self._register(connection)
 
     def _charge(self, peer: Peer, start_time: float) -> float:
-        """Note what it cost its user. Returns when one whose share is used up has some left again, else 0."""
+        """Charge the elapsed time. Returns when an exhausted user has time again, else 0."""
         if peer.user_id in self._privileged_users:
             return 0.0
         now = time.monotonic()
@@ -412,7 +396,7 @@ class LocalServer:
         return self._budget.available_at(peer.user_id, now)
 
     def _register(self, connection: ClientConnection) -> None:
-        """Wait for what can continue; a client that does not read is not read either."""
+        """Wait for the events that matter; a client that does not read is not read either."""
         if connection not in self._connections:
             return
         poll_events = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
@@ -428,7 +412,7 @@ class LocalServer:
         connection.poll_events = poll_events
 
     def _end(self, connection: ClientConnection) -> None:
-        """End a connection in a way that its client does not take for a failure."""
+        """End a connection so that the client does not see a failure."""
         connection.session.go_away()
         connection.flush()
         self._drop(connection)
@@ -443,10 +427,8 @@ class LocalServer:
         connection.deferred.clear()
         connection.socket.close()
 
-    # Calls ---------------------------------------------------------------------------------
-
     def _handle(self, connection: ClientConnection, mask: int) -> None:
-        """Read, or only send what is left to send: that follows in any case."""
+        """Read, or only send: `_run_guarded` sends in any case."""
         self._run_guarded(connection, self._read if mask & selectors.EVENT_READ else lambda c: None)
 
     def _read(self, connection: ClientConnection) -> None:
@@ -498,12 +480,12 @@ class LocalServer:
             return method.handler(call.message, peer)
         except CallRefused:
             raise
-        except Exception as error:  # the client is reported, the operator reads it in the log
+        except Exception as error:  # the client gets the error, the log the traceback
             log.exception("%s failed", call.path, extra={"cause": f"local.call.{call.path}"})
             raise CallRefused("INTERNAL", f"{type(error).__name__}: {error}") from error
 
     def _on_done(self, connection: ClientConnection, stream: int) -> None:
-        """For any thread."""
+        """Queue the completed call. For any thread."""
         self._completed.append((connection, stream))
         self._wake_thread()
 
@@ -512,7 +494,7 @@ class LocalServer:
 
     def _respond(self, connection: ClientConnection, stream: int) -> None:
         if stream not in connection.deferred:
-            return  # the client's time was over
+            return  # the call had expired
         deferred, _ = connection.deferred.pop(stream)
         connection.idle_since = time.monotonic()
         if isinstance(deferred.result, CallRefused):

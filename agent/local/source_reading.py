@@ -18,16 +18,16 @@ from ..collector import CollectOutcome, CollectResult, RestartRequired, run_coll
 from ..collectors import COLLECTORS
 from ..hardware.files import Roots
 
-#: A child that has not read everything by then is ended.
+#: A child that takes longer is killed.
 SECONDS_MAX = 20.0
-#: More than this is not read of the child's answer; all sources together write a tenth of it.
+#: Bytes of the child's output that are used. All sources together write a tenth.
 OUTPUT_BYTES_MAX = 1 << 20
 
 
 def read_sources(
     roots: Roots, collectors_off: Iterable[str] = (), seconds_max: float = SECONDS_MAX
 ) -> Sequence[CollectResult]:
-    """Return how the first turn of each source ended. Never raises; returns within *seconds_max* and a second."""
+    """Return each source's first result, within *seconds_max* plus a second. Never raises."""
     command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
     command += ["--dev", str(roots.dev), "--run", str(roots.run), "--off", ",".join(collectors_off)]
     command += ["--nvml", roots.nvml_library] if roots.nvml_library else []
@@ -40,20 +40,20 @@ def read_sources(
     try:
         output, _ = child.communicate(timeout=seconds_max)
     except subprocess.TimeoutExpired as error:
-        child.kill()  # one that a driver holds fast does not end of it, and is not waited for
+        child.kill()  # not waited for: a child that hangs in a driver does not end
         output = error.output or b""
     return parse(output[:OUTPUT_BYTES_MAX], seconds_max)
 
 
 def parse(output: bytes, seconds_max: float) -> Sequence[CollectResult]:
-    """Return what the child printed as results; a source that it began and did not end is HUNG. Never raises."""
+    """Return the child's results; a source that began and did not end is HUNG. Never raises."""
     results: dict[str, CollectResult] = {}
     for line in output.splitlines():
         try:
             name, outcome, message = json.loads(line)
             results[str(name)] = _not_read(str(name), CollectOutcome(outcome), str(message))
         except (ValueError, TypeError):
-            continue  # half a line, of a child that was ended
+            continue  # half a line of a killed child
     if not results:
         return [_not_read("all sources", CollectOutcome.ERROR, "the child process printed nothing")]
     return [
@@ -69,7 +69,7 @@ def _not_read(name: str, outcome: CollectOutcome, message: str) -> CollectResult
 
 
 def main() -> int:
-    """Be the child: one JSON line when a source begins (as HUNG) and one when it has ended."""
+    """Run the child: print a JSON line when a source begins (as HUNG) and when it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("sys", "proc", "dev", "run"):
         parser.add_argument(f"--{name}", type=Path, default=Path(f"/{name}"))
@@ -79,9 +79,9 @@ def main() -> int:
     roots = Roots(options.sys, options.proc, options.nvml, dev=options.dev, run=options.run)
     clock = SystemClock()
     off = options.off.split(",")
-    made = [make(roots) for name, make in COLLECTORS.items() if name not in off]
-    # What enters a driver comes last: the others have been read by then.
-    for collector in sorted(made, key=lambda one: one.enters_driver):
+    collectors = [make(roots) for name, make in COLLECTORS.items() if name not in off]
+    # Collectors that call a driver come last: the others have been read by then.
+    for collector in sorted(collectors, key=lambda collector: collector.enters_driver):
         print(json.dumps([collector.name, CollectOutcome.HUNG, ""]), flush=True)
         try:
             result = run_collector(collector, clock)

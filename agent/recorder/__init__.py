@@ -1,1 +1,1 @@
-"""Flight recorder: keeps the last minutes at full rate; stores them around findings and sends them on request."""
+"""Flight recorder: stores the last minutes of samples around findings; sends them on request."""

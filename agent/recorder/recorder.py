@@ -1,7 +1,8 @@
-"""Flight recorder of a host: requests recordings from the sampler, stores those around findings, sends those requested.
+"""Flight recorder of a host: stores recordings around findings, and sends requested recordings.
 
-The daemon's thread decides once a second and never touches the disk. Two other threads compress, write and read: one for
-the disk, one for recordings sent from memory. A disk that hangs loses recordings and nothing else.
+The daemon's thread decides once a second and never uses the disk. Two other threads compress, write
+and read: one for the disk, one for recordings sent from memory. A disk that hangs costs only
+recordings.
 """
 
 from __future__ import annotations
@@ -32,18 +33,15 @@ from ..sampler.pool import SamplerPool
 from ..transport.recording_uploads import RecordingUpload, RecordingUploads
 from .storage import NoRecordingError, RecordingStorage
 
-# ----------------------------------------------------------------------
-# When a recording is stored without anybody who requests it: decisions without clock or I/O of their own.
-
 SECOND_NS = 1_000_000_000
-#: After what began, so that a recording shows what came of it too.
+#: Delay after the first reason, so that the recording shows the consequences too.
 AFTER_NS = 30 * SECOND_NS
-#: At most one recording is stored in this time: of a storm the first, and then one a minute.
+#: Minimum time between stored recordings.
 INTERVAL_NS = 60 * SECOND_NS
-#: Reasons of one recording that are named; more are counted.
+#: Reasons named per recording; further ones are counted.
 REASONS_MAX = 3
 REASON_CHARACTERS_MAX = 120
-#: Events that GPUs' samples explain, and whether their code tells weight from noise (0 is corrected, or over).
+#: Recorded events -> whether code 0 means that the event is corrected or over, and not recorded.
 RECORDED_EVENTS = {
     "gpu.xid": False,
     "gpu.lost": False,
@@ -59,17 +57,17 @@ RECORDED_EVENTS = {
 
 
 def event_reason(event: HealthEvent) -> str:
-    """Return why an event is recorded; "" for one that is not."""
+    """Return why an event is recorded, or ""."""
     if event.name not in RECORDED_EVENTS or (RECORDED_EVENTS[event.name] and not event.code):
         return ""
     if event.attributes.get("state") == "back" or event.revision:
-        return ""  # it is over, or was reported before
+        return ""  # over, or already reported
     code = f" {event.code}" if event.name in ("gpu.xid", "nvswitch.sxid") else ""
     return f"{event.name}{code} {event.device}".strip()[:REASON_CHARACTERS_MAX]
 
 
 class RecordingTriggers:
-    """Reasons in, and the moment for a recording out. Times are boot time."""
+    """Decides when to record. Pure. Times are boot time."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
@@ -78,7 +76,7 @@ class RecordingTriggers:
         self._recorded_ns = -INTERVAL_NS
 
     def add(self, reason: str, now_ns: int) -> None:
-        """Something began. What begins before the recording is due goes with it."""
+        """Add a reason. All reasons before the recording is due share the recording."""
         if not self._reasons:
             self._began_ns = now_ns
             self._due_ns = max(now_ns + AFTER_NS, self._recorded_ns + INTERVAL_NS)
@@ -90,7 +88,7 @@ class RecordingTriggers:
             self._more += 1
 
     def take(self, now_ns: int) -> tuple[str, int]:
-        """Return why a recording is due now, and when the first of its reasons began, once; "" and 0 if none is due."""
+        """Return a due recording's reason, and the time of its first reason; else "" and 0."""
         if not self._reasons or now_ns < self._due_ns:
             return "", 0
         more = f" and {self._more} more" if self._more else ""
@@ -99,24 +97,24 @@ class RecordingTriggers:
         return text, self._began_ns
 
 
-#: A sampler that does not record within this time hangs in a driver.
+#: Time for the sampler to record; beyond, it hangs in a driver.
 ORDER_NS_MAX = 5 * SECOND_NS
-#: A disk that takes longer hangs: a request for its content gets an error that says so.
+#: Time for the disk; beyond, a request for stored recordings gets an error.
 DISK_NS_MAX = 10 * SECOND_NS
-#: Requests and reasons that wait for the daemon's thread; what is beyond is dropped.
+#: Requests and reasons that wait for the daemon's thread; further ones are dropped.
 REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
-#: Ids of requests that were seen: an aggregator may send one again on another connection.
+#: Remembered request ids: an aggregator may repeat a request on another connection.
 SEEN_MAX = 64
-#: What is found so soon after the start stood before; and what began this long ago is no news.
+#: Findings this soon after the start existed before; findings this old are not new.
 SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
-#: Findings of these names follow an event, which is recorded itself.
+#: Prefixes of findings that follow an event, which is recorded itself.
 _OF_EVENTS = ("xid", "sxid")
 
 log = logging.getLogger(__name__)
 
 
 class ActiveFinding(Protocol):
-    """What is needed of a finding of this host."""
+    """Attributes needed of a finding of this host."""
 
     @property
     def name(self) -> str: ...
@@ -128,7 +126,7 @@ class ActiveFinding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordingOrder:
-    """A recording that is made now: for a request, or stored for a reason."""
+    """A recording in progress: requested, or to be stored."""
 
     number: int
     seconds: int
@@ -139,7 +137,7 @@ class RecordingOrder:
 
 
 class _BackgroundTask:
-    """One job at a time, each in a thread of its own that nobody waits for."""
+    """Runs a job at a time, each in a thread of its own that is never joined."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -151,7 +149,7 @@ class _BackgroundTask:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, job: Callable[[], None], now_ns: int) -> bool:
-        """Begin *job*; False while one runs, or where the host has no thread to give."""
+        """Start *job*; False if a job runs, or the host cannot start a thread."""
         if self.busy:
             return False
         self._thread, self.began_ns = (
@@ -174,7 +172,10 @@ def _logged(job: Callable[[], None]) -> None:
 
 
 class FlightRecorder:
-    """`tick` is the daemon's, once a second; `observe` and `on_response` any thread's. Nothing raises or blocks."""
+    """Orders recordings. No method raises or blocks.
+
+    `tick` is for the daemon's thread, once a second; `observe` and `on_response` for any thread.
+    """
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class FlightRecorder:
         boot_id: bytes,
         findings: Callable[[], Iterable[ActiveFinding]] = tuple,
     ) -> None:
-        """*findings*: findings about this host now."""
+        """*findings* returns this host's active findings."""
         self._samplers, self._storage, self._uploads = samplers, storage, uploads
         self._clock, self._host, self._boot_id = clock, host, boot_id.hex()
         self._findings = findings
@@ -202,25 +203,21 @@ class FlightRecorder:
         self._disk, self._sender = _BackgroundTask("recorder-disk"), _BackgroundTask("recorder")
         self.stored_recordings = self.lost_recordings = 0
 
-    # Any thread ----------------------------------------------------------------------------
-
     def observe(self, event: HealthEvent) -> None:
-        """Take note of an event that is reported."""
+        """Store the reason if the event must be recorded."""
         if self._storage.is_enabled and (reason := event_reason(event)):
             self._reasons.append(reason)
 
     def on_response(self, message: RegisterNodeResponse | IngestAck) -> None:
-        """Take the requests of the aggregator."""
+        """Queue the aggregator's new requests."""
         if isinstance(message, IngestAck):
             for request in message.recordings:
                 if request.id not in self._seen and len(self._requests) < REQUESTS_MAX:
                     self._seen.append(request.id)
                     self._requests.append(request)
 
-    # The daemon's thread -------------------------------------------------------------------
-
     def tick(self) -> None:
-        """Do what is due. Never raises."""
+        """Do the due work. Never raises."""
         try:
             self._tick(self._clock.boottime_ns())
         except Exception:
@@ -241,7 +238,9 @@ class FlightRecorder:
             self._requests.popleft()
 
     def _observe_findings(self, now_ns: int) -> None:
-        findings = {(each.name, each.device): each.since_ns for each in self._findings()}
+        findings = {
+            (finding.name, finding.device): finding.since_ns for finding in self._findings()
+        }
         for (name, device), since_ns in findings.items():
             is_new = (name, device) not in self._known_findings and now_ns >= self._settled_ns
             is_recent = now_ns - since_ns <= FINDING_AGE_NS_MAX
@@ -250,7 +249,7 @@ class FlightRecorder:
         self._known_findings = frozenset(findings)
 
     def _answer(self, request: RecordingRequest, now_ns: int) -> bool:
-        """Begin to answer a request; False: not now."""
+        """Start answering a request; False: try again later."""
         if request.list or request.name:
             return self._answer_from_disk(request, now_ns)
         if not 1 <= request.seconds <= SECONDS_MAX:
@@ -284,7 +283,7 @@ class FlightRecorder:
             self._fail(self._order, "no GPU of this host is sampled now")
 
     def _finish_order(self, order: RecordingOrder, now_ns: int) -> None:
-        """Take what the sampler recorded, or give up."""
+        """Handle the sampler's recording, or fail after ORDER_NS_MAX."""
         recorded = self._samplers.recorded
         if recorded is None or recorded[0] != order.number:
             if now_ns - order.ordered_ns > ORDER_NS_MAX:
@@ -317,17 +316,15 @@ class FlightRecorder:
         self.lost_recordings += 1
         log.warning("no recording was stored: %s", message, extra={"cause": "recorder.lost"})
 
-    # Threads of their own ------------------------------------------------------------------
-
     def _complete(self, data: bytes, reason: str, wall_offset_ns: int) -> GpuRecording:
-        """Return the sampler's recording with what it does not know. Raises RecordingError."""
-        found = decode_recording(data)
+        """Return the recording with host, boot, reason and wall time. Raises RecordingError."""
+        recording = decode_recording(data)
         return replace(
-            found,
+            recording,
             host=self._host,
             boot_id=self._boot_id,
             reason=reason,
-            wall_time_ns=max(0, found.boottime_ns + wall_offset_ns),
+            wall_time_ns=max(0, recording.boottime_ns + wall_offset_ns),
         )
 
     def _send(self, order: RecordingOrder, data: bytes, wall_offset_ns: int) -> None:

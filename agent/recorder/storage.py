@@ -20,18 +20,18 @@ from ...contract.wire.telemetry_pb2 import StoredRecording
 from ..spool.lockdir import replace
 
 SUFFIX = ".glrec"
-#: At most this many names of the folder are read.
+#: Limit of names read in the folder.
 NAMES_MAX = 4096
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 _PREFIX_BYTES = 64
 
 
 class NoRecordingError(LookupError):
-    """There is no such recording; the words say which there are."""
+    """There is no such recording; the message lists those stored."""
 
 
 class RecordingStorage:
-    """The folder of one host's recordings. Any call may hang with the disk, so none belongs to the daemon's thread."""
+    """A folder of recordings. Any call may hang with the disk: not for the daemon's thread."""
 
     def __init__(self, folder: Path, bytes_max: int, files_max: int = STORED_MAX) -> None:
         """*bytes_max* 0: nothing is stored."""
@@ -40,17 +40,17 @@ class RecordingStorage:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything may be stored."""
+        """Whether recordings are stored."""
         return self._bytes_max > 0
 
     def store(self, recording: GpuRecording, data: bytes) -> str:
-        """Put the file *data* of *recording* there, and return its name; the oldest make room. Raises OSError."""
+        """Store *recording* (encoded *data*), dropping old ones; return its name. Raises OSError."""
         if len(data) > self._bytes_max:
             raise OSError(
                 0, f"a recording of {len(data)} bytes, recordings_bytes_max is {self._bytes_max}"
             )
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for partial in self._folder.glob(f"*{SUFFIX}.new"):  # of a process that was killed
+        for partial in self._folder.glob(f"*{SUFFIX}.new"):  # left by a killed process
             partial.unlink(missing_ok=True)
         self._remove_oldest(self._files_max - 1, self._bytes_max - len(data))
         moment = datetime.fromtimestamp(recording.wall_time_ns / 1e9, UTC)
@@ -65,7 +65,7 @@ class RecordingStorage:
         return name
 
     def read(self, name: str) -> bytes:
-        """Return the file of a recording. Raises NoRecordingError, OSError."""
+        """Return a recording's file. Raises NoRecordingError, OSError."""
         if not _NAME.fullmatch(name):
             raise NoRecordingError(f"no recording {name[:40]!r} on this host")
         try:
@@ -82,34 +82,38 @@ class RecordingStorage:
         return data
 
     def recordings(self) -> list[StoredRecording]:
-        """Return what is stored, the oldest first; a file that cannot be read is left out. Raises OSError."""
-        return [found for path in self._paths()[-self._files_max :] for found in _describe(path)]
+        """Return the stored recordings, oldest first, without unreadable files. Raises OSError."""
+        return [
+            recording for path in self._paths()[-self._files_max :] for recording in _describe(path)
+        ]
 
     def _paths(self) -> list[Path]:
         if not self._folder.exists():
             return []
         names = (path for _, path in zip(range(NAMES_MAX), self._folder.iterdir(), strict=False))
-        return sorted(p for p in names if p.suffix == SUFFIX and _NAME.fullmatch(p.stem))
+        return sorted(
+            path for path in names if path.suffix == SUFFIX and _NAME.fullmatch(path.stem)
+        )
 
     def _remove_oldest(self, files: int, size: int) -> None:
-        """Keep at most this many files and at most this many bytes in total."""
+        """Delete the oldest until at most *files* files with *size* bytes in total remain."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
-        for path, each in zip(paths, list(sizes), strict=True):
+        for path, file_bytes in zip(paths, list(sizes), strict=True):
             if len(sizes) <= files and sum(sizes) <= size:
                 return
             path.unlink(missing_ok=True)
-            sizes.remove(each)
+            sizes.remove(file_bytes)
 
 
 def _describe(path: Path) -> Iterator[StoredRecording]:
     with suppress(OSError, RecordingError), open(path, "rb") as file:
-        found = decode_header(file.read(_PREFIX_BYTES + HEADER_BYTES_MAX))
+        header = decode_header(file.read(_PREFIX_BYTES + HEADER_BYTES_MAX))
         yield StoredRecording(
             name=path.stem,
-            wall_time_ns=found.wall_time_ns,
-            seconds=found.header_seconds,
-            devices=len(found.devices),
+            wall_time_ns=header.wall_time_ns,
+            seconds=header.header_seconds,
+            devices=len(header.devices),
             bytes=path.stat().st_size,
-            reason=found.reason,
+            reason=header.reason,
         )

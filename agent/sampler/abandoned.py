@@ -1,7 +1,7 @@
 """Abandoned samplers: a small file in the state folder lists the processes that hang in a driver.
 
-A new agent reads it and does not call a device in which a process of its killed predecessor still hangs. Otherwise
-each restart would abandon one more process.
+A new agent reads it and does not call a device in which a process of its killed predecessor still
+hangs. Otherwise each restart would abandon one more process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .messages import PROCESSES_MAX
 from .quarantine import Unit
 
 FILE_NAME = "left_behind.json"
-#: A larger file is not ours: a process has some 400 bytes in it.
+#: A larger file was not written by Gangline: a process takes some 400 bytes.
 FILE_BYTES_MAX = 1 << 14
-NAME_CHARACTERS_MAX = 88  # a call's name in a place (ext/place_abi.pxd)
+NAME_CHARACTERS_MAX = 88  # as a call's name in the shared memory (ext/place_abi.pxd)
 
 log = logging.getLogger(__name__)
 
 
 class AbandonedProcess(NamedTuple):
-    """A process that hangs in a unit. Number and start together are its identity."""
+    """A process that hangs in a unit. `pid` and `start_ticks` together identify it."""
 
     unit: Unit
     pid: int
@@ -37,28 +37,27 @@ class AbandonedProcess(NamedTuple):
 
     @property
     def call_state(self) -> Seen:
-        """Where it is."""
+        """Return the hanging call as the state of the process."""
         return Seen(self.since_ns, 0, self.collector, self.unit[1], self.call)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process has not ended."""
         task = live_task(self.pid)
         return task is not None and task.start_ticks == self.start_ticks
 
 
 def format_abandoned(boot_id: bytes, processes: Iterable[AbandonedProcess]) -> bytes:
-    """Return the file's content."""
     return json.dumps({"boot_id": boot_id.hex(), "left_behind": [*processes]}).encode()
 
 
 def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
-    """Return who was abandoned; nobody of another boot. Raises ValueError for what is no such file."""
+    """Return the abandoned processes of this boot. Raises ValueError for an invalid file."""
     try:
         document = json.loads(content)
         if document["boot_id"] != boot_id.hex():
             return []
-        return [_parse_entry(*each) for each in document["left_behind"][:PROCESSES_MAX]]
+        return [_parse_entry(*entry) for entry in document["left_behind"][:PROCESSES_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is not a list of abandoned processes: {str(error)[:200]}") from error
 
@@ -66,7 +65,7 @@ def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
 def _parse_entry(
     unit: Sequence[str], pid: int, start_ticks: int, since_ns: int, collector: str, call: str
 ) -> AbandonedProcess:
-    """Check them: the types are what is expected, not what is known."""
+    """Return the checked entry. Raises TypeError or ValueError."""
     group, device, unit_collector = unit
     for name in (group, device, unit_collector, collector, call):
         if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
@@ -80,17 +79,17 @@ def _parse_entry(
 
 
 class AbandonedProcessFile:
-    """The file in *folder*. Neither method raises: without it an agent that starts over finds out by itself."""
+    """The file in *folder*. Never raises: without the file a new agent detects the hangs again."""
 
     def __init__(self, folder: Path, boot_id: bytes) -> None:
         self._path, self._boot_id = folder / FILE_NAME, boot_id
 
     def read(self) -> list[AbandonedProcess]:
-        """Return whom an agent before this one left behind, and who still hangs."""
+        """Return the processes that an earlier agent abandoned and that are still alive."""
         try:
             with open(self._path, "rb") as file:
-                found = parse_abandoned(file.read(FILE_BYTES_MAX), self._boot_id)
-            return [each for each in found if each.is_alive]
+                processes = parse_abandoned(file.read(FILE_BYTES_MAX), self._boot_id)
+            return [process for process in processes if process.is_alive]
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
@@ -98,7 +97,7 @@ class AbandonedProcessFile:
             return []
 
     def write(self, processes: Iterable[AbandonedProcess]) -> None:
-        """Replace the file; it is not synced, as no boot but this one reads it."""
+        """Replace the file. It is not synced: no other boot uses it."""
         new = self._path.with_name(f".{FILE_NAME}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

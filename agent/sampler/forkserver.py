@@ -1,7 +1,8 @@
 """Fork server of the samplers, forked early, while the daemon is small and single-threaded.
 
-A fork of the daemon itself would copy its threads' locks in their current state. The fork server has one thread and
-sleeps until it gets a fork request or a child exits. It exits with the daemon, and its children exit with it.
+A fork of the daemon itself would copy its threads' locks in their current state. The fork server
+has one thread and sleeps until it gets a fork request or a child exits. It exits with the daemon,
+and its children exit with it.
 """
 
 from __future__ import annotations
@@ -35,36 +36,32 @@ from ..hardware.processes import TaskStat, parse_task
 from .messages import CollectorGroups
 from .worker import RESTART_EXIT_CODE, serve
 
-# ----------------------------------------------------------------------
-# What the kernel shows of a process of ours: whether it waits for a driver, or only for its turn
-# on a CPU.
-#
-# Of /proc/PID/stat, which takes no lock that a hung process could hold
-# (`agent.hardware.processes`).
+# Reasons why a sampler stalls, from /proc/PID/stat: reading it takes no lock that a hung process
+# could hold (`agent.hardware.processes`).
 
 STAT_BYTES_MAX = 4096
-#: One that is ready to run and had less of a CPU than this since it last spoke waits for that, not for a driver; who
-#: spins in a driver has more by the time that a call's deadline is over.
+#: A process that is ready to run and used less CPU than this since its last message waits for a
+#: CPU. A process that spins in a driver has used more when its call's deadline ends.
 CPU_SECONDS_MIN = 0.3
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_CPU = slice(11, 13)  # utime and stime, behind the name
+_CPU = slice(11, 13)  # utime and stime, after the name
 
 
 class StallReason(Enum):
-    """Why a process makes no progress, other than by its driver."""
+    """Causes of a stall other than the driver."""
 
     STARVED = "starved"
     STOPPED = "stopped"
 
 
 def parse_stall_reason(stat: bytes, cpu_seconds: float) -> StallReason | None:
-    """Return it by a `stat` file; None: there is none, or this is no such file. *cpu_seconds*: used until it spoke."""
+    """Return the reason in a `stat` file, or None. *cpu_seconds*: used until the last message."""
     task = parse_task(stat)
     if task is None:
         return None
     if task.state in "Tt":
         return StallReason.STOPPED
-    ticks = [parse_unsigned(each) for each in stat.rpartition(b")")[2].split()[_CPU]]
+    ticks = [parse_unsigned(field) for field in stat.rpartition(b")")[2].split()[_CPU]]
     if task.state != "R" or None in ticks:
         return None
     used = sum(filter(None, ticks)) / _TICKS_PER_SECOND - cpu_seconds
@@ -72,7 +69,7 @@ def parse_stall_reason(stat: bytes, cpu_seconds: float) -> StallReason | None:
 
 
 def stall_reason(pid: int, cpu_seconds: float) -> StallReason | None:
-    """Return it for a process that lives; None where nothing is known."""
+    """Return the reason of a live process; None if unknown."""
     try:
         return parse_stall_reason(_stat(pid), cpu_seconds)
     except OSError:
@@ -80,7 +77,7 @@ def stall_reason(pid: int, cpu_seconds: float) -> StallReason | None:
 
 
 def live_task(pid: int) -> TaskStat | None:
-    """Return a process that has not ended; None where there is none, or it is not shown."""
+    """Return a process that has not ended; None for an ended or hidden process."""
     try:
         task = parse_task(_stat(pid))
     except OSError:
@@ -95,7 +92,7 @@ def _stat(pid: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What became of a sampler; *message* is empty while it lives."""
+    """State of a sampler; *message* is empty while it lives."""
 
     serial: int
     pid: int
@@ -103,7 +100,7 @@ class ProcessReport:
 
 
 def exit_message(status: int) -> str:
-    """Say how a process ended, from its wait status."""
+    """Return how a process ended, from its wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with {code}"
@@ -114,10 +111,10 @@ def exit_message(status: int) -> str:
 
 
 class ForkServer:
-    """The daemon's side. For one thread; no call blocks."""
+    """The daemon's side of the fork server. For a single thread; no call blocks."""
 
     def __init__(self, groups: CollectorGroups, clock: Clock, slots: int) -> None:
-        """*groups*: what the samplers can sample. *slots*: how many of them there can be at once."""
+        """*groups*: the collectors of the samplers. *slots*: number of concurrent samplers."""
         self._groups, self._clock = groups, clock
         self._memory = mmap.mmap(-1, place.SIZE_BYTES * slots)
         self._control: socket.socket | None = None
@@ -125,19 +122,19 @@ class ForkServer:
         self.pid = 0
 
     def slot(self, number: int) -> memoryview:
-        """Return the memory in which the sampler of that slot says where it is."""
+        """Return the memory in which a slot's sampler publishes its current call."""
         size = place.SIZE_BYTES
         return memoryview(self._memory)[number * size : (number + 1) * size]
 
     def start(self) -> None:
-        """Fork it. OSError when the host has no process to give."""
+        """Fork the fork server. Raises OSError if the fork fails."""
         local_end, remote_end = packet_sockets()
         local_end.setblocking(False)
         gc.collect()
         process.be_small()
         process.trim()
         self._filling = process.Filling()
-        gc.freeze()  # a collection in a child would write to, and so copy, every page of ours
+        gc.freeze()  # a collection in a child would write to, and so copy, every page of the parent
         parent = os.getpid()
         wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
@@ -153,7 +150,7 @@ class ForkServer:
         self._control, self._wakeup_fd = local_end, wakeup_fd
 
     def fork(self, serial: int, slot: int) -> socket.socket:
-        """Have a sampler forked, and return the way to it. OSError when the fork server is not there."""
+        """Request a sampler; return the socket to it. Raises OSError without a fork server."""
         if self._control is None:
             raise OSError("no fork server")
         connection = request_child(self._control, serial, slot)
@@ -161,47 +158,47 @@ class ForkServer:
         return connection
 
     def kill(self, serial: int) -> None:
-        """Send SIGKILL to a sampler; one that is gone is nobody."""
+        """Send SIGKILL to a sampler; a sampler that has exited is ignored."""
         if self._control is not None:
             kill_child(self._control, serial)
 
     def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None:
-        """Say why a sampler makes no progress, if not for its driver. *cpu_seconds*: used until it last spoke."""
+        """Return why a sampler stalls, except by its driver. *cpu_seconds*: as above."""
         return stall_reason(pid, cpu_seconds)
 
     def start_ticks(self, pid: int) -> int:
-        """Return when a sampler began, which no later process of its number did; 0: it is gone."""
+        """Return the start time of a sampler, which its pid's next owner does not have; 0: gone."""
         task = live_task(pid)
         return task.start_ticks if task else 0
 
     def reports(self) -> list[ProcessReport] | None:
-        """Return what it reports. None: it is gone, and its children with it."""
-        found: list[ProcessReport] = []
+        """Return new reports; None if the fork server has exited, and its children with it."""
+        reports: list[ProcessReport] = []
         while self._control is not None:
             try:
                 data = self._control.recv(PACKET_BYTES_MAX)
             except BlockingIOError:
-                return found
+                return reports
             except OSError:
                 data = b""
             if not data:
                 self._reap()
                 break
-            found.append(_process_report(ChildReport.from_bytes(data)))
+            reports.append(_process_report(ChildReport.from_bytes(data)))
         return None
 
     def clear_wakeup(self) -> None:
-        """Take note that a sampler has rung; what it said must be read after this."""
+        """Clear the samplers' wake-up; read their messages after this call."""
         if self._wakeup_fd >= 0:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wakeup_fd)
 
     def descriptors(self) -> list[int]:
-        """Return what to poll: for reports, and for samplers that have something to say at once."""
+        """Return the descriptors to poll: reports, and urgent messages of samplers."""
         return [] if self._control is None else [self._control.fileno(), self._wakeup_fd]
 
     def kill_all(self) -> None:
-        """End the fork server and all that it forked."""
+        """Kill the fork server and all of its children."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -220,7 +217,7 @@ class ForkServer:
                 os.waitpid(pid, 0)
 
     def _serve(self, control: socket.socket, wakeup_fd: int, parent: int) -> int:
-        """Be the fork server: fork and reap until the daemon, process *parent*, is gone; return 0."""
+        """Run the fork server: fork and reap until the daemon, process *parent*, ends; return 0."""
 
         def run_worker(slot: int, connection: socket.socket) -> int:
             place.use(self.slot(slot))
@@ -231,7 +228,9 @@ class ForkServer:
         if end_with_parent(parent):
             _close_descriptors({0, 1, 2, control.fileno(), wakeup_fd})
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)  # they are the daemon's: it says when to end
+                signal.signal(
+                    number, signal.SIG_IGN
+                )  # the daemon handles them and ends its children
             ForkLoop(control, b"gangline-spare", run_worker).serve()
         return 0
 
@@ -245,16 +244,16 @@ def _process_report(report: ChildReport) -> ProcessReport:
 
 
 def _fork() -> int:
-    """Fork. Of another thread of ours the child keeps nothing but its locks, and it takes none of them."""
+    """Fork. The child has the locks of other threads in their state, but never takes them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
         return os.fork()
 
 
 def _close_descriptors(retained: set[int]) -> None:
-    """Release every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
+    """Release all descriptors but *retained*: the daemon's locks, sockets and files.
 
-    Their numbers stay taken, by /dev/null, for the objects of the daemon's that bear them are copied too.
+    /dev/null takes their numbers, because copied objects of the daemon still hold these numbers.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in map(int, os.listdir("/proc/self/fd")):

@@ -1,7 +1,10 @@
 """Messages between sampler and daemon: lengths, numbers and cells, no pickled objects.
 
-Either side may be killed in the middle of a message, so each message starts with its length, and each length has a limit.
-A table's rows and columns are sent only when they change; otherwise only cells and valid bytes are sent.
+Either side may be killed in the middle of a message, so each message starts with its length, and
+each length has a limit. A table's rows and columns are sent only when they change; otherwise only
+cells and valid bytes are sent.
+
+Also the supervisor's actions, the groups of collectors and the shared recording area.
 """
 
 from __future__ import annotations
@@ -20,59 +23,57 @@ from ...ext import rounds
 from ..collector import Collector, CollectOutcome, CollectResult
 
 CodecError = rounds.CodecError
-#: Who is slow, as a rule.
+#: The usual value of SampleBatch.slow_devices.
 NO_DEVICES = rounds.NOBODY
 MESSAGE_BYTES_MAX = rounds.MESSAGE_BYTES_MAX
-#: Of a device's name.
+#: Bytes of a device's name.
 NAME_BYTES_MAX = 1024
-#: Of the words with which a new inventory is asked for.
+#: Bytes of the reason for a new inventory.
 REASON_BYTES_MAX = 4096
 
 _HEAD = struct.Struct("<IB")
 _SHAPE = struct.Struct("<BIH")
 _TASK = struct.Struct("<QHH")
 _LENGTH = struct.Struct("<H")
-# the first is rounds.ROUND_KIND
+# Kind 1 is rounds.ROUND_KIND.
 _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
 _RECORD_KIND, _RECORDED_KIND = 7, 8
 _RECORD = struct.Struct("<QI")
 
 
 class TimedResult(NamedTuple):
-    """A turn, and the boot time at which it began."""
-
     began_ns: int
     result: CollectResult
 
 
 class SampleBatch(NamedTuple):
-    """The turns of one grid point of one sampler, and what its process has cost since its start."""
+    """The turns of a sampler at a grid point, and its process's cost since the start."""
 
     grid_ns: int
     cpu_seconds: float
-    memory_bytes: int  # its share (PSS); 0: not known
-    dropped_messages: int  # messages that found no room, since its start
+    memory_bytes: int  # its share (PSS); 0: unknown
+    dropped_messages: int  # messages lost to a full socket since the start
     results: Sequence[TimedResult] = ()
-    slow_devices: frozenset[str] = NO_DEVICES  # devices that would make their neighbours wait
+    slow_devices: frozenset[str] = NO_DEVICES  # devices that would delay the others
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryRequest:
-    """A collector asks for a new inventory."""
+    """A collector's request for a new inventory."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerTask:
-    """What a sampler is to do from now on. Another one replaces it."""
+    """A sampler's task. It replaces the previous task."""
 
     group: str
-    #: Not to be entered; they bear the names that are given to `ext.place.enter`.
+    #: Devices that must not be called, by the names passed to `ext.place.enter`.
     excluded_devices: frozenset[str] = frozenset()
     #: Collectors that take no turn.
     excluded_collectors: frozenset[str] = frozenset()
-    #: Nothing but this device, or this collector, is looked at, all of it once in `period_ns`.
+    #: Sample only this device, or this collector, completely every `period_ns`.
     only_device: str = ""
     only_collector: str = ""
     period_ns: int = 0
@@ -80,25 +81,25 @@ class SamplerTask:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Make ready for a task without entering a device."""
+    """Prepare for a task without entering a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Release everything and end."""
+    """Release everything and exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCommand:
     """Copy the most recent seconds of samples into the recording area."""
 
-    number: int  # of this order
+    number: int  # identifies this command
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesRecorded:
-    """So many bytes are in the recording area; 0: nothing is, and why."""
+    """Bytes in the recording area; 0: none, and *message* says why."""
 
     number: int
     size: int
@@ -109,11 +110,11 @@ Command = SamplerTask | WarmUp | End | RecordCommand
 
 
 def encode_command(command: Command) -> bytes:
-    """Return the message of an order of the daemon's."""
+    """Return the message of a command."""
     if isinstance(command, SamplerTask):
         body = _TASK.pack(
             command.period_ns,
-            *(len(each) for each in (command.excluded_devices, command.excluded_collectors)),
+            *(len(names) for names in (command.excluded_devices, command.excluded_collectors)),
         )
         only = (command.only_device, command.only_collector, command.group)
         body += b"".join(
@@ -129,7 +130,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(kind: int, body: bytes) -> Command:
-    """Return what the daemon ordered. Raises CodecError."""
+    """Return the command in a message. Raises CodecError."""
     if kind == _TASK_KIND:
         return _decode_task(_BodyReader(body))
     if kind == _RECORD_KIND and len(body) == _RECORD.size:
@@ -155,17 +156,17 @@ def _decode_task(reader: _BodyReader) -> SamplerTask:
 
 
 def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
-    """Return the message of an event that a collector tells."""
+    """Return the message of a collector's event."""
     return _message(_EVENT_KIND, event.SerializeToString())
 
 
 def encode_inventory(reason: str) -> bytes:
-    """Return the message of a collector that asks for a new inventory."""
+    """Return the message of a collector's request for a new inventory."""
     return _message(_INVENTORY_KIND, reason.encode()[:REASON_BYTES_MAX])
 
 
 def encode_recorded(recorded: SamplesRecorded) -> bytes:
-    """Return the message of a sampler that has done a `RecordCommand`."""
+    """Return the message of a completed `RecordCommand`."""
     body = _RECORD.pack(recorded.number, recorded.size)
     return _message(_RECORDED_KIND, body + recorded.message.encode()[:REASON_BYTES_MAX])
 
@@ -182,7 +183,7 @@ def _encode_name(name: str) -> bytes:
 
 
 class SampleBatchEncoder(rounds.Writer):
-    """A sampler's side: remembers whose rows and columns the daemon knows. A block's are never others."""
+    """A sampler's side: remembers the shapes that the daemon knows. A block's shape is constant."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
         """*collectors*: the same names in the same order as the decoder's."""
@@ -201,7 +202,7 @@ def _names_bytes(names: frozenset[str]) -> bytes:
 
 
 class SampleBatchDecoder(rounds.Reader):
-    """The daemon's side: bytes in, messages out. The blocks of a round are refilled by the next."""
+    """The daemon's side: bytes in, messages out. Each round refills the same blocks."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
         super().__init__(
@@ -217,7 +218,7 @@ class SampleBatchDecoder(rounds.Reader):
 def _decode_other(
     kind: int, body: bytes
 ) -> InventoryRequest | SamplesRecorded | telemetry_pb2.HealthEvent:
-    """Return what is said beside rounds."""
+    """Return a message that is not a round. Raises CodecError."""
     try:
         if kind == _INVENTORY_KIND:
             return InventoryRequest(body.decode())
@@ -226,7 +227,7 @@ def _decode_other(
             return SamplesRecorded(number, size, body[_RECORD.size :].decode(errors="replace"))
         if kind == _EVENT_KIND:
             return telemetry_pb2.HealthEvent.FromString(body)
-    except Exception as error:  # protobuf's DecodeError is not the same class everywhere
+    except Exception as error:  # protobuf's implementations raise different DecodeErrors
         raise CodecError(f"kind {kind}, {len(body)} bytes: {error}") from error
     raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
 
@@ -236,7 +237,7 @@ def _decode_names(data: bytes) -> frozenset[str]:
 
 
 def _decode_block(shape: bytes, cell_bytes: int) -> Block:
-    """Return the block of a shape, with at most this many bytes after it."""
+    """Return an empty block of *shape*; its cells and valid bytes must fit into *cell_bytes*."""
     reader = _BodyReader(shape)
     name_bytes, rows, columns = reader.unpack(_SHAPE)
     table = reader.utf8(name_bytes)
@@ -259,7 +260,7 @@ class MessageBuffer:
         self._data += data
 
     def next(self) -> tuple[int, bytes] | None:
-        """Return (kind, body), or None while the next message is not whole. Raises CodecError."""
+        """Return (kind, body), or None while the next message is incomplete. Raises CodecError."""
         if len(self._data) < _HEAD.size:
             return None
         length, kind = _HEAD.unpack_from(self._data)
@@ -273,12 +274,12 @@ class MessageBuffer:
         return kind, body
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        while (found := self.next()) is not None:
-            yield found
+        while (message := self.next()) is not None:
+            yield message
 
 
 class _BodyReader:
-    """Reads a body from its beginning to its end, and never past it."""
+    """Reads a body from start to end, and never past it."""
 
     __slots__ = ("at", "body")
 
@@ -309,7 +310,6 @@ class _BodyReader:
         return self.take(length).decode("utf-8", "surrogateescape")
 
     def names(self) -> Iterator[str]:
-        """Yield all names up to the end."""
         while self.remaining:
             yield self.name()
 
@@ -318,29 +318,26 @@ class _BodyReader:
             raise CodecError(f"{self.remaining} bytes too many")
 
 
-# ----------------------------------------------------------------------
-# What the supervisor has done: the facade carries it out, a test compares it.
-
 ReportKind = Literal["hung", "slow", "answers", "driver_hung", "driver_answers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Have a sampler forked; from now on it is known by this number."""
+    """Fork a sampler; *serial* identifies it in later actions."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class WarmSampler:
-    """Have a standby make ready."""
+    """Warm up a standby."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class AssignTask:
-    """Give a sampler its task, or another one."""
+    """Assign a task to a sampler."""
 
     serial: int
     task: SamplerTask
@@ -348,21 +345,19 @@ class AssignTask:
 
 @dataclass(frozen=True, slots=True)
 class EndSampler:
-    """Ask a sampler to end."""
-
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a sampler by SIGKILL, as far as that goes."""
+    """Send SIGKILL to a sampler; a hang in a driver may outlast it."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEvent:
-    """Tell an operator."""
+    """Report a state change to the operator."""
 
     kind: ReportKind
     group: str
@@ -376,14 +371,12 @@ class ReportEvent:
 Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 
 
-# ----------------------------------------------------------------------
-# Who samples what: the lane of the GPUs' driver, that of DCGM's host engine, and that of everything else which enters one.
-
 GPU, HOST, DCGM = "gpu", "host", "dcgm"
-#: Samplers of all kinds at once: three lanes, a standby, those that look at one device, those that were abandoned.
-#: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
+#: Samplers of all kinds: three groups, a standby, probes of single devices, abandoned processes.
+#: With the daemon, the fork server and the inventory's short-lived child these are all processes
+#: of the agent.
 PROCESSES_MAX = 16
-#: Kinds of collectors that call NVML or read AMD's GPUs, or stand on what those of the same process have found.
+#: Kinds of collectors that call NVML, read AMD's GPUs, or use results of such a collector.
 GPU_KINDS = frozenset(
     {
         "gpu",
@@ -403,14 +396,14 @@ GPU_KINDS = frozenset(
     }
 )
 
-#: A host engine hangs by itself: neither NVML nor the host's other drivers are to wait for it.
+#: A group of its own: if the host engine hangs, neither NVML nor other drivers wait for it.
 DCGM_COLLECTOR = "dcgm_1s"
 
 CollectorGroups = Mapping[str, Sequence[Collector]]
 
 
 def group_of(collector: Collector) -> str:
-    """Return `gpu`, `dcgm`, `host`, or nothing for one that stays in the daemon (as the inventory, every ten minutes)."""
+    """Return `gpu`, `dcgm`, `host`, or "" if the daemon runs the collector (the inventory)."""
     if collector.pace is Pace.BOOT:
         return ""
     if collector.name == DCGM_COLLECTOR:
@@ -421,7 +414,7 @@ def group_of(collector: Collector) -> str:
 
 
 def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
-    """Return the lanes that have a collector, in the order in which they are started."""
+    """Return the groups that have a collector, in starting order."""
     groups: dict[str, list[Collector]] = {GPU: [], HOST: [], DCGM: []}
     for collector in collectors:
         if group := group_of(collector):
@@ -429,38 +422,37 @@ def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collecto
     return {name: members for name, members in groups.items() if members}
 
 
-# ----------------------------------------------------------------------
-# Shared memory through which a sampler hands a recording (1 MB) to the daemon, keeping the socket free for readings.
-#
-# The daemon and every process forked from it share the memory. It uses no pages until it is written to, and none after
-# it is cleared. An abandoned sampler may write into it late, so `contract.recording` has a checksum.
+# The recording area carries a recording (1 MB) from sampler to daemon and keeps the socket free for
+# readings. The daemon and all processes forked from it share the memory. It has no pages before it
+# is written, and none after it is cleared. An abandoned sampler may write into it late, so
+# `contract.recording` has a checksum.
 
-#: Of 38 GPUs five minutes fit, at 10 Hz; of more, less time.
+#: Five minutes of 38 GPUs at 10 Hz. More GPUs have less time.
 AREA_BYTES = 4 << 20
 
 
 class RecordingArea:
-    """One recording at a time. No method blocks."""
+    """Holds one recording at a time. No method blocks."""
 
     def __init__(self, size: int = AREA_BYTES) -> None:
         self.size = size
         self._memory = mmap.mmap(-1, size)
 
     def write(self, data: bytes) -> None:
-        """Put *data* at the beginning. Raises ValueError if it is longer than the area."""
+        """Write *data* at the beginning. Raises ValueError if it is longer than the area."""
         if len(data) > self.size:
             raise ValueError(f"{len(data)} bytes of samples, at most {self.size}")
         self._memory[: len(data)] = data
 
     def read(self, size: int) -> bytes:
-        """Return the first *size* bytes, fewer if there are no more."""
+        """Return the first *size* bytes, or the whole area if it is smaller."""
         return self._memory[: min(size, self.size)]
 
     def clear(self) -> None:
-        """Give the memory back to the host."""
+        """Free the memory's pages."""
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_REMOVE)
 
 
-#: Of this process and those forked from it.
+#: The area of this process and its children.
 RECORDING_AREA = RecordingArea()

@@ -31,10 +31,6 @@ from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
 from .supervisor import Supervisor
 
-# ----------------------------------------------------------------------
-# A sampler as the daemon knows it: the way to it, what has come from it, and what it last said of
-# itself.
-
 #: Maximum reads from one sampler before the other samplers have their turn.
 READS_MAX = 64
 
@@ -99,10 +95,6 @@ class WorkerHandle:
             self.outbox = b""
 
 
-# ----------------------------------------------------------------------
-# A slow device's readings, taken by a sampler of its own, in the rows that its lane leaves empty; and the profiling
-# metrics that only DCGM has, in the cells that NVML leaves empty.
-
 #: Readings of a slow device that are older than this are dropped when its lane's next block arrives.
 AGE_NS_MAX = 2_000_000_000
 TABLES_MAX = 256
@@ -126,10 +118,10 @@ class SlowDeviceCache:
         """Take the blocks of tables that another lane fills; return the turns without them."""
         remaining = list[TimedResult]()
         for timed in results:
-            borrowed = [each for each in timed.result.blocks if each.table in BORROWED_TABLES]
+            borrowed = [block for block in timed.result.blocks if block.table in BORROWED_TABLES]
             for block in borrowed:
                 self._stored[block.table] = [(now_ns, block)]
-            own = [each for each in timed.result.blocks if each.table not in BORROWED_TABLES]
+            own = [block for block in timed.result.blocks if block.table not in BORROWED_TABLES]
             remaining.append(
                 timed._replace(result=timed.result._replace(blocks=own)) if borrowed else timed
             )
@@ -166,9 +158,6 @@ def _fill_missing(slow_block: Block, block: Block) -> bool:
                 block.valid[target] = 1
     return bool(pairs)
 
-
-# ----------------------------------------------------------------------
-# What the samplers' supervision says in readings and events.
 
 _HUNG = index_of("probe.hung_seconds")
 _STATE = index_of("probe.state")
@@ -233,9 +222,14 @@ class ProbeTables:
         all_states = [*map(_released_state, released), *states]
         if not all_states:
             return []
-        rows = {row_of(e): e for e in sorted(all_states, key=lambda each: each.hung_seconds)}
+        rows = {
+            row_of(state): state
+            for state in sorted(all_states, key=lambda state: state.hung_seconds)
+        }
         gpus = {
-            key_of(each.device): each for each in rows.values() if each.group == GPU and each.device
+            key_of(state.device): state
+            for state in rows.values()
+            if state.group == GPU and state.device
         }
         self._probe = _with_rows(self._probe, list(rows))
         self._gpu = _with_rows(self._gpu, list(gpus))
@@ -308,10 +302,10 @@ class SamplerPool:
         records the abandoned processes for the next agent. *recording_area*: where samplers put their recordings."""
         self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
-        self.collectors = [each.name for members in groups.values() for each in members]
+        self.collectors = [collector.name for members in groups.values() for collector in members]
         self._supervisor = Supervisor(
             {
-                group: {each.name: each.can_exclude for each in members}
+                group: {collector.name: collector.can_exclude for collector in members}
                 for group, members in groups.items()
             },
             deadline_ns=int(deadline_seconds * 1e9),
@@ -334,8 +328,6 @@ class SamplerPool:
         self._ended_cpu_seconds = 0.0  # used by samplers that have ended
         self._fork_server_ns = -FORK_SERVER_NS_MIN
         self._started = False
-
-    # ---- the daemon's loop
 
     def start(self, released: Mapping[str | None, int] | None = None) -> None:
         """Fork the fork server, and through it the samplers. Call this before any thread starts.
@@ -389,7 +381,7 @@ class SamplerPool:
         is_notified = (
             ready is None
             or not server_descriptors
-            or any(each in ready for each in server_descriptors)
+            or any(descriptor in ready for descriptor in server_descriptors)
         )
         if is_notified:
             self._fork_server.clear_wakeup()  # before the reports are read, so that no later report is missed
@@ -443,8 +435,6 @@ class SamplerPool:
         """Return the current `probe_1s` and `gpu_1s_probe`."""
         return self._tables.blocks(self.states(), self.released(), self._key_of)
 
-    # ---- what others ask
-
     def release(self, devices: frozenset[str] | None, seconds: float) -> None:
         """Release every handle of these GPUs (PCI addresses), or of all GPUs and the driver.
 
@@ -463,7 +453,7 @@ class SamplerPool:
         return self._supervisor.released()
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Return whether a sampler may hold a handle of these GPUs; None: of any GPU, or of the driver."""
+        """Return whether a sampler may hold handles of these GPUs; None: any GPU, or the driver."""
         return self._supervisor.may_hold(devices)
 
     def quarantine_gpu(self, device: str, reason: str) -> None:
@@ -515,8 +505,6 @@ class SamplerPool:
     def memory_bytes(self) -> int:
         """Memory of all samplers by their last reports; shared memory counts once."""
         return sum(worker.memory_bytes for worker in self._workers.values())
-
-    # ---- what comes
 
     def _late_workers(self, grid_ns: int) -> Iterator[tuple[str, WorkerHandle]]:
         for group in self._groups:
@@ -604,8 +592,12 @@ class SamplerPool:
 
     def _check_workers(self, now_ns: int) -> None:
         """Replace a fork server whose forks take too long; kill samplers that closed their socket but did not exit."""
-        pending = [each for each in self._workers.values() if each.closed_ns or not each.pid]
-        if any(not each.pid and now_ns - each.fork_requested_ns > FORK_NS_MAX for each in pending):
+        pending = [
+            worker for worker in self._workers.values() if worker.closed_ns or not worker.pid
+        ]
+        if any(
+            not worker.pid and now_ns - worker.fork_requested_ns > FORK_NS_MAX for worker in pending
+        ):
             self._start_fork_server(now_ns)
         for worker in pending:
             if worker.closed_ns and now_ns - worker.closed_ns > CLOSED_NS_MAX:
@@ -652,8 +644,6 @@ class SamplerPool:
             )
         self._execute(self._supervisor.died(now_ns, worker.serial, message, call_state), now_ns)
 
-    # ---- who hangs
-
     def _stall_reason(self, serial: int) -> StallReason | None:
         worker = self._workers.get(serial)
         if worker is None or worker.pid <= 0:
@@ -670,7 +660,11 @@ class SamplerPool:
         """Check inherited processes once per second: they are not our children, so no exit is reported."""
         if now_ns - self._inherited_checked_ns >= SECOND_NS:
             self._inherited_checked_ns = now_ns
-            for serial in [each for each in self._inherited if not self._abandoned[each].is_alive]:
+            for serial in [
+                inherited_serial
+                for inherited_serial in self._inherited
+                if not self._abandoned[inherited_serial].is_alive
+            ]:
                 self._inherited.discard(serial)
                 call_state = self._abandoned[serial].call_state
                 self._execute(
@@ -690,7 +684,11 @@ class SamplerPool:
             serial: self._abandoned.get(serial) or self._abandoned_in(serial, unit)
             for serial, unit in units.items()
         }
-        file.write(each for each in self._abandoned.values() if each.start_ticks)
+        file.write(
+            abandoned_process
+            for abandoned_process in self._abandoned.values()
+            if abandoned_process.start_ticks
+        )
 
     def _abandoned_in(self, serial: int, unit: Unit) -> AbandonedProcess:
         worker, call_state = self._workers[serial], place.read(self._workers[serial].memory)
@@ -703,8 +701,6 @@ class SamplerPool:
             call_state.collector,
             call_state.call,
         )
-
-    # ---- what is done
 
     def _execute(self, actions: Sequence[Action], now_ns: int) -> None:
         for action in actions:

@@ -1,13 +1,16 @@
-"""State machine of the samplers: which samples, which is abandoned, what is retried and when. Observations and time in, actions out.
+"""State machine of the samplers: takeovers, abandoned processes, retries.
 
-Nothing here touches a process or a clock: the same machine runs under the daemon and, an hour in a second, under a test.
-It guarantees, in any order of events (tests/agent/sampler/test_supervisor.py):
+Observations and time in, actions out. Nothing here touches a process or a clock: the same machine
+runs under the daemon and, an hour in a second, under a test. It guarantees, in any order of events
+(tests/agent/sampler/test_supervisor.py):
 
-- at most one process is abandoned in a unit, and no other enters the unit while that one lives;
+- at most one process is abandoned in a unit, and no other enters the unit while that process lives;
 - there are never more than `PROCESSES_MAX` samplers;
-- a lane skips only units that are in quarantine or released: a healthy device is missed during a takeover at most;
-- a unit in quarantine is retried after 5 s, then after twice the last delay, up to ten minutes; brief recoveries do not
-  shorten the delay. A driver that is considered hung because two of its devices hang is retried at once;
+- a group skips only units that are in quarantine or released: a healthy device is missed during a
+  takeover at most;
+- a unit in quarantine is retried after 5 s, then after twice the last delay, up to ten minutes;
+  brief recoveries do not shorten the delay. A driver that is considered hung because two of its
+  devices hang is retried at once;
 - a sampler that waits for a CPU, or was stopped, does not count as hung.
 """
 
@@ -42,39 +45,37 @@ from .quarantine import (
 )
 from .worker import RESTART_EXIT_CODE
 
-# ----------------------------------------------------------------------
-# What should be, against what is: each lane has a sampler, each trial that is due one of its own,
-# and one waits.
-
 SECOND_NS = 1_000_000_000
-#: Processes that look at a single device, to try it or because it is slow.
+#: Processes that sample a single unit, to retry it or because it is slow.
 PROBES_MAX = 2
-#: With this many left behind nothing is tried again until one of them has ended.
+#: With this number of abandoned processes nothing is retried until a process among them ends.
 ABANDONED_MAX = 10
 PROBE_PERIOD_NS, SLOW_PERIOD_NS = SECOND_NS // 4, 10 * SECOND_NS
 
 
 class Reconciler:
-    """Brings the processes to what the quarantine asks for."""
+    """Maintains a sampler per group, a probe per due retry, and a standby."""
 
     def __init__(self, quarantine: Quarantine, table: ProcessTable) -> None:
         self._quarantine, self._table = quarantine, table
         self._warm_ns = self._warm_failures = 0
-        #: Whether there is nothing to arrange until something happens: no time that passes changes anything.
+        #: Whether `reconcile` has nothing to do until the next event: time alone changes nothing.
         self.is_settled = False
 
     def warm_up_failed(self, now_ns: int) -> None:
-        """Making ready failed or hung: the next standby does without, for a while."""
+        """Delay the next standby's warm-up, after a warm-up failed or hung."""
         self._warm_ns = now_ns + min(TRY_NS << min(self._warm_failures, 10), TRY_NS_MAX)
         self._warm_failures += 1
 
     def end_standbys(self, now_ns: int) -> list[Action]:
-        """A sampler ended because its libraries are of another driver: the standby's are too."""
-        warmed = [each for each in self._table.with_role(ProcessRole.STANDBY) if each.warmed]
-        return [self._table.end(each, now_ns) for each in warmed]
+        """End the warmed standbys, whose libraries do not match the driver."""
+        warmed = [
+            standby for standby in self._table.with_role(ProcessRole.STANDBY) if standby.warmed
+        ]
+        return [self._table.end(standby, now_ns) for standby in warmed]
 
     def reconcile(self, now_ns: int) -> list[Action]:
-        """Return what brings it about. Asked again, it is nothing."""
+        """Return the actions that are needed. Calling it again returns none."""
         self._quarantine.expire(now_ns)
         actions: list[Action] = []
         for group in self._table.groups.values():
@@ -86,10 +87,10 @@ class Reconciler:
         return actions
 
     def _is_complete(self) -> bool:
-        """Every lane has its process, and a standby waits, as ready as it can be."""
+        """Return whether every group has its process, and a standby waits, warmed if allowed."""
         is_warm = [
-            each.warmed or GPU not in self._table.groups
-            for each in self._table.with_role(ProcessRole.STANDBY)
+            standby.warmed or GPU not in self._table.groups
+            for standby in self._table.with_role(ProcessRole.STANDBY)
         ]
         return any(is_warm) and all(map(self._table.of_group, self._table.groups))
 
@@ -108,10 +109,10 @@ class Reconciler:
             actions.append(self._table.end(process, now_ns))
         if not quarantine.is_open(group.name) or now_ns < group.next_start_ns:
             return actions
-        found, forked = self._table.take_standby(now_ns)
-        if found is not None:
-            found.role, group.serial = ProcessRole.GROUP, found.serial
-            actions += [*forked, self._table.assign(found, task, now_ns)]
+        standby, forked = self._table.take_standby(now_ns)
+        if standby is not None:
+            standby.role, group.serial = ProcessRole.GROUP, standby.serial
+            actions += [*forked, self._table.assign(standby, task, now_ns)]
         return actions
 
     def _reconcile_standby(self, now_ns: int) -> list[Action]:
@@ -130,8 +131,6 @@ class Reconciler:
                 process.warmed = True
                 actions.append(WarmSampler(process.serial))
         return actions
-
-    # ---- one device by itself
 
     def _reconcile_probe(self, quarantined: QuarantinedUnit, now_ns: int) -> list[Action]:
         process = self._table.processes.get(quarantined.probe_serial)
@@ -154,7 +153,7 @@ class Reconciler:
         if quarantined.is_driver:
             return bool(self._candidates(group)) or not self._knows_devices(group)
         if not self._quarantine.is_open(group):
-            return False  # first the driver, then its devices
+            return False  # the driver first, then its devices
         return (
             not device
             or group == GPU
@@ -162,14 +161,14 @@ class Reconciler:
         )
 
     def _has_room(self, group: str) -> bool:
-        """One trial of a lane at a time, few slow devices, and not too many left behind already."""
+        """Return whether a probe of *group* may start: one at a time, within both limits."""
         processes = self._table.with_role(ProcessRole.PROBE)
-        probes = [each for each in processes if self.state_of(each) is not QuarantineState.SLOW]
-        busy = any(each.group == group for each in probes) or len(processes) >= PROBES_MAX
+        probes = [probe for probe in processes if self.state_of(probe) is not QuarantineState.SLOW]
+        busy = any(probe.group == group for probe in probes) or len(processes) >= PROBES_MAX
         return not busy and len(self._table.with_role(ProcessRole.ABANDONED)) < ABANDONED_MAX
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return the state of the unit that a process looks at."""
+        """Return the state of the unit that *process* probes."""
         quarantined = self._quarantine.units.get(process.unit) if process.unit else None
         return quarantined.state if quarantined else QuarantineState.WELL
 
@@ -201,16 +200,20 @@ class Reconciler:
         return has_quarantined or bool(self._table.groups[group].devices)
 
     def _candidates(self, group: str) -> list[str]:
-        """Return the devices with which a driver can be tried: those not seen hung first, none that somebody is in."""
+        """Return free devices for a retry of the driver, those not seen hung first."""
         quarantined = {
-            unit[1]: e for unit, e in self._quarantine.units.items() if unit[0] == group and unit[1]
+            unit[1]: unit_state
+            for unit, unit_state in self._quarantine.units.items()
+            if unit[0] == group and unit[1]
         }
         candidates = [name for name in self._table.groups[group].devices if name not in quarantined]
-        candidates += [name for name, each in quarantined.items() if not each.abandoned_serial]
+        candidates += [
+            name for name, unit_state in quarantined.items() if not unit_state.abandoned_serial
+        ]
         return [name for name in candidates if name not in self._quarantine.released]
 
     def _next_candidate(self, group: str) -> str:
-        """Return another one of them each time; empty: none is known."""
+        """Return the next candidate in turn; "": none is known."""
         candidates = self._candidates(group)
         self._table.groups[group].probes += 1
         return (
@@ -220,35 +223,37 @@ class Reconciler:
         )
 
 
-#: These open a device or a driver, which takes seconds where nobody keeps it open (no persistence mode).
+#: Calls that open a device or a driver: this takes seconds without persistence mode.
 OPENING_CALLS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleBy", "nvmlDeviceGetCount")
 OPENING_DEADLINE_NS = 5 * SECOND_NS
-#: Of a call that lasts for this long already, it is looked again when its deadline ends.
+#: A call that has lasted for this long is checked again when its deadline ends,
 CALL_AGE_NS_MIN = SECOND_NS // 5
-#: But no sooner than after this: so often is it looked whether one that waits for a CPU has come out of its call.
+#: but not before this time. It is also the period of checking a process that waits for a CPU.
 CHECK_NS = SECOND_NS // 10
-#: Who is in no call and says nothing for this long is stuck in itself, or stopped; in its first round it may open much.
+#: A process in no call that sends nothing for this long is stuck or stopped. Its first round may
+#: open many devices.
 SILENT_NS, SILENT_FIRST_NS = 3 * SECOND_NS, 15 * SECOND_NS
-#: Who waits for a CPU is waited for; past this, as on a host whose /proc tells nonsense, the device is to blame after all.
+#: Wait for a process without a CPU. Beyond (a host whose /proc is wrong) the device counts as hung.
 STARVED_NS_MAX = 10 * SECOND_NS
-#: An order to end is followed by a kill.
+#: After this time an end request is followed by SIGKILL.
 END_DEADLINE_NS = SECOND_NS
-#: A daemon that itself stood still for this long (a suspended host, a stopped process) has seen nobody hang.
+#: If the daemon itself did not run for this long (suspended host, stopped process), no call counts
+#: as hung.
 SUSPENDED_NS_MIN = 3 * SECOND_NS // 2
-#: A solo round that takes no longer is well. The first one opens the device, and is not judged.
+#: Longest round of a healthy probe. The first round opens the device and is not judged.
 HEALTHY_SECONDS_MAX = 0.25
-#: This many of one that was slow.
+#: Healthy rounds that end the state SLOW.
 HEALTHY_BATCHES = 3
-#: A lane that is late is looked at; in the same device at this many looks within this long, that one is slow.
+#: A device is slow if a late group is found in it in LATE_CHECKS_MIN checks within LATE_NS.
 LATE_CHECKS_MIN, LATE_NS = 4, 10 * SECOND_NS
-#: A lane that has come so far has nothing to make up for.
+#: After this number of batches the deaths of a group's earlier processes are forgotten.
 STABLE_BATCHES = 30
-#: The fork server's words on one that asks for another in its place.
+#: The fork server's message on a sampler that requests another in its place.
 RESTART_MESSAGE = f"ended with {RESTART_EXIT_CODE}"
 
 
 class Supervisor:
-    """See the module. Every method that returns actions returns all that must be done now; none raises."""
+    """The state machine. Methods return the actions that are needed now; none raises."""
 
     def __init__(
         self,
@@ -257,21 +262,23 @@ class Supervisor:
         deadline_ns: int = 9 * SECOND_NS // 10,
         stall_reason: Callable[[int], StallReason | None] = lambda _: None,
     ) -> None:
-        """*groups*: name -> collector -> whether it can spare devices. *deadline_ns*: of a call. *stall_reason*: why a process,
-        by its serial, makes no progress, if that is not for its driver."""
+        """*groups*: name -> collector -> whether it can exclude devices. *deadline_ns*: per call.
+
+        *stall_reason* returns why the process with this serial stalls, except by its driver.
+        """
         self._collectors = groups
         self._deadline_ns, self._stall_reason = deadline_ns, stall_reason
         self._quarantine, self._table = Quarantine(groups), ProcessTable(groups)
         self._reconciler = Reconciler(self._quarantine, self._table)
         self._checked_ns = self._resumed_ns = 0
-        self._hanging_calls: list[DeviceState] = []  # in a call that has longer than others
+        self._hanging_calls: list[DeviceState] = []  # calls past the deadline, not yet judged
         self.abandoned_count = self.takeovers_count = 0
 
-    # ---- what happens
-
     def inherit(self, now_ns: int, unit: Unit, call_state: Seen) -> int:
-        """Note a process that an agent before this one left behind in a unit; return the serial by which it is known.
-        0: there is no such unit, or one in it is known already. Before `start`."""
+        """Add a process that an earlier agent abandoned; return its serial. Call before `start`.
+
+        0: there is no such unit, or another process is known in it.
+        """
         group, _, collector = unit
         collectors = self._collectors.get(group, {})
         if (
@@ -289,19 +296,19 @@ class Supervisor:
         return process.serial
 
     def start(self, now_ns: int, released: Mapping[str | None, int] | None = None) -> list[Action]:
-        """Begin: every lane, and a standby; without what is *released* already."""
+        """Start every group and a standby, without the GPUs in *released*."""
         self._quarantine.released.update(released or {})
         self._checked_ns = self._resumed_ns = now_ns
         return self._reconciler.reconcile(now_ns)
 
     def set_devices(self, group: str, devices: Sequence[str]) -> None:
-        """Take the names of a lane's devices, which a trial of its driver chooses from."""
+        """Set the names of a group's devices, from which a retry of its driver selects."""
         if group in self._table.groups:
             self._table.groups[group].devices = tuple(devices)[:UNITS_MAX]
 
     def check(self, now_ns: int, call_states: Mapping[int, Seen]) -> list[Action]:
-        """Look where each process is."""
-        # if that is how it always is, a hang is one all the same
+        """Check the current call of each process."""
+        # If every check is this late, a hang still counts.
         was_suspended = self._resumed_ns == self._checked_ns
         if now_ns - self._checked_ns > SUSPENDED_NS_MIN and not was_suspended:
             self._resumed_ns = now_ns
@@ -316,7 +323,7 @@ class Supervisor:
         return actions
 
     def report_late(self, now_ns: int, group: str, call_state: Seen) -> list[Action]:
-        """A lane's turns did not come in time: note the device that it is in, which may be slow."""
+        """Record the device in which a group is late; if it repeats, the device is slow."""
         process, checks = self._table.of_group(group), self._table.groups[group].late_checks
         if process is None or (
             not process.batches and now_ns - process.assigned_ns < SILENT_FIRST_NS
@@ -326,7 +333,11 @@ class Supervisor:
             return []
         device = call_state.device if call_state.entered_ns else ""
         checks.append((now_ns, device))
-        same = [at for at, each in checks if each == device and now_ns - at <= LATE_NS]
+        same = [
+            checked_ns
+            for checked_ns, late_device in checks
+            if late_device == device and now_ns - checked_ns <= LATE_NS
+        ]
         unit = self._quarantine.unit_of(group, device, call_state.collector)
         if not device or len(same) < LATE_CHECKS_MIN or self._quarantine.is_full(unit):
             return []
@@ -344,7 +355,7 @@ class Supervisor:
     def batch_received(
         self, now_ns: int, serial: int, seconds: float, slow_devices: frozenset[str] = frozenset()
     ) -> list[Action]:
-        """A round of turns has come; together they took *seconds*, and would have longer but for devices cut short."""
+        """Handle a round; *seconds* is its duration. Its collectors cut *slow_devices* short."""
         process = self._table.processes.get(serial)
         if process is None or not process.is_active:
             return []
@@ -364,14 +375,16 @@ class Supervisor:
     def _isolate_slow(
         self, process: SamplerProcess, slow_devices: frozenset[str], now_ns: int
     ) -> list[Action]:
-        """Sample these by themselves, as long as there is room for a trial beside them. Their lane has cut them short,
-        and so it continues with those for which there is none."""
+        """Sample slow devices separately, within the limit of probes.
+
+        Their group cut them short, so it continues with the devices beyond the limit.
+        """
         actions: list[Action] = []
         for device in sorted(slow_devices - self._quarantine.excluded_devices(process.group)):
             isolated = [
-                each
-                for each in self._quarantine.units.values()
-                if each.state is QuarantineState.SLOW
+                quarantined
+                for quarantined in self._quarantine.units.values()
+                if quarantined.state is QuarantineState.SLOW
             ]
             unit = (process.group, device, "")
             if len(isolated) >= PROBES_MAX - 1 or self._quarantine.is_full(unit):
@@ -387,7 +400,7 @@ class Supervisor:
         return [*actions, *self._reconciler.reconcile(now_ns)] if actions else []
 
     def died(self, now_ns: int, serial: int, message: str, call_state: Seen | None) -> list[Action]:
-        """A process has ended; *call_state* is where it was then, None of one that could not even be forked."""
+        """Handle the end of a process; *call_state*: its last call, None if the fork failed."""
         process = self._table.processes.pop(serial, None)
         if process is None:
             return []
@@ -419,7 +432,7 @@ class Supervisor:
         return self._reconciler.end_standbys(now_ns) if message == RESTART_MESSAGE else []
 
     def fork_server_replaced(self, now_ns: int) -> list[Action]:
-        """The fork server is gone and another one there: nobody that it forked is of use any more."""
+        """End all processes of the previous fork server."""
         for process in self._table.processes.values():
             quarantined = self._quarantined_unit(process)
             if process.role is ProcessRole.PROBE and quarantined is not None:
@@ -428,28 +441,26 @@ class Supervisor:
                 self._table.end(process, now_ns)
         return self._reconciler.reconcile(now_ns)
 
-    # ---- what is asked
-
     def release(self, now_ns: int, devices: frozenset[str] | None, seconds: float) -> list[Action]:
-        """Release these GPUs, or of all, until they are taken back or that long has passed."""
+        """Release these GPUs, or all (None), until `resume` or for *seconds*."""
         until_ns = now_ns + int(seconds * 1e9)
         for device in [None] if devices is None else sorted(devices)[:UNITS_MAX]:
             self._quarantine.released[device] = until_ns
         return self._reconciler.reconcile(now_ns)
 
     def resume(self, now_ns: int, devices: frozenset[str] | None) -> list[Action]:
-        """Take these GPUs back, or all. What was repaired meanwhile need not wait for its trial."""
+        """Resume these GPUs, or all; retry them at once: a repair may have fixed them."""
         for device in list(self._quarantine.released) if devices is None else devices:
             if self._quarantine.released.pop(device, None) is not None:
                 self._quarantine.try_now(GPU, device, now_ns)
         return self._reconciler.reconcile(now_ns)
 
     def released(self) -> dict[str | None, int]:
-        """Return what was released -> until when (boot time); None means all GPUs."""
+        """Return GPU -> end of its release (boot time); None means all GPUs."""
         return dict(self._quarantine.released)
 
     def may_hold(self, devices: frozenset[str] | None) -> bool:
-        """Return whether a process lives that may have a handle of these GPUs; None: of any, or of their driver."""
+        """Return whether a process may hold handles of these GPUs; None: any GPU or the driver."""
         wanted = (None,) if devices is None else devices
         return any(p.may_hold_any(wanted) for p in self._table.processes.values())
 
@@ -468,38 +479,40 @@ class Supervisor:
 
     @property
     def processes(self) -> Mapping[int, SamplerProcess]:
-        """Everybody that lives, by serial."""
+        """The live processes by serial."""
         return self._table.processes
 
     @property
     def quarantined(self) -> Mapping[Unit, QuarantinedUnit]:
-        """Everything that is not well."""
+        """The units in quarantine."""
         return self._quarantine.units
 
     def state_of(self, process: SamplerProcess) -> QuarantineState:
-        """Return the state of the unit that a solo process looks at."""
+        """Return the state of the unit that *process* probes."""
         return self._reconciler.state_of(process)
 
     def group_process(self, group: str) -> SamplerProcess | None:
-        """Return the one that samples the lane, if any does."""
+        """Return the process that samples *group*, or None."""
         return self._table.of_group(group)
 
     @property
     def group_serials(self) -> set[int]:
-        """Return who samples the lanes."""
+        """Return the serials of the groups' processes."""
         return {group.serial for group in self._table.groups.values()}
 
     def states(self, now_ns: int) -> list[DeviceState]:
-        """Return what is not well, and for a minute what is well again."""
+        """Return the units in quarantine or recently recovered, and the hanging calls."""
         if self._quarantine.is_empty and not self._hanging_calls:
             return []
         hanging = [
-            e for e in self._hanging_calls if (e.group, e.device, "") not in self._quarantine.units
+            call
+            for call in self._hanging_calls
+            if (call.group, call.device, "") not in self._quarantine.units
         ]
         return [*self._quarantine.states(now_ns), *hanging]
 
     def next_ns(self, now_ns: int, call_states: Mapping[int, Seen]) -> int | None:
-        """Return when a call that lasts for a while already would be hung; None: there is none."""
+        """Return when the next long call counts as hung; None: no long call."""
         ends = [
             max(
                 max(call_state.entered_ns, self._resumed_ns) + self._deadline_of(call_state),
@@ -512,8 +525,6 @@ class Supervisor:
             and now_ns - call_state.entered_ns >= CALL_AGE_NS_MIN
         ]
         return min(ends, default=None)
-
-    # ---- within a look
 
     def _deadline_of(self, call_state: Seen) -> int:
         opening = call_state.call.startswith(OPENING_CALLS)
@@ -581,7 +592,7 @@ class Supervisor:
     def _replace_silent(
         self, process: SamplerProcess, call_state: Seen, now_ns: int
     ) -> list[Action]:
-        """Replace it if it is in no call and says nothing: stopped, or stuck in ourselves."""
+        """Replace a process that is stopped, or stuck in our own code: no call, no messages."""
         since = max(
             process.last_received_ns, process.assigned_ns, process.calls_ns, self._resumed_ns
         )
@@ -609,7 +620,7 @@ class Supervisor:
         return [Kill(process.serial)]
 
     def _replace(self, process: SamplerProcess, now_ns: int) -> list[Action]:
-        """Have another one in its place; no device is to blame."""
+        """Replace a process without blaming a device."""
         quarantined = self._quarantined_unit(process)
         if process.role is ProcessRole.PROBE and quarantined is not None:
             quarantined.probe_serial = 0
@@ -621,7 +632,7 @@ class Supervisor:
         return [Kill(process.serial)]
 
     def _enforce_end(self, process: SamplerProcess, call_state: Seen, now_ns: int) -> list[Action]:
-        """Kill a sampler that was asked to end and did not; if it is stuck in a device, no other must be."""
+        """Kill a process that did not end on request; exclude the device that it is stuck in."""
         if process.killed or now_ns - process.assigned_ns < END_DEADLINE_NS:
             return []
         process.killed = True
@@ -636,8 +647,6 @@ class Supervisor:
             unit, QuarantineState.LEFT_ALONE, call_state, now_ns, message
         ).postpone(now_ns)
         return [self._abandon(process, unit)]
-
-    # ---- somebody is lost in a unit
 
     def _handle_hang(self, process: SamplerProcess, call_state: Seen, now_ns: int) -> list[Action]:
         quarantined = self._quarantined_unit(process)
@@ -658,7 +667,7 @@ class Supervisor:
     def _abandon_group_process(
         self, process: SamplerProcess, unit: Unit, call_state: Seen, message: str, now_ns: int
     ) -> list[Action]:
-        """A lane's process is lost in *unit*: no other enters that, until it is tried again."""
+        """Abandon a group's process in *unit*, and exclude the unit until its retry."""
         self.takeovers_count += 1
         if self._quarantine.is_full(unit):
             unit = (unit[0], "", "")
@@ -670,27 +679,27 @@ class Supervisor:
         return [*kill, self._hang_report(unit, call_state, message, now_ns)]
 
     def _hang_report(self, unit: Unit, call_state: Seen, message: str, now_ns: int) -> Action:
-        """Say that a unit hangs; when others of its driver do, that the driver does, and only that."""
+        """Return the report of a hang; if two devices of a driver hang, of the driver only."""
         group = unit[0]
         driver: Unit = (group, "", "") if group == GPU else (group, "", call_state.collector)
         duration_ns = now_ns - call_state.entered_ns
         recent = self._quarantine.recent(driver, now_ns)
-        if unit == driver:  # nobody's device, or of a collector that cannot spare it
+        if unit == driver:  # no device, or a device of a collector that cannot exclude it
             return _report_event(
                 "driver_hung" if group == GPU else "hung", unit, call_state, message, duration_ns
             )
         if not unit[1] or len(recent) < 2 or driver in self._quarantine.units:
             return _report_event("hung", unit, call_state, message, duration_ns)
-        names = ", ".join(sorted(each.unit[1] for each in recent))
+        names = ", ".join(sorted(quarantined_device.unit[1] for quarantined_device in recent))
         message = f"the driver hangs as a whole: {names} did not answer, last in {call_state.call}"
         quarantined = self._quarantine.add(
             driver, QuarantineState.LEFT_ALONE, call_state, now_ns, message
         )
-        quarantined.since_ns = min(each.since_ns for each in recent)
-        quarantined.began_ns = min(each.began_ns for each in recent)
+        quarantined.since_ns = min(quarantined_device.since_ns for quarantined_device in recent)
+        quarantined.began_ns = min(quarantined_device.began_ns for quarantined_device in recent)
         is_first = not quarantined.tries
         quarantined.postpone(now_ns)
-        if is_first:  # are they two by themselves, their neighbours are back within two seconds
+        if is_first:  # if only the two devices hang, the others are back within two seconds
             quarantined.next_try_ns = now_ns
         return _report_event("driver_hung", driver, call_state, message, duration_ns)
 
@@ -710,7 +719,7 @@ class Supervisor:
         *,
         is_slow: bool,
     ) -> list[Action]:
-        """Decide on a unit by a round of its own. *is_slow*: its collectors say that its lane would cut it short."""
+        """Judge a unit by a round of its probe. *is_slow*: its group would cut the device short."""
         limit = HEALTHY_SECONDS_MAX if quarantined.unit[1] else self._deadline_ns / 1e9
         if seconds > limit or is_slow:
             process.healthy_batches = 0

@@ -46,25 +46,25 @@ from .messages import (
 )
 
 SECOND_NS = 1_000_000_000
-#: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.
+#: Name of the schedule's entry for the message sent each second, with or without turns.
 BATCH_TICK = ""
-#: What a process costs in memory is looked at in every few rounds: the kernel walks all its pages for it.
+#: Rounds between measurements of memory: the kernel walks all pages of the process for it.
 MEMORY_BATCHES = 300
 
 log = logging.getLogger(__name__)
 
 
 class AllExcept(frozenset[str]):
-    """Every name but one, of names known and unknown; iterating gives those that are known.
+    """Every name except one, known or not; iterating gives the known names.
 
-    The driver as a whole, whose name is empty, is not among them.
+    The empty name, which stands for the whole driver, is not included.
     """
 
     excepted: str
 
     @classmethod
     def of(cls, excepted: str, known: Iterable[str]) -> AllExcept:
-        """Return all names but *excepted*."""
+        """Return all names except *excepted*."""
         names = cls(frozenset(known) - {excepted})
         names.excepted = excepted
         return names
@@ -77,7 +77,7 @@ class AllExcept(frozenset[str]):
 
 
 class _DaemonEventSink:
-    """Where a sampler's `EventPublisher` puts its events: the way to the daemon, which has the disk."""
+    """A sink for events: sends them to the daemon, which has the disk."""
 
     def __init__(self, send: Callable[[bytes], bool]) -> None:
         self._send = send
@@ -87,7 +87,7 @@ class _DaemonEventSink:
 
 
 class _ForwardingPublisher(EventPublisher):
-    """A publisher that hands on at once what `EventPublisher` keeps for the next tick."""
+    """A publisher that sends inventory requests at once instead of at the next tick."""
 
     def __init__(self, clock: Clock, send: Callable[[bytes], bool]) -> None:
         super().__init__(clock, _DaemonEventSink(send), lambda: None)
@@ -98,10 +98,10 @@ class _ForwardingPublisher(EventPublisher):
 
 
 class Worker:
-    """Takes orders, and the turns of its lane when they are due. For one thread; never raises.
+    """Runs the turns of its group when they are due, and the daemon's commands. Never raises.
 
-    Its clock and its channel to the daemon are arguments, so the same object runs in its own process and, an hour in
-    a second, in a test.
+    For a single thread. Clock and channel are arguments, so the same object runs in its own process
+    and, an hour in a second, in a test.
     """
 
     def __init__(
@@ -114,32 +114,34 @@ class Worker:
         send_urgent: Callable[[bytes], bool] | None = None,
         recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
-        """*send* sends a message, or returns False when there is no room; *send_urgent* wakes the daemon for it.
-        *measure_cost*: CPU seconds and, on request, bytes of memory (0: as before). *on_group_assigned* gets what this
-        sampler has become."""
+        """*send* returns False without capacity; *send_urgent* also wakes the daemon.
+
+        *measure_cost* returns CPU seconds and, on request, bytes of memory (0: as before).
+        *on_group_assigned* gets the group's name.
+        """
         self._groups, self._clock, self._send = groups, clock, send
         self._measure_cost, self._on_group_assigned = measure_cost, on_group_assigned
         self._send_urgent, self._recording_area = send_urgent or send, recording_area
         self._publisher = _ForwardingPublisher(clock, send_urgent or send)
-        every = [each.name for collectors in groups.values() for each in collectors]
+        every = [collector.name for collectors in groups.values() for collector in collectors]
         self._encoder = SampleBatchEncoder(every)
         self._task: SamplerTask | None = None
         self._collectors: dict[str, Collector] = {}
-        #: Collectors that have work of their own between turns.
+        #: Collectors with work between turns.
         self.idle_collectors: Sequence[Collector] = ()
-        self._timed_collectors: Sequence[Collector] = ()  # those that may name slow devices
+        self._timed_collectors: Sequence[Collector] = ()  # collectors that may name slow devices
         self._started_sources: set[str] = set()
         self._schedule = PeriodicSchedule({})
         self._batches = self._dropped_messages = self._memory_bytes = 0
         self.ended = False
-        self.restart_required = False  # it ended because only another process can continue
+        self.restart_required = False  # only another process can continue
 
     def next_ns(self) -> int | None:
-        """Return when the next turn is; None while there is no task."""
+        """Return the time of the next turn; None without a task."""
         return None if self._task is None else self._schedule.next_ns()
 
     def handle(self, command: Command) -> None:
-        """Do as the daemon says, from now on."""
+        """Execute a command."""
         if isinstance(command, End):
             self.ended = True
         elif isinstance(command, WarmUp):
@@ -150,13 +152,15 @@ class Worker:
             self._assign(command)
 
     def _warm_up(self) -> None:
-        for collector in (each for members in self._groups.values() for each in members):
+        for collector in (collector for members in self._groups.values() for collector in members):
             self._call_safely(collector, collector.warm_up)
         self._send_batch([], 0, measure_memory=True)
 
     def _record(self, command: RecordCommand) -> SamplesRecorded:
-        """Put the samples into the area; say how many bytes they are, or why there are none."""
-        source = next((each for each in self._collectors.values() if each.has_idle_work), None)
+        """Write the samples to the area; return their size, or the reason without samples."""
+        source = next(
+            (collector for collector in self._collectors.values() if collector.has_idle_work), None
+        )
         if source is None:
             return SamplesRecorded(command.number, 0, "no GPU of this host is sampled at 10 Hz")
         try:
@@ -173,7 +177,11 @@ class Worker:
         if self._task is None:
             self._on_group_assigned(task.group)
         self._task = task
-        chosen = {each.name: each for each in self._groups[task.group] if _is_selected(each, task)}
+        chosen = {
+            collector.name: collector
+            for collector in self._groups[task.group]
+            if _is_selected(collector, task)
+        }
         excluded: frozenset[str] = task.excluded_devices
         if task.only_device:
             excluded = AllExcept.of(task.only_device, task.excluded_devices)
@@ -185,11 +193,15 @@ class Worker:
         if periods != self._schedule.periods_ns:
             self._schedule = PeriodicSchedule(periods)
         self._collectors = chosen
-        self.idle_collectors = [each for each in chosen.values() if each.has_idle_work]
-        self._timed_collectors = [each for each in chosen.values() if each.names_slow_devices]
+        self.idle_collectors = [
+            collector for collector in chosen.values() if collector.has_idle_work
+        ]
+        self._timed_collectors = [
+            collector for collector in chosen.values() if collector.names_slow_devices
+        ]
 
     def _start_source(self, collector: Collector) -> None:
-        """Have it report. Not in a probe, where nobody listens: reports there would count as sent."""
+        """Start event reports. Not in a probe: the reports would count as sent, but be lost."""
         if collector.name not in self._started_sources:
             self._started_sources.add(collector.name)
             self._call_safely(collector, collector.start, self._publisher)
@@ -204,7 +216,7 @@ class Worker:
         place.collector(b"")
 
     def tick(self) -> None:
-        """Take the turns that are due now, if any, and send them."""
+        """Run the due turns, if any, and send them."""
         now_ns = self._clock.boottime_ns()
         due = self._schedule.due(now_ns) if self._task else []
         if not due:
@@ -234,7 +246,9 @@ class Worker:
     ) -> None:
         seconds, memory = self._measure_cost(measure_memory)
         self._memory_bytes = memory or self._memory_bytes
-        slow_devices = NO_DEVICES.union(*[each.slow_devices() for each in self._timed_collectors])
+        slow_devices = NO_DEVICES.union(
+            *[collector.slow_devices() for collector in self._timed_collectors]
+        )
         counts = (grid_ns, seconds, self._memory_bytes, self._dropped_messages)
         try:
             sent = self._send(self._encoder.encode(*counts, results, slow_devices))
@@ -255,36 +269,36 @@ def _is_selected(collector: Collector, task: SamplerTask) -> bool:
 
 
 def _periods(collectors: Iterable[Collector], period_ns: int) -> dict[str, int]:
-    """Return the periods, the shortest first: what is sampled each second waits for nothing else."""
-    periods = {each.name: period_ns or PERIOD_SECONDS[each.pace] * SECOND_NS for each in collectors}
+    """Return the periods, the shortest first: collectors of each second wait for no others."""
+    periods = {
+        collector.name: period_ns or PERIOD_SECONDS[collector.pace] * SECOND_NS
+        for collector in collectors
+    }
     return dict(sorted(periods.items(), key=lambda item: item[1])) | {
         BATCH_TICK: period_ns or SECOND_NS
     }
 
 
-# ----------------------------------------------------------------------
-# A sampler's process: its socket, its rest between turns, its end.
-
 RECEIVE_BYTES = 1 << 16
-#: How a process ends in whose place another is to continue (`agent.collector.RestartRequired`).
+#: Exit code that requests another process (`agent.collector.RestartRequired`).
 RESTART_EXIT_CODE = 75
-#: A daemon that does not read for this long is itself stuck: what is not sent by then waits, and what comes then is lost.
+#: Wait for a daemon that does not read. The unsent rest then waits, and further messages are lost.
 SEND_MILLISECONDS_MAX = 200
 
 
 class MessageSender:
-    """Sends whole messages without ever blocking for long."""
+    """Sends whole messages; blocks at most SEND_MILLISECONDS_MAX."""
 
     def __init__(self, connection: socket.socket, wakeup_fd: int) -> None:
-        """Neither *connection* blocks nor *wakeup_fd*, an eventfd that wakes the daemon."""
+        """*connection* and *wakeup_fd*, an eventfd that wakes the daemon, are non-blocking."""
         self._connection, self._wakeup_fd = connection, wakeup_fd
         self._unsent = b""
-        self.is_connected = True  # else the daemon is gone
+        self.is_connected = True  # False: the daemon has exited
         self._poll = select.poll()
         self._poll.register(connection, select.POLLOUT)
 
     def send(self, message: bytes) -> bool:
-        """Send *message*; False when one before it still waits: this one is then lost as a whole."""
+        """Send *message*; False, and the message is lost, while an earlier message waits."""
         if self._unsent:
             self._flush()
         if self._unsent:
@@ -294,9 +308,9 @@ class MessageSender:
         return True
 
     def send_urgent(self, message: bytes) -> bool:
-        """Send it and wake the daemon, which takes what is only said at its next second."""
+        """Send *message* and wake the daemon, which otherwise reads at its next second."""
         sent = self.send(message)
-        with suppress(BlockingIOError):  # it has rung more often than can be counted
+        with suppress(BlockingIOError):  # the counter is full, so the daemon is woken anyway
             os.eventfd_write(self._wakeup_fd, 1)
         return sent
 
@@ -313,7 +327,7 @@ class MessageSender:
 
 
 def process_cost(measure_memory: bool) -> tuple[float, int]:
-    """Return this process's CPU seconds and, if they must be looked at, its bytes of memory."""
+    """Return this process's CPU seconds and, on request, its bytes of memory, else 0."""
     if measure_memory:
         gc.collect()
         process.trim()
@@ -321,7 +335,7 @@ def process_cost(measure_memory: bool) -> tuple[float, int]:
 
 
 def serve(groups: CollectorGroups, connection: socket.socket, clock: Clock, wakeup_fd: int) -> bool:
-    """Be a sampler until the daemon says to end, or is gone. True: only another process can continue."""
+    """Run a sampler until the daemon ends it or exits; return whether another must continue."""
     connection.setblocking(False)
     sender = MessageSender(connection, wakeup_fd)
     worker = Worker(
@@ -329,7 +343,7 @@ def serve(groups: CollectorGroups, connection: socket.socket, clock: Clock, wake
         clock,
         sender.send,
         process_cost,
-        lambda lane: process.name(f"gangline-{lane}".encode()),
+        lambda group: process.name(f"gangline-{group}".encode()),
         sender.send_urgent,
     )
     buffer, readable = MessageBuffer(), select.poll()
@@ -342,14 +356,14 @@ def serve(groups: CollectorGroups, connection: socket.socket, clock: Clock, wake
 
 
 def _wait(worker: Worker, readable: select.poll, clock: Clock) -> bool:
-    """Wait for the next turn, or an order: True. Who has work of its own meanwhile is not at the socket: it is called."""
+    """Wait until the next turn; True: a command may have come. Collectors sample meanwhile."""
     until_ns = worker.next_ns()
     if until_ns is None:
         return bool(readable.poll())
-    for resting in worker.idle_collectors:
-        place.collector(resting.name.encode())
+    for collector in worker.idle_collectors:
+        place.collector(collector.name.encode())
         try:
-            resting.idle(until_ns)
+            collector.idle(until_ns)
         except Exception:
             log.exception("the rest of a collector's turn failed", extra={"cause": "sampler.rest"})
         place.collector(b"")
@@ -360,7 +374,7 @@ def _wait(worker: Worker, readable: select.poll, clock: Clock) -> bool:
 
 
 def _receive(worker: Worker, connection: socket.socket, buffer: MessageBuffer) -> bool:
-    """Obey all orders that have come. False: the daemon is gone, or does not speak as it should."""
+    """Execute all received commands. False: the daemon exited or sent an invalid command."""
     while True:
         try:
             data = connection.recv(RECEIVE_BYTES)

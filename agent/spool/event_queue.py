@@ -1,7 +1,8 @@
-"""Events kept on disk until the aggregator acknowledges them; each is fsynced before `put` returns (except REPEATED_EVENTS).
+"""Events kept on disk until the aggregator acknowledges them.
 
-The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage affects only the lines
-it touches. The file is appended to, and rewritten when most of its events are acknowledged.
+`put` returns after an fsync, except for REPEATED_EVENTS. Each line of the file is `<CRC-32 of the
+rest, 8 hex digits> <base64 of a HealthEvent>`: damage affects only the lines it touches. The file
+is appended to, and rewritten when it has over STALE_BYTES_MAX of acknowledged events.
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from .lockdir import lock_folder, replace
 
 FILE_NAME = "events"
-#: An event's raw words are cut here: a driver may say much.
+#: Characters of an event's message; a driver's may be long.
 MESSAGE_CHARACTERS_MAX = 4096
-#: Longer lines are not ours.
+#: A longer line was not written by Gangline.
 LINE_BYTES_MAX = 1 << 16
-#: Past this the oldest events go, however few they are.
+#: Beyond this size the oldest events are dropped, even if they are few.
 QUEUE_BYTES_MAX = 8 << 20
-#: Told again by themselves, and all over with the next boot (`collectors/change_events.py`): when too many wait they go first,
-#: they are sent last, and no fsync is waited for. A job of 500 processes holds neither an XID nor the daemon up.
+#: Events that are reported again anyway, and meaningless after a boot
+#: (`collectors/change_events.py`). If too many events wait they are dropped first; they are sent
+#: last and not fsynced. So a job of 500 processes delays neither an XID nor the daemon.
 REPEATED_EVENTS = frozenset({"gpu.process", "gpu.allocation", "gpu.told_anew"})
-#: What the file may hold in lines that already have a receipt before it is rewritten.
+#: Bytes of acknowledged lines in the file at which it is rewritten.
 STALE_BYTES_MAX = 1 << 16
 
 
 def format_line(event: HealthEvent) -> bytes:
-    """Return the event's line, with its end."""
+    """Return the event's line, with its line feed."""
     text = binascii.b2a_base64(event.SerializeToString(), newline=False)
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
 def parse_line(line: bytes) -> HealthEvent:
-    """Return the event. Raises ValueError for anything that `format_line` did not make."""
+    """Return the event. Raises ValueError for a line that `format_line` did not make."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if len(checksum) != 8 or int(checksum, 16) != zlib.crc32(text):
         raise ValueError("line does not match its checksum")
@@ -54,10 +56,10 @@ def parse_line(line: bytes) -> HealthEvent:
 
 
 class EventQueue:
-    """Thread-safe; nothing but `open` raises. Holds its events in memory too: they are few.
+    """Queue of events, in memory and on disk. Thread-safe; only `open` raises.
 
-    Attributes: `dropped_events` (too many waited, or their lines were damaged), `refused_events`,
-    `last_refusal`, `write_errors` (events that are in memory only), `last_error`.
+    Counters: `dropped_events` (too many waited, or damaged lines), `refused_events`, `write_errors`
+    (events that are only in memory). Messages: `last_refusal`, `last_error`.
     """
 
     def __init__(self, folder: Path, lock: int, events_max: int) -> None:
@@ -71,19 +73,17 @@ class EventQueue:
         self._lock_descriptor = lock
         self._events_max = events_max
         self._lines: dict[str, bytes] = {}  # by event id, oldest first
-        self._revisions: dict[str, int] = {}  # of the lines
-        self._pending_revisions: dict[
-            str, int
-        ] = {}  # event id -> the revision that `pending` gave last
-        self._repeated: dict[str, None] = {}  # which of the lines are, oldest first
+        self._revisions: dict[str, int] = {}  # by event id
+        self._pending_revisions: dict[str, int] = {}  # by event id, as `pending` last returned
+        self._repeated: dict[str, None] = {}  # ids of waiting REPEATED_EVENTS, oldest first
         self._lines_bytes = 0
         self._file_bytes = 0
         self._descriptor = -1
-        self._dirty = False  # the file may lack an event that we hold, or end in half a line
+        self._dirty = False  # the file may lack an event of memory, or end in half a line
 
     @classmethod
     def open(cls, folder: Path, events_max: int = 10_000) -> EventQueue:
-        """Take up what is in *folder*, which is made if need be. Raises FolderError."""
+        """Load the queue in *folder*, which is created if needed. Raises FolderError."""
         queue = cls(folder, lock_folder(folder), events_max)
         for event in queue._read_file():
             if event.revision > queue._revisions.get(event.event_id, -1):
@@ -107,11 +107,11 @@ class EventQueue:
             self.last_error = f"{self.folder / FILE_NAME}: {error.strerror}"
 
     def put(self, event: HealthEvent) -> bool:
-        """Keep an event; it is on disk when this returns. False: in memory only, see `write_errors`.
+        """Store an event durably. False: only in memory, see `write_errors`. Never raises.
 
-        Never raises. An event without an id is given one; a higher revision of one that waits takes
-        its place, any other of the same id is left out; when too many wait, the oldest of those that
-        are reported again go, then the oldest of all, counted in `dropped_events`.
+        An event without an id gets a random id. A higher revision replaces a waiting event of the
+        same id; other revisions are ignored. If too many events wait, the oldest of REPEATED_EVENTS
+        is dropped, else the oldest of all, counted in `dropped_events`.
         """
         stored = HealthEvent()
         stored.CopyFrom(event)
@@ -146,7 +146,7 @@ class EventQueue:
         return bool(line)
 
     def _save(self, line: bytes, *, sync: bool) -> None:
-        """Bring a new line to the disk, the short way if the file is sound. Not *sync*: as far as the kernel."""
+        """Write a new line: append it if the file is sound, else rewrite. *sync*: with fsync."""
         if self._dirty or self._file_bytes + len(line) > self._lines_bytes + STALE_BYTES_MAX:
             self._rewrite()
             return
@@ -167,7 +167,7 @@ class EventQueue:
             self._file_bytes += len(line)
 
     def _rewrite(self) -> None:
-        """Make the file hold just what waits, whole or not at all."""
+        """Replace the file by the waiting events, atomically."""
         self._close_file()
         try:
             replace(self.folder / FILE_NAME, b"".join(self._lines.values()))
@@ -189,11 +189,11 @@ class EventQueue:
 
     @property
     def waiting(self) -> bool:
-        """Some event has no receipt. Holds nobody up, also while one is being written."""
+        """Whether an event waits. Takes no lock, so it never blocks during a write."""
         return bool(self._lines)
 
     def pending(self, count_max: int) -> list[HealthEvent]:
-        """Return the oldest events without a receipt, at most *count_max*; last those that are reported again."""
+        """Return up to *count_max* waiting events, oldest first, REPEATED_EVENTS last."""
         with self._lock:
             others = (event_id for event_id in self._lines if event_id not in self._repeated)
             chosen = list(islice(chain(others, self._repeated), count_max))
@@ -204,22 +204,24 @@ class EventQueue:
         return [parse_line(line) for line in lines]
 
     def acknowledge(self, event_ids: Iterable[str]) -> None:
-        """Forget events that the aggregator has on disk, as `pending` gave them. Never raises.
+        """Forget events that are on the aggregator's disk, in the revisions of `pending`.
 
-        A revision that came since then continues waiting.
+        A newer revision still waits. Never raises.
         """
         with self._lock:
             self._forget(event_ids)
 
     def mark_refused(self, event_ids: Iterable[str], reason: str) -> None:
-        """Forget events that the aggregator will never take, and count them. Never raises."""
+        """Forget events that the aggregator refused, and count them. Never raises."""
         with self._lock:
             self.refused_events += self._forget(event_ids)
             self.last_error = self.last_refusal = reason
 
     def _forget(self, event_ids: Iterable[str]) -> int:
-        """Return how many waited. The file follows later: sending an event twice is harmless."""
-        count = sum(self._remove(each) for each in event_ids if not self._is_newer(each))
+        """Return how many waited. The file is updated later: sending an event twice is harmless."""
+        count = sum(
+            self._remove(event_id) for event_id in event_ids if not self._is_newer(event_id)
+        )
         if not self._lines and self._file_bytes:
             self._empty_file()
         return count
@@ -240,7 +242,7 @@ class EventQueue:
             return len(self._lines)
 
     def close(self) -> None:
-        """Release the folder; what waits stays for the next `open`."""
+        """Release the folder; waiting events remain for the next `open`."""
         with self._lock:
             self._close_file()
             if self._lock_descriptor >= 0:

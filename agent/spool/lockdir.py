@@ -1,4 +1,4 @@
-"""A folder that one process holds, and files in it that are replaced whole."""
+"""A folder locked by a process, and files in it that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 
 LOCK_NAME = "lock"
-#: Where a file system in memory is on every Linux.
+#: Location of a memory file system on every Linux.
 MEMORY_FOLDER = Path("/dev/shm")
 
 
 class FolderError(RuntimeError):
-    """The folder cannot be used; the words name it and say what would help."""
+    """The folder cannot be used; the message names the folder and a remedy."""
 
 
 def lock_folder(folder: Path) -> int:
-    """Make *folder* if need be, take its lock, and return the lock's file descriptor.
+    """Create *folder* if needed, lock it, and return the lock's file descriptor.
 
-    The lock ends with the descriptor, so also with the process however it dies. Raises FolderError
-    when another holds it, naming folder and process, or when the folder cannot be written.
+    The lock ends with the descriptor, and so with the process. Raises FolderError if another
+    process holds it, naming folder and process, or if the folder cannot be written.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def _try_lock(path: Path) -> tuple[int, str]:
-    """Return (descriptor, ""), or (-1, the process that holds the lock). Raises OSError."""
+    """Return (descriptor, ""), or (-1, pid of the process that holds the lock). Raises OSError."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,10 +51,10 @@ def _try_lock(path: Path) -> tuple[int, str]:
 
 
 def _is_dead(holder: str) -> bool:
-    """Tell whether the process was killed, but a thread or child of its is stuck in a driver.
+    """Return whether the process was killed, but a thread or child of it is stuck in a driver.
 
-    Such a one keeps the lock until the driver lets it go, which may be never, and will not write
-    again: a zombie in /proc. A process we cannot see (another container's) counts as alive.
+    Such a process, a zombie in /proc, may keep the lock forever, but never writes again. A process
+    that we cannot see (in another container) counts as alive.
     """
     try:
         stat = Path(f"/proc/{int(holder)}/stat").read_text()
@@ -64,7 +64,7 @@ def _is_dead(holder: str) -> bool:
 
 
 def _write_process_id(lock: int) -> None:
-    """Write our process id for anyone who finds the folder held; a full disk must not matter."""
+    """Write our process id for a process that finds the folder locked. A full disk is ignored."""
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
@@ -73,9 +73,9 @@ def _write_process_id(lock: int) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put *content* at *path*, durably: after a power cut it is the old content or the new.
+    """Write *content* to *path* durably: after a power cut it is the old or the new content.
 
-    Raises OSError, and the old content stays.
+    Raises OSError; the old content remains.
     """
     new = path.with_name(path.name + ".new")
     with open(new, "wb", opener=_private) as file:
@@ -87,7 +87,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's names durable. Raises OSError."""
+    """Make the names in the folder durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

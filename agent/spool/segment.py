@@ -1,15 +1,16 @@
-"""One file of the spool: frames with consecutive sequences, and which of them are acknowledged.
+"""Segments of the spool: frames with consecutive sequences, and which of them are acknowledged.
 
-A segment is a file, or memory while the disk accepts no writes. The file's name is its first sequence.
-It holds records, one after another:
+A segment is a file, or memory while the disk accepts no writes. The file's name is its first
+sequence. It holds records, one after another:
 
     0  4  bytes of the frame
     4  4  CRC-32 of the sequence and the frame
     8  8  sequence
     16    the frame
 
-Record n has sequence first + n, so both the number and the checksum reveal a stale or foreign record. Readers open the
-file by name and need no lock of the spool: the worst that can happen meanwhile is that the file is deleted.
+Record n has sequence first + n, so both the number and the checksum reveal a stale or foreign
+record. Readers open the file by name without a lock of the spool: at worst the file is deleted
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from pathlib import Path
 from ...contract.frame import FRAME_BYTES_MAX
 
 SUFFIX = ".seg"
-#: Digits of a name: sequences are 64 bits, and names sort as their numbers do.
+#: Digits of a name: sequences have 64 bits, and names sort like their numbers.
 _DIGITS = 20
-#: Half of what 64 bits hold: room to jump ahead, whatever a file's name claims.
+#: Half of the 64-bit range: leaves capacity to jump ahead, whatever number a file's name has.
 FIRST_SEQUENCE_MAX = 1 << 63
 _RECORD = struct.Struct("<IIQ")
 RECORD_OVERHEAD_BYTES = _RECORD.size
-#: This much of a damaged file is searched for records; a file of ours is no longer.
+#: Bytes of a damaged file that are searched for records. Our files are not longer.
 SALVAGE_BYTES_MAX = 4 * FRAME_BYTES_MAX
-#: This much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
+#: Bytes checksummed per search: bytes that all look like headers would otherwise take very long.
 _CHECKSUM_BYTES_MAX = 64 << 20
 
 
 class DamagedRecord(ValueError):
-    """What is on the disk is not what was written there."""
+    """The bytes on disk are not those that were written."""
 
 
 def first_sequence_of(name: str) -> int | None:
-    """Return the first sequence of the segment with this file name; None if it is not Gangline's."""
+    """Return the first sequence of the segment with this file name; None for a foreign name."""
     digits = name.removesuffix(SUFFIX)
     if not name.endswith(SUFFIX) or len(digits) != _DIGITS or not digits.isascii():
         return None
@@ -66,20 +67,21 @@ def _unpack(record: bytes, sequence: int) -> bytes:
 
 
 def _next_record(data: bytes, begin: int, expected: int) -> tuple[int, int] | None:
-    """Return position and sequence of the first good record past *begin*, where *expected* stood; None: none.
+    """Return position and sequence of the first valid record past *begin*, or None.
 
-    Records before it take at least their headers, which bounds its sequence.
+    *expected* is the sequence at *begin*. Each record before it takes at least its header, which
+    bounds its sequence.
     """
     left = _CHECKSUM_BYTES_MAX
-    for at in range(begin + RECORD_OVERHEAD_BYTES, len(data) - RECORD_OVERHEAD_BYTES + 1):
-        length, checksum, sequence = _RECORD.unpack_from(data, at)
-        frame = at + RECORD_OVERHEAD_BYTES
-        if not expected < sequence <= expected + (at - begin) // RECORD_OVERHEAD_BYTES:
+    for position in range(begin + RECORD_OVERHEAD_BYTES, len(data) - RECORD_OVERHEAD_BYTES + 1):
+        length, checksum, sequence = _RECORD.unpack_from(data, position)
+        frame = position + RECORD_OVERHEAD_BYTES
+        if not expected < sequence <= expected + (position - begin) // RECORD_OVERHEAD_BYTES:
             continue
         if frame + length > len(data) or length > FRAME_BYTES_MAX:
             continue
         if _checksum(sequence, data[frame : frame + length]) == checksum:
-            return at, sequence
+            return position, sequence
         left -= length
         if left < 0:
             break
@@ -87,9 +89,9 @@ def _next_record(data: bytes, begin: int, expected: int) -> tuple[int, int] | No
 
 
 class SpoolSegment:
-    """Where the records of a run of sequences are, and which frames still wait for a receipt.
+    """Positions of the records of consecutive sequences, and which frames wait.
 
-    `ends[n]` is where record n ends. This base keeps the frames in memory: they do not survive us.
+    `ends[n]` is the end of record n. This base class keeps the frames in memory only.
     """
 
     on_disk = False
@@ -97,7 +99,7 @@ class SpoolSegment:
     def __init__(self, first: int) -> None:
         self.first = first
         self.ends: array[int] = array("Q")
-        self.forgotten = bytearray()  # one byte a frame: 1 once it is acknowledged
+        self.forgotten = bytearray()  # one byte per frame: 1 if acknowledged
         self.size_bytes = 0
         self.waiting_frames = 0
         self.waiting_bytes = 0
@@ -105,11 +107,11 @@ class SpoolSegment:
 
     @property
     def next(self) -> int:
-        """The sequence after the last one here."""
+        """The sequence after the last frame."""
         return self.first + len(self.ends)
 
     def append(self, frame: bytes) -> None:
-        """Take the frame with sequence `next`. A segment on disk raises OSError, unchanged."""
+        """Append the frame with sequence `next`. On disk, OSError leaves the segment unchanged."""
         self._frames.append(frame)
         self._index(RECORD_OVERHEAD_BYTES + len(frame))
 
@@ -121,37 +123,41 @@ class SpoolSegment:
         self.waiting_bytes += record_bytes
 
     def record_bytes(self, sequence: int) -> int:
-        at = sequence - self.first
-        return self.ends[at] - (self.ends[at - 1] if at else 0)
+        index = sequence - self.first
+        return self.ends[index] - (self.ends[index - 1] if index else 0)
 
     def waiting(self, after: int) -> list[int]:
-        """Return the sequences past *after* that have no receipt, ascending."""
+        """Return the waiting sequences past *after*, ascending."""
         begin = max(after + 1 - self.first, 0)
-        return [self.first + at for at in range(begin, len(self.ends)) if not self.forgotten[at]]
+        return [
+            self.first + index
+            for index in range(begin, len(self.ends))
+            if not self.forgotten[index]
+        ]
 
     def forget(self, first: int, last: int) -> int:
-        """Mark what is here of first..last; return how many were not marked before."""
+        """Mark frames of first..last; return how many were not marked before."""
         before = self.waiting_frames
-        for at in range(max(first - self.first, 0), min(last + 1 - self.first, len(self.ends))):
-            if not self.forgotten[at]:
-                self.forgotten[at] = 1
+        for index in range(max(first - self.first, 0), min(last + 1 - self.first, len(self.ends))):
+            if not self.forgotten[index]:
+                self.forgotten[index] = 1
                 self.waiting_frames -= 1
-                self.waiting_bytes -= self.record_bytes(self.first + at)
-                self._release(at)
+                self.waiting_bytes -= self.record_bytes(self.first + index)
+                self._release(index)
         return before - self.waiting_frames
 
     def _release(self, at: int) -> None:
         self._frames[at] = b""
 
     def read(self, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        """Return these frames; None for one that is damaged. Raises OSError from the disk."""
+        """Return these frames; None for a damaged frame. Raises OSError."""
         return [(sequence, self._frames[sequence - self.first]) for sequence in sequences]
 
     def close(self) -> None:
-        """Release what is open; what is on disk stays."""
+        """Close the file; it remains on disk."""
 
     def remove(self) -> None:
-        """Be gone. Never raises: a file that cannot be removed now is found at the next start."""
+        """Delete the segment. Never raises: the next start finds a file that cannot be deleted."""
 
 
 class FileSegment(SpoolSegment):
@@ -162,14 +168,14 @@ class FileSegment(SpoolSegment):
     def __init__(self, folder: Path, first: int) -> None:
         super().__init__(first)
         self.path = folder / f"{first:0{_DIGITS}}{SUFFIX}"
-        self.file_bytes = 0  # as `scan` found it
-        self.lost_frames = 0  # between good records, found by `scan`
+        self.file_bytes = 0  # found by `scan`
+        self.lost_frames = 0  # between valid records, found by `scan`
         self._tail = b""
         self._descriptor = -1
 
     @classmethod
     def create(cls, folder: Path, first: int) -> FileSegment:
-        """Make an empty file. Raises OSError."""
+        """Create an empty file. Raises OSError."""
         segment = cls(folder, first)
         segment._descriptor = os.open(
             segment.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
@@ -178,13 +184,13 @@ class FileSegment(SpoolSegment):
 
     @classmethod
     def scan(cls, folder: Path, first: int) -> tuple[FileSegment, int]:
-        """Find the records; return the segment and how many bytes at its end are none.
+        """Index the records; return the segment and the number of invalid bytes at its end.
 
-        Lengths and sequences give the positions. Where they stop making sense, the search continues at the
-        next record whose sequence and checksum are right; the sequences in between are in `lost_frames`.
-        The checksums of all other records are checked when they are read. The last one is checked here: its damaged
-        length may span records that follow. Whatever the bytes are, this ends and raises nothing
-        but OSError.
+        Lengths and sequences give the positions. At an inconsistency the search continues at the
+        next record with a valid sequence and checksum; the sequences between are in `lost_frames`.
+        The checksums of other records are checked when they are read, except the last record's:
+        its damaged length may span records that follow. For any bytes this terminates and raises
+        only OSError.
         """
         segment = cls(folder, first)
         with open(segment.path, "rb", buffering=0) as file:
@@ -199,32 +205,32 @@ class FileSegment(SpoolSegment):
                 if segment.size_bytes == segment.file_bytes:
                     break
                 data = data or os.pread(descriptor, SALVAGE_BYTES_MAX, 0)
-                if (found := _next_record(data, segment.size_bytes, segment.next)) is None:
+                if (record := _next_record(data, segment.size_bytes, segment.next)) is None:
                     break
-                segment._index_lost(*found)
+                segment._index_lost(*record)
             segment._tail = data[segment.size_bytes :]
         return segment, segment.file_bytes - segment.size_bytes
 
     def tail_frames(self, following: int | None, *, contiguous: bool) -> int:
-        """Return how many frames stood in the damaged end that `scan` found.
+        """Return the number of frames in the damaged end that `scan` found.
 
-        *following*: the first sequence of the next segment, None if there is none; *contiguous*: no
-        sequence was left out before it. Then the count is exact, as it is for one damaged record;
-        else it is a lower bound, from the headers that can be read.
+        *following*: the first sequence of the next segment, or None. *contiguous*: no sequence was
+        skipped before it. Then the count is exact, as for a single damaged record; else it is a
+        lower bound, from the readable headers.
         """
-        room = max(following - self.next, 0) if following is not None else FIRST_SEQUENCE_MAX
-        if contiguous and RECORD_OVERHEAD_BYTES * room <= self.file_bytes - self.size_bytes:
-            return room
-        at = count = 0
-        while len(self._tail) - at >= RECORD_OVERHEAD_BYTES:
-            length, _, sequence = _RECORD.unpack_from(self._tail, at)
+        frames_max = max(following - self.next, 0) if following is not None else FIRST_SEQUENCE_MAX
+        if contiguous and RECORD_OVERHEAD_BYTES * frames_max <= self.file_bytes - self.size_bytes:
+            return frames_max
+        position = count = 0
+        while len(self._tail) - position >= RECORD_OVERHEAD_BYTES:
+            length, _, sequence = _RECORD.unpack_from(self._tail, position)
             if sequence != self.next + count:
                 break
-            at, count = at + RECORD_OVERHEAD_BYTES + length, count + 1
-        return min(max(count, 1), room)
+            position, count = position + RECORD_OVERHEAD_BYTES + length, count + 1
+        return min(max(count, 1), frames_max)
 
     def _index_lost(self, begin: int, sequence: int) -> None:
-        """Give what lies before the record *sequence* at *begin* to the sequences that were there: lost."""
+        """Index the sequences before the record *sequence* at *begin* as lost."""
         for _ in range(self.next, sequence):
             self.ends.append(begin)
             self.forgotten.append(1)
@@ -240,7 +246,7 @@ class FileSegment(SpoolSegment):
         self.waiting_bytes -= size
 
     def _record_at(self, descriptor: int) -> int | None:
-        """Return the size of the record past the last one known; None if there is none."""
+        """Return the size of the next record, or None."""
         header = os.pread(descriptor, RECORD_OVERHEAD_BYTES, self.size_bytes)
         if len(header) < RECORD_OVERHEAD_BYTES:
             return None
@@ -250,12 +256,12 @@ class FileSegment(SpoolSegment):
         return size if whole and sequence == self.next else None
 
     def cut_tail(self) -> None:
-        """Take off what is not whole records. Raises OSError."""
+        """Cut off the invalid end. Raises OSError."""
         self._tail = b""
         os.truncate(self.path, self.size_bytes)
 
     def append(self, frame: bytes) -> None:
-        """Write the record to the page cache: it survives our death, not the machine's."""
+        """Write the record to the page cache: it survives this process, but not a power cut."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         sequence, size = self.next, RECORD_OVERHEAD_BYTES + len(frame)
@@ -271,12 +277,12 @@ class FileSegment(SpoolSegment):
         self._index(size)
 
     def _undo(self) -> None:
-        """Give half a record's space back. If even that fails, the next start cuts it off."""
+        """Cut off half a record. If even that fails, the next start cuts it off."""
         with suppress(OSError):
             os.ftruncate(self._descriptor, self.size_bytes)
 
     def _release(self, at: int) -> None:
-        pass  # the file goes as a whole
+        pass  # the file is deleted as a whole
 
     def read(self, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -304,22 +310,19 @@ class FileSegment(SpoolSegment):
             self.path.unlink(missing_ok=True)
 
 
-# ----------------------------------------------------------------------
-# All segments of a spool, ascending: where the next frame goes, and which goes first when it is
-# full.
-#
-# Not thread-safe, knows nothing of run ids: `spool` does both.
-
-#: Frames kept in memory while the disk takes nothing; past it the oldest of them go.
+#: Size of frames kept in memory while the disk accepts none. Beyond, the oldest are dropped.
 MEMORY_BYTES_MAX = 1 << 20
 MEMORY_SEGMENT_BYTES = 1 << 16
-#: One `find` chooses no more than this together (but always one frame, if there is one).
+#: Size of the frames that one `find` selects; at least one frame.
 FIND_BYTES_MAX = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Segments:
-    """`dropped_frames` counts frames that went without a receipt; `notice` says what was damaged."""
+    """All segments of a spool, ascending. Not thread-safe and unaware of run ids: see `spool`.
+
+    `dropped_frames` counts unacknowledged frames that were dropped; `notice` lists damage.
+    """
 
     def __init__(self, folder: Path, bytes_max: int, segment_bytes: int) -> None:
         self.folder = folder
@@ -328,14 +331,14 @@ class Segments:
         self.dropped_frames = 0
         self.disk_bytes = 0
         self.notice: list[str] = []
-        self._segments: list[SpoolSegment] = []  # files, and memory where the disk failed
+        self._segments: list[SpoolSegment] = []  # files, and memory segments after disk failures
 
     def __len__(self) -> int:
         return len(self._segments)
 
     @property
     def next(self) -> int:
-        """The sequence after the last frame known; 0 if there is no segment."""
+        """The sequence after the last frame; 0 without a segment."""
         return self._segments[-1].next if self._segments else 0
 
     @property
@@ -352,18 +355,13 @@ class Segments:
             size += segment.waiting_bytes
         return size
 
-    # What is found at the start ------------------------------------------------------------
-
     def scan(self) -> int:
-        """Index what is in the folder; return how many frames the end of the newest segment lost.
-
-        Raises OSError.
-        """
+        """Index the folder; return how many frames the newest segment lost. Raises OSError."""
         firsts = sorted(filter(None, map(first_sequence_of, os.listdir(self.folder))))
         scanned = [FileSegment.scan(self.folder, first) for first in firsts]
         lost = 0
-        for at, (segment, tail_bytes) in enumerate(scanned):
-            following = scanned[at + 1][0] if at + 1 < len(scanned) else None
+        for index, (segment, tail_bytes) in enumerate(scanned):
+            following = scanned[index + 1][0] if index + 1 < len(scanned) else None
             lost = self._tail_frames(segment, following) if tail_bytes else 0
             overlaps = segment.first < self.next
             self._add(segment)
@@ -384,12 +382,12 @@ class Segments:
         return lost
 
     def _tail_frames(self, segment: FileSegment, following: FileSegment | None) -> int:
-        """Return how many frames stood in the damaged end of *segment*, which *following* follows."""
+        """Return the number of frames in the damaged end of *segment*."""
         if following is None:
             return segment.tail_frames(None, contiguous=False)
-        # A segment ends when it is full, or before a sequence that is not the next one.
-        room = self.segment_bytes - segment.file_bytes
-        full = bool(following.ends) and following.record_bytes(following.first) > room
+        # A segment ends when it is full, or before a gap in the sequences.
+        capacity = self.segment_bytes - segment.file_bytes
+        full = bool(following.ends) and following.record_bytes(following.first) > capacity
         return segment.tail_frames(following.first, contiguous=full)
 
     def _add(self, segment: FileSegment) -> None:
@@ -397,14 +395,13 @@ class Segments:
         self.disk_bytes += segment.size_bytes
 
     def begin(self, first: int) -> None:
-        """Make an empty segment: its name keeps the numbering. Raises OSError."""
+        """Create an empty segment: its name keeps the numbering. Raises OSError."""
         self._add(FileSegment.create(self.folder, first))
 
-    # Appending -----------------------------------------------------------------------------
-
     def append(self, sequence: int, frame: bytes, *, drop_when_full: bool = True) -> None:
-        """Write the frame to the newest segment, dropping old ones for room; *drop_when_full*, also for room on a
-        file system that has none. Raises OSError.
+        """Write the frame to the newest segment, dropping old segments at bytes_max.
+
+        *drop_when_full*: also drop one if the file system is full. Raises OSError.
         """
         try:
             self._append(sequence, frame)
@@ -422,7 +419,7 @@ class Segments:
         self.disk_bytes += size
 
     def _writable(self, sequence: int, size: int) -> FileSegment:
-        """Return the newest segment if the record fits it, else a new one. Raises OSError."""
+        """Return the newest segment if the record fits, else a new segment. Raises OSError."""
         newest = self._segments[-1] if self._segments else None
         if newest is not None:
             fits = newest.size_bytes + size <= self.segment_bytes or not newest.size_bytes
@@ -434,7 +431,7 @@ class Segments:
         return segment
 
     def append_in_memory(self, sequence: int, frame: bytes) -> None:
-        """Keep a frame that the disk did not take, in a window of MEMORY_BYTES_MAX."""
+        """Keep a frame that the disk did not accept, in a window of MEMORY_BYTES_MAX."""
         newest = self._segments[-1] if self._segments else None
         fits = newest is not None and newest.size_bytes < MEMORY_SEGMENT_BYTES
         if newest is None or newest.on_disk or newest.next != sequence or not fits:
@@ -448,14 +445,12 @@ class Segments:
         ):
             self._drop(in_memory[0])
 
-    # Letting go ----------------------------------------------------------------------------
-
     def _newest_file(self) -> SpoolSegment | None:
-        """The segment that must stay: its name and length are how the numbering is known."""
+        """Return the segment that must remain: its name and length define the numbering."""
         return next((segment for segment in reversed(self._segments) if segment.on_disk), None)
 
     def _drop_oldest_file(self) -> bool:
-        """Drop the oldest segment on disk, unless it is the newest too; return whether it went."""
+        """Drop the oldest segment on disk unless it is the newest too; return whether it was."""
         newest = self._newest_file()
         for segment in self._segments:
             if segment.on_disk and segment is not newest:
@@ -464,7 +459,7 @@ class Segments:
         return False
 
     def drop_all(self) -> None:
-        """Remove everything, counted."""
+        """Remove all segments; waiting frames count as dropped."""
         while self._segments:
             self._drop(self._segments[0])
 
@@ -479,15 +474,17 @@ class Segments:
         segment.remove()
 
     def prune(self) -> None:
-        """Remove the segments with nothing left to send."""
+        """Remove the segments in which no frame waits, except the newest on disk."""
         if len(self._segments) == 1 and self._segments[0].on_disk:
-            return  # it stays
+            return
         newest = self._newest_file()
-        for segment in [s for s in self._segments if not s.waiting_frames and s is not newest]:
+        for segment in [
+            old for old in self._segments if not old.waiting_frames and old is not newest
+        ]:
             self._remove(segment)
 
     def forget(self, first: int, last: int) -> int:
-        """Forget first..last, inclusive; return how many of them were waiting."""
+        """Forget first..last, inclusive; return how many of them waited."""
         count = 0
         for segment in self._segments:
             if segment.first <= last and first < segment.next:
@@ -495,10 +492,8 @@ class Segments:
         self.prune()
         return count
 
-    # Reading -------------------------------------------------------------------------------
-
     def find(self, after: int, count_max: int) -> tuple[SpoolSegment, list[int]] | None:
-        """Choose what to read next past *after*: waiting frames of one segment, within the limits."""
+        """Return a segment and its next waiting frames past *after*, within the limits."""
         for segment in self._segments:
             waiting = segment.waiting(after) if segment.next > after + 1 else []
             if waiting:
@@ -506,23 +501,23 @@ class Segments:
         return None
 
     def waiting(self) -> list[tuple[int, bytes | None]]:
-        """Return all frames without a receipt, ascending; None for one that cannot be read."""
-        found: list[tuple[int, bytes | None]] = []
+        """Return all waiting frames, ascending; None for an unreadable frame."""
+        rows: list[tuple[int, bytes | None]] = []
         for segment in self._segments:
             sequences = segment.waiting(-1)
             try:
-                found += segment.read(sequences) if sequences else []
+                rows += segment.read(sequences) if sequences else []
             except OSError:
-                found += [(sequence, None) for sequence in sequences]
-        return found
+                rows += [(sequence, None) for sequence in sequences]
+        return rows
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return first and last sequence of each segment that has any."""
-        return [(each.first, each.next - 1) for each in self._segments if each.ends]
+        """Return first and last sequence of each segment with frames."""
+        return [(segment.first, segment.next - 1) for segment in self._segments if segment.ends]
 
     def has_waiting(self, sequence: int) -> bool:
-        """Return whether this frame is here and waits for its receipt."""
-        return any(sequence in each.waiting(sequence - 1) for each in self._segments)
+        """Return whether this frame waits in a segment."""
+        return any(sequence in segment.waiting(sequence - 1) for segment in self._segments)
 
     def close(self) -> None:
         for segment in self._segments:
@@ -530,10 +525,10 @@ class Segments:
 
 
 def _within(segment: SpoolSegment, sequences: list[int]) -> list[int]:
-    """Return as many of *sequences* as FIND_BYTES_MAX allows, and at least one."""
-    room = FIND_BYTES_MAX
+    """Return the first of *sequences* up to FIND_BYTES_MAX, at least one."""
+    left_bytes = FIND_BYTES_MAX
     for count, sequence in enumerate(sequences):
-        room -= segment.record_bytes(sequence)
-        if room < 0:
+        left_bytes -= segment.record_bytes(sequence)
+        if left_bytes < 0:
             return sequences[: max(count, 1)]
     return sequences

@@ -1,15 +1,16 @@
 """Frames kept until the aggregator acknowledges them: in tmpfs first, then on disk.
 
 Guarantees:
-* A frame that `append` accepted survives `kill -9` of this process. It is not fsynced: a power cut may
-  lose the last half minute (`tiers.WAIT_SECONDS_MAX` in memory, then the contents of the page cache).
-* While acknowledgements arrive, nothing is written to the disk. Without a head (no such file system, or
-  disabled) frames go to the disk at once, and only the first guarantee holds.
-* A frame is deleted only if acknowledged, rejected, or evicted from a full spool; lost frames are counted.
-* (run id, sequence) never names two different frames. If numbers may have been used that the disk no
-  longer shows, numbering continues from the next multiple of 2**20. That is the case after a reboot (a
-  power cut lost pages), a damaged tail, or frames that were in memory only.
-* It opens whatever bytes the folder contains.
+* A frame that `append` accepted survives `kill -9` of this process. It is not fsynced: a power cut
+  may lose the last half minute (`tiers.WAIT_SECONDS_MAX` in memory, then the page cache).
+* While acknowledgments arrive, nothing is written to the disk. Without a memory tier (no such file
+  system, or disabled) frames go to the disk at once, and only the first guarantee holds.
+* A frame is deleted only if acknowledged, refused, or evicted from a full spool; lost frames are
+  counted.
+* (run id, sequence) never names two different frames. If numbers may have been used that the disk
+  does not show, numbering continues from the next multiple of 2**20: after a reboot (a power cut
+  lost pages), a damaged tail, or frames that were only in memory.
+* It opens with any bytes in the folder.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from .lockdir import FolderError, lock_folder, replace
 from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
 from .tiers import TieredStore
 
-# ----------------------------------------------------------------------
-# Whose frames a spool holds: the run id and what it was made on, in one small file.
-
 META_NAME = "meta.json"
 META_BYTES_MAX = 4096
 FORMAT = 1
@@ -40,14 +38,14 @@ _FIELDS = ("run_id", "boot_id", "owner")
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A frame is known by (host, run id, sequence); the run id ends when the machine is another."""
+    """A run: (host, run id, sequence) identifies a frame. Another machine begins a new run."""
 
     run_id: bytes
     boot_id: bytes
     owner: str
 
     def write(self, folder: Path) -> None:
-        """Write it durably and atomically. Raises OSError, and the old one stays."""
+        """Write the record atomically and durably. Raises OSError; the old record remains."""
         content = {
             "format": FORMAT,
             "run_id": self.run_id.hex(),
@@ -58,7 +56,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord | None:
-    """Return what is noted in the folder; None if there is nothing that can be read."""
+    """Return the folder's record; None if it is missing or unreadable."""
     try:
         with open(folder / META_NAME, "rb") as file:
             return parse_run(file.read(META_BYTES_MAX))
@@ -67,7 +65,7 @@ def read_run(folder: Path) -> RunRecord | None:
 
 
 def parse_run(content: bytes) -> RunRecord:
-    """Return the run. Raises ValueError if this is not what `RunRecord.write` wrote."""
+    """Return the run. Raises ValueError for content that `RunRecord.write` did not write."""
     fields = json.loads(content)
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
@@ -81,7 +79,7 @@ def parse_run(content: bytes) -> RunRecord:
 
 
 FIRST_SEQUENCE = 1
-#: More than anybody appends between two flushes of the page cache.
+#: More frames than a host appends between two flushes of the page cache.
 JUMP_SEQUENCES = 1 << 20
 SEGMENT_BYTES_MIN = 4096
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -89,10 +87,10 @@ _Bytes = bytes  # `Spool.bytes` hides the type within the class
 
 
 class Spool:
-    """Thread-safe. Nothing but `open` and `pending` raises.
+    """The spool. Thread-safe. Only `open` and `pending` raise.
 
-    Attributes: `run_id`, `boot_id` (16 bytes each); `notice`, words about what was found at the start,
-    empty if all was well; `refused_frames` and `last_refusal`; `acknowledged_frames` since `open`.
+    Attributes: `run_id`, `boot_id` (16 bytes each); `notice`, problems found by `open`, or "";
+    `refused_frames`, `last_refusal`; `acknowledged_frames` since `open`.
     """
 
     def __init__(self, lock: int, tiers: TieredStore) -> None:
@@ -106,10 +104,9 @@ class Spool:
         self._lock_descriptor = lock
         self._tiers = tiers
         self._next = FIRST_SEQUENCE
-        self._newest: tuple[int, _Bytes] | None = (
-            None  # it is sent at once: no need to read it back
-        )
-        self._unusable_frames = 0  # that `append` was given
+        #: The newest frame, which is sent at once, without reading it back.
+        self._newest: tuple[int, _Bytes] | None = None
+        self._unusable_frames = 0  # rejected by `append`
 
     @classmethod
     def open(
@@ -123,14 +120,14 @@ class Spool:
         memory_folder: Path | None = None,
         seconds: Callable[[], float] = time.monotonic,
     ) -> Spool:
-        """Take up what is in *folder*, which is made if need be.
+        """Load the spool in *folder*, which is created if needed.
 
-        *owner* is the machine's fingerprint (`identity.machine_owner`). Under another owner, such as after cloning a
-        disk image, a new run id begins. The other's frames are removed, counted in `dropped_frames` and reported in
-        `notice`. Segments are never larger than half of *bytes_max*.
-        *memory_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
-        cannot be used. *seconds* is a steady clock.
-        Raises FolderError (another process holds it; it cannot be written), ValueError (limits).
+        *owner* is the machine's fingerprint (`registration.machine_owner`). Under another owner,
+        such as after cloning a disk image, a new run id begins; the other machine's frames are
+        removed, counted in `dropped_frames` and reported in `notice`. Segments are at most half of
+        *bytes_max*. *memory_folder* is a folder in memory, such as `lockdir.MEMORY_FOLDER`; if
+        unusable, the spool works without it. *seconds* is a steady clock. Raises FolderError
+        (locked, or not writable), ValueError (limits).
         """
         if bytes_max < 2 * SEGMENT_BYTES_MIN:
             raise ValueError(
@@ -145,11 +142,9 @@ class Spool:
                 spool.notice = spool._tiers.open_memory(memory_folder)
             spool._recover(boot_id, owner)
         except OSError as error:
-            spool._release()  # as it was found: what its numbers are worth is not known
+            spool._release()  # nothing was written: the numbering is not known to be safe
             raise FolderError(f"{folder} cannot be used: {error.strerror}") from error
         return spool
-
-    # What is found at the start ------------------------------------------------------------
 
     def _recover(self, boot_id: bytes, owner: str) -> None:
         self.boot_id = boot_id
@@ -166,18 +161,18 @@ class Spool:
         self.notice = "; ".join(filter(None, [self.notice, *disk.notice, reason]))
 
     def _new_run_reason(self, stored: RunRecord | None, owner: str) -> str:
-        """Return why the frames found here cannot be continued; empty if they can."""
+        """Return why the run on disk cannot be continued, or ""."""
         disk = self._tiers.disk
         if stored is None:
             return f"{META_NAME} is missing or damaged" if disk else ""
         if stored.owner != owner:
             return f"{self.folder} was made on another machine ({stored.owner}; this is {owner})"
         if not disk:
-            return "all segments are gone"  # and with them the numbering
+            return "all segments are gone"  # so the last sequence is unknown
         return "" if disk.next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
 
     def _begin_run(self, owner: str, reason: str) -> str:
-        """Number again under a new run id; what is left of another run could never be sent. Return what to say."""
+        """Start a new run and drop the old run's frames, which cannot be sent. Return a notice."""
         left_frames = self._tiers.disk.waiting_frames
         self._tiers.disk.drop_all()
         self.run_id = os.urandom(RUN_ID_BYTES)
@@ -198,25 +193,23 @@ class Spool:
             try:
                 RunRecord(self.run_id, self.boot_id, stored.owner).write(self.folder)
             except OSError as error:
-                # A full disk. The next start sees another boot once more and jumps: harmless.
+                # A full disk. The next start sees another boot again and jumps: harmless.
                 self._tiers.last_error = f"{META_NAME}: {error.strerror}"
 
     def _begin_at(self, sequence: int) -> None:
         self._tiers.begin_at(sequence)
         self._next = sequence
 
-    # Appending -----------------------------------------------------------------------------
-
     def next_sequence(self) -> int:
-        """Return the sequence that the next `append` must carry."""
+        """Return the sequence that the next `append` must have."""
         return self._next
 
     def append(self, sequence: int, frame: _Bytes) -> None:
-        """Keep a frame; never raises.
+        """Store a frame; never raises.
 
-        A full spool loses its oldest segment. A disk that does not take it costs durability, not
-        the frame: it stays in a small window in memory, counted in `write_errors`. A sequence that
-        was used before, a frame too large, or one after `close` is dropped and counted.
+        A full spool drops its oldest segment. If the disk accepts no writes, the frame stays in a
+        small window in memory, counted in `write_errors`. A used sequence, a frame that is too
+        large, or a frame after `close` is dropped and counted.
         """
         with self._lock:
             size = RECORD_OVERHEAD_BYTES + len(frame)
@@ -228,15 +221,13 @@ class Spool:
             self._newest = sequence, frame
             self._tiers.append(sequence, frame)
 
-    # Letting go ----------------------------------------------------------------------------
-
     def acknowledge(self, first: int, last: int) -> None:
-        """Forget first..last, inclusive: they are durable at the aggregator. Never raises."""
+        """Forget first..last, inclusive: the aggregator has stored them. Never raises."""
         with self._lock:
             self.acknowledged_frames += self._forget(first, last)
 
     def mark_refused(self, sequence: int, reason: str) -> None:
-        """Forget a frame that the aggregator will never take, and count it. Never raises."""
+        """Forget a frame that the aggregator refused, and count it. Never raises."""
         with self._lock:
             if self._forget(sequence, sequence):
                 self.refused_frames += 1
@@ -247,83 +238,83 @@ class Spool:
             self._newest = None
         return self._tiers.forget(first, last)
 
-    # Reading -------------------------------------------------------------------------------
-
     def pending(self, after: int, count_max: int) -> list[tuple[int, _Bytes]]:
-        """Return frames without a receipt, ascending, with sequence > *after*.
+        """Return waiting frames, ascending, with sequence > *after*.
 
-        At most *count_max*, and about a megabyte together; fewer than that at the end of a segment;
-        none only if there is none past *after*. The disk is read without holding up `append`.
-        Raises BlockingIOError while this process is out of file descriptors or memory, and nothing else.
+        At most *count_max*, and about a megabyte together; fewer at the end of a segment; none only
+        if none waits. Reading the disk does not block `append`. Raises only BlockingIOError, while
+        this process is out of file descriptors or memory.
         """
         while count_max > 0:
             with self._lock:
                 if self._newest is not None and self._newest[0] == after + 1:
                     return [self._newest]
-                found = self._tiers.find(after, count_max)
-            if found is None:
+                selection = self._tiers.find(after, count_max)
+            if selection is None:
                 break
-            if rows := self._read(*found):
+            if rows := self._read(*selection):
                 return rows
-            # All of these were lost, forgotten, or went on from memory to the disk while we read: look again.
+            # Every selected frame was lost, forgotten or moved to the disk meanwhile: select again.
         return []
 
     def _read(
         self, segments: Segments, segment: SpoolSegment, sequences: list[int]
     ) -> list[tuple[int, _Bytes]]:
-        """Read them, leaving out what was forgotten meanwhile; what is damaged is lost, counted. Raises BlockingIOError."""
+        """Read frames that still wait; damaged ones are counted as lost. Raises BlockingIOError."""
         try:
-            found = segment.read(sequences)
+            rows = segment.read(sequences)
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise BlockingIOError(error.errno, error.strerror) from error
-            found = [(sequence, None) for sequence in sequences]
+            rows = [(sequence, None) for sequence in sequences]
         with self._lock:
             waiting = set(segment.waiting(sequences[0] - 1))
-            for sequence, frame in found:
-                if frame is None:  # counted only if it was waiting still
+            for sequence, frame in rows:
+                if frame is None:  # counted only if it still waits
                     self._tiers.disk.dropped_frames += segments.forget(sequence, sequence)
-        return [(s, frame) for s, frame in found if frame is not None and s in waiting]
-
-    # Figures -------------------------------------------------------------------------------
+        return [
+            (sequence, frame)
+            for sequence, frame in rows
+            if frame is not None and sequence in waiting
+        ]
 
     @property
     def dropped_frames(self) -> int:
-        """Frames lost: the spool was full, the disk damaged, or another machine's left behind."""
+        """Frames lost: the spool was full, the disk damaged, or another machine's spool removed."""
         with self._lock:
             dropped = sum(tier.dropped_frames for tier in self._tiers)
             return dropped + self._unusable_frames
 
     @property
     def write_errors(self) -> int:
-        """Frames the disk did not take."""
+        """Frames that the disk did not accept."""
         return self._tiers.write_errors
 
     @property
     def last_error(self) -> str:
-        """The words of the last write that failed."""
+        """Message of the last failed write."""
         return self._tiers.last_error
 
     @property
     def unacknowledged_frames(self) -> int:
-        """Frames without a receipt, on disk or in memory."""
+        """Waiting frames, on disk or in memory."""
         with self._lock:
             return sum(tier.waiting_frames for tier in self._tiers)
 
     @property
     def disk_bytes(self) -> int:
-        """What the segments' files hold, with what already has a receipt. Never above bytes_max."""
+        """Size of the segments' files, including acknowledged frames. At most bytes_max."""
         with self._lock:
             return self._tiers.disk.disk_bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes of the records without a receipt, on disk or in memory."""
+        """Bytes of the waiting records, on disk or in memory."""
         with self._lock:
             return sum(tier.waiting_bytes for tier in self._tiers)
 
     def close(self) -> None:
-        """Release the folder; what waits stays on the disk for the next `open`."""
+        """Release the folder; waiting frames remain on disk for the next `open`."""
         with self._lock:
             if self._lock_descriptor >= 0:
                 self._tiers.flush_to_disk(self._next)

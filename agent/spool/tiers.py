@@ -1,4 +1,4 @@
-"""Where frames are kept: in the head, in tmpfs, on disk; in memory while neither accepts any.
+"""Storage tiers of the spool: tmpfs, then disk; process memory while neither accepts writes.
 
 Not thread-safe and unaware of run ids: `spool` handles both.
 """
@@ -16,28 +16,23 @@ from ...contract.frame import deflate_frame
 from .lockdir import sync_folder
 from .segment import RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
 
-# ----------------------------------------------------------------------
-# The newest frames, in a folder of a file system in memory: on the disk they would be written for
-# nothing.
-#
-# When all is well a frame is acknowledged within a second or two, and a file that lives no longer
-# than that still costs its disk a journal's commit every few seconds. So frames wait here first,
-# and only those whose receipt does not come continue to the spool's folder. What is here survives
-# `kill -9`, as the page cache does; a reboot takes it, as a power cut takes what is in the page
-# cache.
+# Normally a frame is acknowledged within a second or two. A file on disk that lives no longer still
+# costs a journal commit every few seconds. So frames wait in memory first, and only unacknowledged
+# frames continue to the disk. The memory tier survives `kill -9`, as the page cache does; a reboot
+# clears it, as a power cut clears the page cache.
 
-#: Frames continue to the disk when no receipt came for this long,
+#: Frames continue to the disk if no acknowledgment came for this time,
 WAIT_SECONDS_MAX = 20.0
-#: and when they are more than this together.
+#: or if they exceed this size together.
 MEMORY_TIER_BYTES_MAX = 1 << 20
 SEGMENT_BYTES = 1 << 16
-#: The newest segment stays when all of it continued: with it and one frame more than may wait here.
+#: Includes the newest segment, which remains after its frames continued, and one further frame.
 _FOLDER_BYTES_MAX = 4 * MEMORY_TIER_BYTES_MAX
 _RUN_NAME = "run"
 
 
 class MemoryTier:
-    """One spool's frames in memory. Not thread-safe; `spool` is."""
+    """A spool's frames in a memory file system. Not thread-safe; `spool` is."""
 
     def __init__(self, folder: Path, segments: Segments) -> None:
         self.folder = folder
@@ -47,7 +42,7 @@ class MemoryTier:
 
     @classmethod
     def open(cls, parent: Path, spool_folder: Path) -> MemoryTier:
-        """Take up what the spool left in its folder below *parent*. Raises OSError."""
+        """Load the frames that the spool left in its folder below *parent*. Raises OSError."""
         spool_status = spool_folder.stat()
         folder = parent / f"gangline-spool-{spool_status.st_dev:x}-{spool_status.st_ino:x}"
         tier = cls(folder, Segments(folder, _FOLDER_BYTES_MAX, SEGMENT_BYTES))
@@ -56,27 +51,29 @@ class MemoryTier:
         return tier
 
     def _make(self) -> None:
-        """Make the folder if need be. Raises OSError, also for one that is not ours alone: anyone who could
-        write there could make us send anything."""
+        """Create the folder if needed. Raises OSError, also if other users can access it.
+
+        A user who can write there could make the agent send anything.
+        """
         with suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
-        found = self.folder.lstat()
-        is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not is_private or found.st_mode & 0o077:
+        status = self.folder.lstat()
+        is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if not is_private or status.st_mode & 0o077:
             raise PermissionError(
                 0, f"{self.folder.name} must be a folder that only this user can access"
             )
-        self._inode = found.st_ino
+        self._inode = status.st_ino
 
     def exists(self) -> bool:
-        """Return whether the folder is still the one that was opened."""
+        """Return whether the opened folder still exists at its path."""
         try:
             return self.folder.lstat().st_ino == self._inode
         except OSError:
             return False
 
     def recreate(self) -> None:
-        """Make the folder again after somebody removed it; what was in it is lost, counted. Raises OSError."""
+        """Create the folder again after its removal; its frames count as lost. Raises OSError."""
         self.segments.drop_all()
         lost = self.segments.dropped_frames
         try:
@@ -86,47 +83,47 @@ class MemoryTier:
             self.segments.dropped_frames = lost
 
     def set_run(self, run_id: bytes) -> None:
-        """Remove what is of another run, and note this one. Raises OSError."""
+        """Remove another run's frames, and store *run_id*. Raises OSError."""
         note, self._run_id = self.folder / _RUN_NAME, run_id
         with suppress(FileNotFoundError):
             if note.read_bytes() == run_id:
                 return
         self.clear()
-        self.segments.dropped_frames = 0  # of another spool: no loss of this one's
+        self.segments.dropped_frames = 0  # not losses of this spool
         note.write_bytes(run_id)
 
     def clear(self) -> None:
-        """Remove all that is here. Never raises."""
+        """Remove all frames. Never raises."""
         self.segments.drop_all()
         with suppress(OSError):
             for path in self.folder.iterdir():
                 path.unlink()
 
     def drop_stored(self, disk: Segments) -> bool:
-        """Forget what is on the disk already: it was on its way there when the last process ended.
+        """Forget frames that are on disk: the last process ended while it moved them.
 
-        Return whether the frame past the disk's last is here: then a torn one there was its copy.
+        Return whether the frame after the disk's last is here: a torn record on disk is its copy.
         """
         for first, last in disk.spans():
             self.segments.forget(first, last)
         return self.segments.has_waiting(disk.next)
 
     def remove(self) -> None:
-        """Be gone, with all that is here. Never raises."""
+        """Remove the folder and all frames. Never raises."""
         self.clear()
         with suppress(OSError):
             self.folder.rmdir()
 
 
-#: Present while every sequence that was given out is on disk: there if there is no head, else in the head,
-#: so that an older agent, which knows of no head, takes the disk's numbers for incomplete.
+#: Marker: every used sequence is stored. It is in the memory tier if there is one, else on disk. An
+#: older agent, which has no memory tier, so takes the disk's numbers for incomplete.
 UNBROKEN_NAME = "unbroken"
-#: A head that somebody removed is noticed within this time; what has come to wait there by then is lost with it.
+#: A removed memory tier is noticed within this time; frames that wait in it until then are lost.
 CHECK_SECONDS = 5.0
 
 
 class TieredStore:
-    """`write_errors`: frames the disk did not take; `last_error`: the words of the last write that failed."""
+    """The tiers of a spool. `write_errors`: frames that the disk did not accept."""
 
     def __init__(self, disk: Segments, seconds: Callable[[], float] = time.monotonic) -> None:
         """*seconds* is a steady clock."""
@@ -135,10 +132,9 @@ class TieredStore:
         self.write_errors = 0
         self.last_error = ""
         self._seconds = seconds
-        self._last_ack_seconds = (
-            seconds()
-        )  # when a receipt freed the head last, or it began to fill
-        self._check_at = 0.0  # whether the head is there
+        #: When an acknowledgment last freed the memory tier, or it began to fill.
+        self._last_ack_seconds = seconds()
+        self._check_at = 0.0  # next check that the memory tier exists
         self._unbroken = False
 
     def __iter__(self) -> Iterator[Segments]:
@@ -146,10 +142,8 @@ class TieredStore:
         if self.memory is not None:
             yield self.memory.segments
 
-    # The head comes and goes ---------------------------------------------------------------
-
     def open_memory(self, parent: Path) -> str:
-        """Take up the head below *parent*; return why there is none, else nothing."""
+        """Load the memory tier below *parent*; return an error, or ""."""
         try:
             self.memory = MemoryTier.open(parent, self.disk.folder)
         except OSError as error:
@@ -157,7 +151,7 @@ class TieredStore:
         return ""
 
     def begin_run(self, run_id: bytes) -> None:
-        """Make the head this run's, without what is of another; do without it if that cannot be."""
+        """Assign the memory tier to this run, or continue without it after an error."""
         if self.memory is not None:
             try:
                 self.memory.set_run(run_id)
@@ -165,36 +159,34 @@ class TieredStore:
                 self._drop_memory(self.memory, error)
 
     def recover(self, run_id: bytes, lost_frames: int) -> bool:
-        """Go on with what was found; return whether all numbers are known.
+        """Continue with the stored frames; return whether all used numbers are known.
 
-        *lost_frames*: how many were in the damaged end of the disk's newest segment. What is on the
-        disk is left to it.
+        *lost_frames*: frames in the damaged end of the disk's newest segment.
         """
         unbroken = (self.disk.folder / UNBROKEN_NAME).exists()
         self.begin_run(run_id)
         if self.memory is not None:
             unbroken = unbroken or (self.memory.folder / UNBROKEN_NAME).exists()
-            if (
-                self.memory.drop_stored(self.disk) and lost_frames
-            ):  # what was torn there was its copy
+            # A torn record on disk is the copy of a frame in memory.
+            if self.memory.drop_stored(self.disk) and lost_frames:
                 self.disk.dropped_frames -= lost_frames
                 lost_frames = 0
         return unbroken and not lost_frames
 
     def place_marker(self) -> None:
-        """Keep the mark of unbroken numbers where the newest of them will stand, and only there."""
+        """Put the marker of unbroken numbers into the tier of the newest frames, and only there."""
         self._mark_unbroken()
         if self.memory is not None:
             (self.disk.folder / UNBROKEN_NAME).unlink(missing_ok=True)
 
     def _drop_memory(self, memory: MemoryTier, error: OSError) -> None:
-        """Do without the head from now on. The disk's numbers are then all there are."""
+        """Continue without the memory tier. Only the disk's numbers are then known."""
         self.last_error = f"{memory.folder}: {error.strerror}"
         self.disk.dropped_frames += memory.segments.dropped_frames
         self.memory, self._unbroken = None, False
 
     def _current_memory(self, now: float) -> MemoryTier | None:
-        """Return the head, recreated if somebody removed it: logind does when its user logs out."""
+        """Return the memory tier, recreated after a removal: logind removes it at a logout."""
         memory = self.memory
         if memory is None or now < self._check_at:
             return memory
@@ -207,16 +199,14 @@ class TieredStore:
             self._unbroken = False
         return self.memory
 
-    # Keeping -------------------------------------------------------------------------------
-
     def append(self, sequence: int, frame: bytes) -> None:
-        """Keep a frame where it goes now. Never raises."""
+        """Store a frame in the current tier. Never raises."""
         if not self._append_to_memory(sequence, frame):
             self._append_to_disk(sequence, deflate_frame(frame))
             self.disk.prune()
 
     def _append_to_memory(self, sequence: int, frame: bytes) -> bool:
-        """Keep a frame in memory, once those that waited there for too long are on the disk."""
+        """Store a frame in memory, after moving frames that waited too long to the disk."""
         now = self._seconds()
         memory = self._current_memory(now)
         if memory is None:
@@ -233,19 +223,19 @@ class TieredStore:
             if size > MEMORY_TIER_BYTES_MAX:
                 return False
         try:
-            memory.segments.append(sequence, frame, drop_when_full=False)  # the disk may have room
+            memory.segments.append(sequence, frame, drop_when_full=False)  # the disk may have space
         except OSError as error:
             self.last_error = f"{memory.folder}: {error.strerror}"
-            self._check_at = now  # it may have been removed
+            self._check_at = now  # the folder may have been removed
             self._spill(memory, force=True)
             return False
         self._mark_unbroken()
         return True
 
     def _spill(self, memory: MemoryTier, *, force: bool = False) -> None:
-        """Let what waits in memory continue to the disk, oldest first, while the disk takes it.
+        """Move waiting frames from memory to the disk, oldest first, until a write fails.
 
-        *force*: what it does not take goes the way of a frame that comes then.
+        *force*: continue after a failed write; the disk tier keeps that frame in memory.
         """
         for sequence, frame in memory.segments.waiting():
             if frame is None:
@@ -275,14 +265,12 @@ class TieredStore:
         self.write_errors += 1
         self.last_error = f"{self.disk.folder}: {error.strerror}"
 
-    # Whether all numbers are on show -------------------------------------------------------
-
     @property
     def _marker(self) -> Path:
         return (self.memory.folder if self.memory is not None else self.disk.folder) / UNBROKEN_NAME
 
     def _mark_broken(self) -> None:
-        """Note, on a disk that takes no writes, that numbers exist which it does not show."""
+        """Remove the marker: a frame has a number that a disk without writes does not show."""
         if self._unbroken:
             self._unbroken = False
             try:
@@ -300,11 +288,9 @@ class TieredStore:
                 self._unbroken = True
 
     def begin_at(self, sequence: int) -> None:
-        """Number on from *sequence*, durably: none before it is given out again. Raises OSError."""
+        """Continue numbering at *sequence*, durably. Raises OSError."""
         self.disk.begin(sequence)
         sync_folder(self.disk.folder)
-
-    # Letting go, reading -------------------------------------------------------------------
 
     def forget(self, first: int, last: int) -> int:
         """Forget first..last, inclusive; return how many waited. Never raises."""
@@ -316,18 +302,18 @@ class TieredStore:
         return count
 
     def find(self, after: int, count_max: int) -> tuple[Segments, SpoolSegment, list[int]] | None:
-        """Choose what to read next: the disk's and the head's frames are in no order of their own."""
-        found = [(each, *chosen) for each in self if (chosen := each.find(after, count_max))]
-        found.sort(key=lambda each: each[2][0])
-        if len(found) < 2:
-            return found[0] if found else None
-        segments, segment, sequences = found[0]
-        return segments, segment, [each for each in sequences if each < found[1][2][0]]
+        """Return the tier, segment and sequences to read next; the tiers' frames may alternate."""
+        selections = [(tier, *chosen) for tier in self if (chosen := tier.find(after, count_max))]
+        selections.sort(key=lambda selection: selection[2][0])
+        if len(selections) < 2:
+            return selections[0] if selections else None
+        segments, segment, sequences = selections[0]
+        return segments, segment, [s for s in sequences if s < selections[1][2][0]]
 
     def flush_to_disk(self, following: int) -> None:
-        """Put on the disk all that is in memory; what it does not take stays there for the next start.
+        """Move all frames from memory to the disk; the rest stays in memory for the next start.
 
-        *following*: the sequence that the next frame would have.
+        *following*: the sequence of the next frame.
         """
         if self.memory is None:
             return
@@ -343,6 +329,6 @@ class TieredStore:
                 self._note_error(error)
 
     def close(self) -> None:
-        """Release what is open."""
-        for each in self:
-            each.close()
+        """Close the files of all tiers."""
+        for tier in self:
+            tier.close()

@@ -1,8 +1,9 @@
-"""The agent's way to the aggregator: a daemon thread with one socket.
+"""The agent's connection to the aggregator: a daemon thread with one socket.
 
-It dials, registers, streams what the spool holds and reports events, and after any failure comes
-back with jitter. It never raises, never holds up who samples, and forgets only what has a receipt.
-`protocol` decides what is said when. Only this thread uses the socket: others wake it by an eventfd.
+It connects, registers, streams the spool's frames and reports events; after a failure it reconnects
+with jitter. It never raises, never delays sampling, and forgets only acknowledged frames.
+`protocol` decides which message is sent when. Only this thread uses the socket: other threads wake
+it by an eventfd.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
 ERROR_CHARACTERS_MAX = 300
-#: A peer that vanished is noticed after this time, by the kernel: by unacknowledged data while
-#: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
+#: Seconds after which the kernel reports a lost peer: by unacknowledged data (TCP_USER_TIMEOUT), or
+#: by keepalive probes while no data is sent.
 PEER_SILENCE_SECONDS_MAX = 20
 _KEEPALIVE_IDLE_SECONDS = 10
 _KEEPALIVE_INTERVAL_SECONDS = 5
 _KEEPALIVE_PROBES = 2
 RECEIVE_BYTES_MAX = 1 << 16
-#: What waits for the socket; more is the echo of a peer that asks and does not read.
+#: Bytes that wait for the socket. More are the echo of a peer that sends and does not read.
 OUT_BYTES_MAX = 8 << 20
-#: What is said of a connection that ended.
+#: Message for a connection that ended.
 CLOSED = "the aggregator closed the connection"
 
 
 class TargetError(ValueError):
-    """The aggregator's address cannot be used; the words say what would be right."""
+    """The aggregator's address cannot be used; the message says what is expected."""
 
 
 def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, int]:
     """Return host and port of `host:port` or `[address]:port`. Raises TargetError.
 
-    What leaves this machine would be readable and changeable on its way without TLS, so without
-    *allow_plaintext* only loopback is taken: 127.0.0.0/8, ::1, localhost.
+    Without *allow_plaintext* only loopback is allowed (127.0.0.0/8, ::1, localhost): beyond this
+    machine, a connection without TLS can be read and changed.
     """
     host, colon, port = target.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -75,7 +76,7 @@ def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, in
 
 
 def on_loopback(target: str) -> bool:
-    """Say whether what is said to *target* stays on this machine. Raises TargetError."""
+    """Return whether *target* is on this machine. Raises TargetError."""
     return _is_loopback(parse_target(target, allow_plaintext=True)[0])
 
 
@@ -87,7 +88,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class ConnectionSocket(Protocol):
-    """What a connection needs of a socket: a plain one's, or `tls.TlsSocket`'s. None of it waits."""
+    """Socket methods that a connection needs, of a plain socket or `tls.TlsSocket`. None blocks."""
 
     def fileno(self) -> int: ...
     def send(self, data: bytes, /) -> int: ...
@@ -95,21 +96,24 @@ class ConnectionSocket(Protocol):
 
 
 class Connection:
-    """A socket that does not block, and what is said on it. All methods belong to the client's thread."""
+    """A non-blocking socket and its protocol. All methods belong to the client's thread."""
 
     def __init__(
         self, connection_socket: ConnectionSocket, protocol: TelemetryProtocol, wake: int
     ) -> None:
-        """*wake*, an eventfd, ends a wait."""
+        """*wake*: an eventfd that ends a wait."""
         self.protocol = protocol
         self._socket = connection_socket
         self._wake = wake
-        self._out = b""  # what the socket has not taken
+        self._out = b""  # bytes that wait for the socket
         self._poll, self._events = select.poll(), 0
         self._poll.register(wake, select.POLLIN)
 
     def send_pending(self, now: float, *, finishing: bool) -> bool:
-        """Say what can be said now; return whether, *finishing*, all of it is. Raises SessionError, OSError."""
+        """Send the protocol's messages; return whether, if *finishing*, all are sent.
+
+        Raises SessionError, OSError.
+        """
         if finishing:
             done, more = self.protocol.finish(now, len(self._out))
         else:
@@ -124,9 +128,10 @@ class Connection:
         return done and not self._out
 
     def wait(self, seconds_max: float | None, *, quiet: bool = False) -> bytes:
-        """Wait until somebody wakes us, the time is over, or bytes come; return the bytes that are there.
+        """Wait for a wake-up, the timeout or bytes; return the received bytes.
 
-        *quiet*: bytes do not end the wait, unless they are the last. Raises SessionError, OSError.
+        *quiet*: bytes do not end the wait, only the connection's end does. Raises SessionError,
+        OSError.
         """
         events = select.POLLRDHUP if quiet else select.POLLIN
         if self._out:
@@ -152,9 +157,9 @@ class Connection:
 class Client:
     """`start`, then `notify` after each frame or event; `close` at the end.
 
-    Attributes, to be read from any thread: `connected` (registered, and not known to be broken),
-    `reconnects` (registrations that the aggregator answered), `last_error` (words of the last
-    failure; they stay when all is well again).
+    Any thread may read `connected` (registered, and not known to be broken), `reconnects`
+    (registrations that the aggregator answered) and `last_error` (message of the last failure, kept
+    after a recovery).
     """
 
     def __init__(
@@ -172,10 +177,13 @@ class Client:
         credentials: Credentials = NO_CREDENTIALS,
         uploads: RecordingUploads | None = None,
     ) -> None:
-        """*register* makes a new request for each connection (run id and boot id are filled in
-        from *spool*); *live_hertz* is how often a frame is made; *on_permit* as a `TelemetryProtocol`
-        has it, called by the client's thread; *credentials* are read again for each connection; *uploads*:
-        recordings that were requested. Raises TargetError."""
+        """Prepare a client. Raises TargetError.
+
+        *register* makes a request for each connection; run id and boot id are filled in from
+        *spool*. *live_hertz* is the rate of frames. *on_permit* is as in `TelemetryProtocol`; the
+        client's thread calls it. *credentials* are read again for each connection. *uploads*:
+        requested recordings.
+        """
         plaintext = allow_plaintext or bool(credentials.tls_ca_file)
         self._address = parse_target(target, allow_plaintext=plaintext)
         self._credentials = credentials
@@ -197,29 +205,27 @@ class Client:
         self._close_by = 0.0
         self._register_again = False
         self._received_any = False  # on this connection
-        self._delta_encoding = (
-            True  # but on the stream after one that the aggregator could not follow
-        )
+        self._delta_encoding = True  # False after a stream that the aggregator could not follow
         self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; return at once."""
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that a frame or an event was added: the thread sends it. Never blocks, never raises."""
+        """Wake the thread after a frame or an event was added. Never blocks, never raises."""
         with suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._wake, 1)
 
     def reregister(self) -> None:
-        """Send RegisterNode again on the connection that is, as after a change of the inventory."""
+        """Send RegisterNode again on this connection, for example after an inventory change."""
         self._register_again = True
         self.notify()
 
     def close(self, seconds_max: float = 5.0) -> None:
-        """Send what is live, wait for its receipts, and end; within about *seconds_max*.
+        """Send live frames, wait for their acknowledgments, and end, in about *seconds_max*.
 
-        Backlog stays on disk. Returns also when the aggregator does not answer.
+        Backlog stays on disk. Returns also if the aggregator does not answer.
         """
         self._close_by = self._seconds() + seconds_max
         self._closing.set()
@@ -233,8 +239,6 @@ class Client:
     def _seconds(self) -> float:
         return self._clock.boottime_ns() / 1e9
 
-    # The thread ----------------------------------------------------------------------------
-
     def _run(self) -> None:
         while not self._closing.is_set():
             refused, retry_seconds = False, None
@@ -247,7 +251,7 @@ class Client:
                     error, StreamDesyncError
                 )
                 self._record_failure(error)
-            except Exception as error:  # noqa: BLE001 - sampling must go on, whatever this was
+            except Exception as error:  # noqa: BLE001 - no error may end the client
                 self._record_failure(error)
             if not self._closing.is_set():
                 self._closing.wait(
@@ -308,7 +312,7 @@ class Client:
             waits = [protocol.wait_seconds(now), quiet_seconds or None]
             if self._closing.is_set():
                 waits.append(max(self._close_by - now, 0.0))
-            seconds = min((each for each in waits if each is not None), default=None)
+            seconds = min((wait for wait in waits if wait is not None), default=None)
             if data := connection.wait(seconds, quiet=quiet_seconds > 0):
                 self._received_any = True
                 protocol.receive(data, self._seconds())
@@ -323,14 +327,14 @@ class Client:
 
 
 def _with_tls_hint(error: SessionError | ConnectionResetError) -> Exception:
-    """Return *error* of a plain connection that ended before a word, with what that often is."""
+    """Return *error* of a plain connection that ended before any byte, with a hint at TLS."""
     if isinstance(error, SessionError) and str(error) != CLOSED:
         return error
     return SessionError(f"{CLOSED} without an answer. If it uses TLS, set tls_ca_file")
 
 
 def _configure(plain_socket: socket.socket) -> None:
-    """Small messages at once, and a peer that vanished noticed by the kernel."""
+    """Set options: small messages are sent at once, and the kernel detects a lost peer."""
     plain_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     plain_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

@@ -1,4 +1,4 @@
-"""How the agent proves to the aggregator who it is, and learns that the aggregator is the one it means."""
+"""Credentials for TLS and login between agent and aggregator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Paths as the settings name them, "" for none; read again for each connection. Without a CA all is plain text."""
+    """Paths from the settings, or ""; read for each connection. Without a CA: plain text."""
 
     tls_ca_file: str = ""
     tls_certificate_file: str = ""
@@ -23,7 +23,7 @@ class Credentials:
     token_file: str = ""
 
     def check(self, *, beyond_loopback: bool) -> None:
-        """Raise ValueError, with words, where the settings do not go together."""
+        """Raise ValueError if the settings do not fit together."""
         if (self.tls_certificate_file or self.tls_key_file) and not self.tls_ca_file:
             raise ValueError("a certificate needs TLS. Set tls_ca_file to the aggregator's CA, too")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
@@ -36,7 +36,7 @@ class Credentials:
             )
 
     def token(self) -> str:
-        """Return the token, "" for none. Raises SessionError."""
+        """Return the token; "" without a token. Raises SessionError."""
         if not self.token_file:
             return ""
         from ...contract.tls import TlsError, read_token
@@ -47,11 +47,11 @@ class Credentials:
             raise SessionError(str(error)) from error
 
     def wrap(self, plain_socket: socket.socket, name: str) -> socket.socket | TlsSocket:
-        """Return *plain_socket* itself, or TLS over it to *name* once hands are shaken. Raises SessionError, OSError."""
+        """Return *plain_socket*, or TLS to *name* over it. Raises SessionError, OSError."""
         if not self.tls_ca_file:
             return plain_socket
         from ...contract.tls import TlsFiles
-        from .tls import handshake  # megabytes, for those who use it
+        from .tls import handshake  # imported only for TLS: it takes megabytes
 
         files = TlsFiles(
             self.tls_ca_file, self.tls_certificate_file, self.tls_key_file, self.tls_server_name
@@ -59,5 +59,5 @@ class Credentials:
         return handshake(plain_socket, files, name)
 
 
-#: Plain text, and no login: on loopback.
+#: Plain text without a login, for loopback.
 NO_CREDENTIALS = Credentials()

@@ -1,6 +1,7 @@
-"""gRPC's client over HTTP/2: calls of TelemetryService, and single calls over a Unix socket.
+"""gRPC clients over HTTP/2: calls of TelemetryService, and single calls over a Unix socket.
 
-`ClientSession` has no socket: calls in, bytes out; bytes in, answers out. `call` has one, and waits.
+`ClientSession` has no socket: calls in, bytes out; bytes in, responses out. `call` opens a socket
+and blocks.
 """
 
 from __future__ import annotations
@@ -44,29 +45,29 @@ REGISTER = "RegisterNode"
 STREAM = "StreamTelemetry"
 EVENTS = "ReportEvents"
 UPLOAD = "UploadRecording"
-#: What each method answers with.
+#: Method -> type of its response.
 RESPONSE_TYPES: Mapping[str, type[Message]] = {
     REGISTER: RegisterNodeResponse,
     STREAM: IngestAck,
     EVENTS: ReportEventsResponse,
     UPLOAD: UploadRecordingResponse,
 }
-#: What the peer's windows do not take goes in this order: a recording can wait.
+#: Order of sending within the peer's flow-control windows: a recording can wait.
 _PRIORITIES = {REGISTER: 0, EVENTS: 0, STREAM: 1, UPLOAD: 2}
 SERVICE = "/gangline.v1.TelemetryService/"
-#: An answer longer than this is rejected unread; ours are a few kilobytes.
+#: A longer response is rejected unread. Ours are a few kilobytes.
 MESSAGE_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 1 << 14
 SESSION_CHARACTERS_MAX = 256
-#: However long an aggregator would have us wait.
+#: Upper limit of the delay that an aggregator may ask for.
 RETRY_SECONDS_MAX = 300.0
-#: A SETTINGS frame begins what a server says; that many bytes tell.
+#: A server's first frame is SETTINGS; this number of bytes shows its type.
 _SETTINGS_FRAME, _FIRST_BYTES = 4, 9
 
 
 @dataclass(frozen=True, slots=True)
 class CallResponse:
-    """A message of the server's. Of a unary call only once its status is OK."""
+    """A server's message; for a unary call, after its status OK."""
 
     call: int
     method: str
@@ -75,13 +76,13 @@ class CallResponse:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A call ended without success, or the stream ended at all."""
+    """A call ended without success, or the stream ended in any way."""
 
     call: int
     method: str
     status: str
     message: str
-    retry_seconds: float | None = None  # when to try again, if it said so
+    retry_seconds: float | None = None  # delay before a retry, if the server gave it
 
     def __str__(self) -> str:
         return f"{self.method}: {self.status}: {self.message or 'no message'}"
@@ -89,22 +90,22 @@ class CallEnd:
 
 @dataclass(slots=True)
 class ClientCall:
-    """One call as far as it has come: headers, messages and status, checked as a stranger's."""
+    """State of a call: headers, messages and status. The server's bytes are not trusted."""
 
     number: int
     method: str
     parse: Callable[[bytes], object]
     message_bytes_max: int
     is_streaming: bool
-    server: str  # what should listen there
+    server: str  # expected server, for error messages
     received: bytearray = field(default_factory=bytearray)
-    responses: list[object] = field(default_factory=list[object])  # of a unary call
+    responses: list[object] = field(default_factory=list[object])  # only for a unary call
     status: str = ""
     message: str = ""
     retry_seconds: float | None = None
 
     def on_headers(self, headers: Mapping[bytes, bytes]) -> None:
-        """Take the headers that an answer begins with. Raises SessionError."""
+        """Check a response's headers. Raises SessionError."""
         status = headers.get(b":status", b"")
         content = headers.get(b"content-type", b"")
         if status != b"200" or not content.startswith(b"application/grpc"):
@@ -117,7 +118,7 @@ class ClientCall:
         self.on_status(headers)
 
     def on_status(self, headers: Mapping[bytes, bytes]) -> None:
-        """Note grpc-status, grpc-message, which is percent-encoded UTF-8, and when to try again (gRFC A6)."""
+        """Store grpc-status, grpc-message (percent-encoded UTF-8) and the retry delay (gRFC A6)."""
         if b"grpc-status" not in headers:
             return
         pushback = headers.get(b"grpc-retry-pushback-ms", b"")
@@ -130,7 +131,7 @@ class ClientCall:
         self.message = printable(unquote_to_bytes(headers.get(b"grpc-message", b"")))
 
     def on_data(self, data: bytes) -> Iterator[CallResponse]:
-        """Take bytes, and whole messages off them; a unary call's waits for its status. Raises SessionError."""
+        """Add bytes; yield complete messages, except of a unary call. Raises SessionError."""
         self.received += data
         while (body := self._body()) is not None:
             try:
@@ -147,7 +148,7 @@ class ClientCall:
                 self.responses.append(message)
 
     def _body(self) -> bytes | None:
-        """Take one message's bytes off what came; None while they are not whole."""
+        """Remove and return the next message's bytes; None while it is incomplete."""
         if len(self.received) < PREFIX_BYTES:
             return None
         length = int.from_bytes(self.received[1:PREFIX_BYTES], "big")
@@ -167,7 +168,7 @@ class ClientCall:
         return body
 
     def end(self) -> CallResponse | CallEnd:
-        """Return what the call came to. Raises SessionError."""
+        """Return the call's result. Raises SessionError."""
         if self.received:
             raise SessionError(f"{self.method}: the answer ends in the middle of a message")
         if self.status == "OK" and not self.is_streaming:
@@ -179,10 +180,10 @@ class ClientCall:
 
 
 class _Client(GrpcConnection[CallResponse | CallEnd]):
-    """The client's end of a connection to any gRPC server."""
+    """A client's connection to any gRPC server."""
 
     def __init__(self, authority: str, *, tls: bool, server: str) -> None:
-        """*tls*: the bytes go over TLS (RFC 9113, 8.3.1). *server*: what should listen there, for error messages."""
+        """*tls*: sets the scheme (RFC 9113, 8.3.1). *server*: expected, for error messages."""
         super().__init__(
             client_side=True,
             settings={SettingCodes.ENABLE_PUSH: 0},
@@ -203,7 +204,6 @@ class _Client(GrpcConnection[CallResponse | CallEnd]):
         is_streaming: bool = False,
         priority: int = 0,
     ) -> int:
-        """Begin a call and return its number. Raises SessionError."""
         headers = [
             (":method", "POST"),
             (":scheme", self._scheme),
@@ -225,7 +225,7 @@ class _Client(GrpcConnection[CallResponse | CallEnd]):
         return number
 
     def receive(self, data: bytes) -> list[CallResponse | CallEnd]:
-        """Take what the socket gave. Raises SessionError, whatever the bytes are; nothing else."""
+        """Process received bytes; return responses and ended calls. Raises only SessionError."""
         if len(self._first_bytes) < _FIRST_BYTES:
             self._first_bytes = (self._first_bytes + data)[:_FIRST_BYTES]
             _check_protocol(self._first_bytes, self._server)
@@ -253,21 +253,21 @@ class _Client(GrpcConnection[CallResponse | CallEnd]):
 
 
 class ClientSession(_Client):
-    """One connection to the aggregator's TelemetryService."""
+    """A connection to the aggregator's TelemetryService."""
 
     def __init__(self, authority: str, token: str = "", *, tls: bool = False) -> None:
-        """*token*: what each call logs in with; "" for none. *tls*: the bytes go over TLS."""
+        """*token* logs in each call; "" for none. *tls*: the bytes go over TLS."""
         super().__init__(authority, tls=tls, server="a Gangline aggregator")
         self._token = token
 
     def call(self, method: str, message: Message, session: str = "") -> int:
-        """Begin a unary call and return its number. Raises SessionError."""
+        """Start a unary call; return its number. Raises SessionError."""
         number = self._begin_method(method, session)
         self._enqueue(number, message.SerializeToString(), ends=True)
         return number
 
     def open_stream(self, session: str) -> int:
-        """Begin StreamTelemetry and return its number. Raises SessionError."""
+        """Start StreamTelemetry; return its number. Raises SessionError."""
         return self._begin_method(STREAM, session)
 
     def _begin_method(self, method: str, session: str) -> int:
@@ -285,20 +285,20 @@ class ClientSession(_Client):
         )
 
     def send(self, call: int, message: Message) -> None:
-        """Queue a message on a call; it goes as far as the peer's windows allow. Raises SessionError."""
+        """Queue a message; send it as far as the peer's windows allow. Raises SessionError."""
         self._enqueue(call, message.SerializeToString())
 
     def finish(self, call: int) -> None:
-        """Say that no more messages follow on the stream; once it was said, do nothing."""
+        """Half-close the stream after its last message; no effect the second time."""
         if call in self._queues:
             self._end(call)
 
 
 def _check_protocol(data: bytes, server: str) -> None:
-    """Name the foreign protocols that one meets on a wrong port.
+    """Raise SessionError that names the foreign protocol, as on a wrong port.
 
-    An HTTP/2 server begins with a SETTINGS frame (RFC 9113, 3.4); without this check other bytes
-    may look like the length of a long frame, whose end would be waited for.
+    An HTTP/2 server starts with a SETTINGS frame (RFC 9113, 3.4). Without this check, other bytes
+    may look like the length of a long frame, and the client would wait for its end.
     """
     if data.startswith(b"HTTP/"):
         raise SessionError(f"an HTTP/1 server listens there, not {server}")
@@ -309,7 +309,7 @@ def _check_protocol(data: bytes, server: str) -> None:
 
 
 def _checked_session(session: str) -> str:
-    """The aggregator's word becomes a header of ours: refuse what no header may hold."""
+    """Return *session* if it may be sent as a header. Raises SessionError."""
     if len(session) > SESSION_CHARACTERS_MAX or not (session.isascii() and session.isprintable()):
         raise SessionError("the aggregator's session is not short printable ASCII")
     return session
@@ -322,21 +322,18 @@ def _goaway_text(event: ConnectionTerminated) -> str:
     return f"the server closes the connection ({name}{': ' + detail if detail else ''})"
 
 
-# ----------------------------------------------------------------------
-# A gRPC call with one answer over a Unix socket: of kubelet, and of the agent of this host.
-
-#: An answer longer than this is rejected: of a node of 500 pods kubelet says 100 kB.
+#: A longer answer is rejected. For a node of 500 pods kubelet sends 100 kB.
 ANSWER_BYTES_MAX = 4 << 20
 CONNECT_RETRY_SECONDS = 0.01
 _CHUNK_BYTES = 1 << 16
 
 
 class NoListener(ConnectionRefusedError):
-    """Nobody listens at that path; the message says which."""
+    """No process listens at the path that the message names."""
 
 
 class CallFailed(Exception):
-    """It was refused, or not answered as it should be, or not in time. `status` is gRPC's name for it."""
+    """The call was refused, answered wrongly, or timed out. `status` is gRPC's status name."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -344,10 +341,10 @@ class CallFailed(Exception):
 
 
 class UnaryCall(_Client):
-    """One call of one connection without a socket: bytes out, bytes in."""
+    """A single call on a connection, without a socket: bytes out, bytes in."""
 
     def __init__(self, path: str, request: bytes, seconds_max: float) -> None:
-        """*seconds_max*: the deadline, which the server receives, too."""
+        """*seconds_max*: the deadline, which is sent to the server too."""
         super().__init__("localhost", tls=False, server="a gRPC server")
         timeout = f"{max(1, min(99_999_999, int(seconds_max * 1000)))}m"
         number = self._begin(
@@ -356,25 +353,25 @@ class UnaryCall(_Client):
         self._enqueue(number, request, ends=True)
 
     def answer(self, data: bytes) -> bytes | None:
-        """Take what the socket gave; return the answer once it is whole. Raises CallFailed, and nothing else."""
+        """Add received bytes; return the answer once it is complete. Raises only CallFailed."""
         try:
             received: Sequence[object] = self.receive(data)
         except SessionError as error:
-            if not error.received:  # else it is the GOAWAY of a server that ends
+            if not error.received:  # with data, the error is the GOAWAY of a server that ends
                 raise CallFailed("UNKNOWN", str(error)) from error
             received = error.received
-        for each in received:
-            if isinstance(each, CallEnd):
-                raise CallFailed(each.status, each.message or "no message")
-            if isinstance(each, CallResponse) and isinstance(each.message, bytes):
-                return each.message
+        for response in received:
+            if isinstance(response, CallEnd):
+                raise CallFailed(response.status, response.message or "no message")
+            if isinstance(response, CallResponse) and isinstance(response.message, bytes):
+                return response.message
         return None
 
 
 def call(path: Path, method: str, request: bytes, seconds_max: float) -> bytes:
     """Return the answer of *method* (`/package.Service/Method`), within *seconds_max* in all.
 
-    Raises NoListener, CallFailed, and PermissionError where we may not ask.
+    Raises NoListener, CallFailed, and PermissionError if the socket does not admit this user.
     """
     until = time.monotonic() + seconds_max
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -396,7 +393,7 @@ def call(path: Path, method: str, request: bytes, seconds_max: float) -> bytes:
 
 
 def _connect(connection: socket.socket, path: Path, until: float) -> None:
-    """Connect; where the line is full, which a Unix socket says at once, wait in front of it."""
+    """Connect. A Unix socket with a full queue refuses at once, so retry until the deadline."""
     while True:
         try:
             return connection.connect(str(path))

@@ -1,8 +1,8 @@
 """One end of an HTTP/2 connection that carries gRPC, without a socket: bytes in, bytes out.
 
-`h2` speaks HTTP/2 (RFC 9113). This module adds what both ends of ours share: limits on what a peer may send, a
-queue for each stream that respects the peer's flow control, and gRPC's message format (PROTOCOL-HTTP2.md: five
-bytes before each message, the status in the trailers).
+`h2` implements HTTP/2 (RFC 9113). This module adds the common parts of our clients and servers:
+limits on a peer's data, a queue per stream that respects the peer's flow control, and gRPC's
+message format (PROTOCOL-HTTP2.md: five bytes before each message, the status in the trailers).
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ STATUS_NAMES = (
     "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
     "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-#: The frame length that every peer must accept, and the only one that we do (RFC 9113, 6.5.2).
+#: The frame length that every peer must accept, and the limit that we set (RFC 9113, 6.5.2).
 FRAME_BYTES_MAX = 1 << 14
-#: Of a message: a compression flag and its length.
+#: Bytes before each message: a compression flag and the length.
 PREFIX_BYTES = 5
-#: A peer's text is cut here.
+#: A peer's text is cut to this length.
 TEXT_CHARACTERS_MAX = 240
-#: What a client begins with (RFC 9113, 3.4).
+#: Bytes that a client sends first (RFC 9113, 3.4).
 _PREFACE_BYTES = 24
 _FRAME_HEADER_BYTES = 9
 
-#: What an end makes of what it receives.
+#: Type of the objects that `receive` returns.
 Received = TypeVar("Received")
 
 
 class SessionError(Exception):
-    """The connection can no longer be used; the message says why."""
+    """The connection cannot be used any longer; the message says why."""
 
-    #: What was received before the error.
+    #: Objects completed before the error.
     received: Sequence[Any] = ()
-    #: When the server wants us back, if it said so.
+    #: Delay that the server asked for before a reconnection, if any.
     retry_seconds: float | None = None
 
 
 class FrameTooLong(ValueError):
-    """A frame announces more than FRAME_BYTES_MAX; the message says how much."""
+    """A frame announces more than FRAME_BYTES_MAX; the message has its length."""
 
 
 def printable(data: bytes) -> str:
@@ -58,39 +58,40 @@ def printable(data: bytes) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """Return an error of a library with its type, printable."""
+    """Return a library's error with its type, printable."""
     return printable(f"{type(error).__name__}: {error}".encode(errors="replace"))
 
 
 def framed(message: bytes) -> bytes:
-    """Return a gRPC message with its prefix, not compressed."""
+    """Return a gRPC message with its prefix, uncompressed."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class FrameSplitter:
-    """Splits received bytes at the ends of HTTP/2 frames, however they were cut on the way.
+    """Splits received bytes at the ends of HTTP/2 frames.
 
-    `h2` loses what it made of one frame if it rejects a frame behind it, so it gets one at a time. And it would
-    store 16 MB before it rejects a frame: here the header is read first (RFC 9113, 4.1).
+    `h2` loses the events of a frame if it rejects a later frame in the same data, so it gets one
+    frame at a time. And it would buffer 16 MB before it rejects a long frame, so this class reads
+    the header first (RFC 9113, 4.1).
     """
 
     def __init__(self, preface_bytes: int = 0) -> None:
-        """*preface_bytes*: what comes before the first frame."""
+        """*preface_bytes*: bytes before the first frame."""
         self._header = b""
-        self._left = preface_bytes  # of the frame whose header was read
+        self._left = preface_bytes  # unread bytes of the current frame
 
     def split(self, data: bytes) -> Iterator[bytes]:
-        """Yield *data* in pieces of at most one frame. Raises FrameTooLong, and nothing else."""
-        begin = at = 0
-        while at < len(data):
+        """Yield *data* in pieces of at most one frame. Raises only FrameTooLong."""
+        begin = position = 0
+        while position < len(data):
             if self._left:
-                step = min(self._left, len(data) - at)
+                step = min(self._left, len(data) - position)
                 self._left -= step
-                at += step
+                position += step
             else:
-                header = data[at : at + _FRAME_HEADER_BYTES - len(self._header)]
+                header = data[position : position + _FRAME_HEADER_BYTES - len(self._header)]
                 self._header += header
-                at += len(header)
+                position += len(header)
                 if len(self._header) < _FRAME_HEADER_BYTES:
                     break
                 self._left, self._header = int.from_bytes(self._header[:3], "big"), b""
@@ -99,15 +100,15 @@ class FrameSplitter:
                         f"a frame of {self._left} bytes exceeds the agreed limit of {FRAME_BYTES_MAX}"
                     )
             if not self._left:
-                yield data[begin:at]
-                begin = at
-        if begin < at:
-            yield data[begin:at]
+                yield data[begin:position]
+                begin = position
+        if begin < position:
+            yield data[begin:position]
 
 
 @dataclass(slots=True)
 class _SendQueue:
-    """What is still to be sent on a stream, and how the stream then ends."""
+    """Unsent bytes of a stream, and its end."""
 
     priority: int
     data: bytearray = field(default_factory=bytearray)
@@ -116,17 +117,17 @@ class _SendQueue:
 
 
 class GrpcConnection(Generic[Received]):
-    """Base of both ends. After a SessionError it must be thrown away with its socket."""
+    """Base of client and server. Discard it and its socket after a SessionError."""
 
     def __init__(
         self, *, client_side: bool, settings: Mapping[SettingCodes, int], header_bytes_max: int
     ) -> None:
-        """*header_bytes_max*: of all headers of one message of the peer."""
+        """*header_bytes_max*: limit of all headers of a peer's message."""
         self._h2 = H2Connection(
             H2Configuration(
                 client_side=client_side,
                 header_encoding=None,
-                validate_outbound_headers=client_side,  # a server's are all constants
+                validate_outbound_headers=client_side,  # a server sends only constants
                 normalize_outbound_headers=client_side,
             )
         )
@@ -138,7 +139,7 @@ class GrpcConnection(Generic[Received]):
         self._queues: dict[int, _SendQueue] = {}
 
     def receive(self, data: bytes) -> list[Received]:
-        """Take what the socket gave. Raises SessionError, whatever the bytes are; nothing else."""
+        """Process received bytes; return the completed objects. Raises only SessionError."""
         received: list[Received] = []
         try:
             self._receive(data, received)
@@ -163,24 +164,24 @@ class GrpcConnection(Generic[Received]):
             raise
         except FrameTooLong as error:
             raise SessionError(f"HTTP/2: {error}") from error
-        except Exception as error:  # three libraries parse a stranger's bytes here
+        except Exception as error:  # three libraries parse untrusted bytes here
             raise SessionError(f"the answer is not gRPC: {error_text(error)}") from error
 
     def _on_event(self, event: Event) -> Iterator[Received]:
-        """Yield what an event completes. Raises SessionError."""
+        """Yield the objects that an event completes. Raises SessionError."""
         raise NotImplementedError
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits for the peer to open its windows."""
+        """Bytes that wait for the peer's flow-control windows."""
         return sum([len(queue.data) for queue in self._queues.values()])
 
     def data_to_send(self) -> bytes:
-        """Return what must go to the socket now; each byte once."""
+        """Return the bytes for the socket, each byte once."""
         return self._h2.data_to_send()
 
     def _open_queue(self, number: int, priority: int = 0) -> None:
-        """Let a stream have something to send: lower priorities go first."""
+        """Create a stream's queue; lower *priority* values are sent first."""
         queues = {**self._queues, number: _SendQueue(priority)}
         self._queues = dict(sorted(queues.items(), key=lambda item: item[1].priority))
 
@@ -192,9 +193,9 @@ class GrpcConnection(Generic[Received]):
         ends: bool = False,
         trailers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Send a message as far as the peer's windows allow, the rest when it opens them. Raises SessionError.
+        """Send a message as far as the peer's windows allow, the rest later. Raises SessionError.
 
-        *ends*: it is the last on this stream, with *trailers* behind it.
+        *ends*: the message is the stream's last, followed by *trailers*.
         """
         queue = self._queues[number]
         queue.data += framed(message)
@@ -202,12 +203,12 @@ class GrpcConnection(Generic[Received]):
         self._flush()
 
     def _end(self, number: int) -> None:
-        """End our side of a stream behind what it has to send. Raises SessionError."""
+        """End our side of a stream after its queued bytes. Raises SessionError."""
         self._queues[number].ends = True
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the peer's windows allow. Raises SessionError."""
+        """Send queued bytes within the peer's windows. Raises SessionError."""
         try:
             for number, queue in list(self._queues.items()):
                 self._flush_queue(number, queue)
@@ -236,7 +237,7 @@ class GrpcConnection(Generic[Received]):
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """Turn an error of h2 into a SessionError."""
+        """Convert errors of `h2` to SessionError."""
         try:
             yield
         except H2Error as error:

@@ -1,6 +1,7 @@
-"""What the agent says on one connection and when: register, stream, report. No socket, no clock.
+"""The agent's messages on a connection: register, stream, report. No socket, no clock.
 
-Bytes in by `receive`, bytes out by `step`, time handed in; a SessionError ends it.
+`receive` takes bytes, `step` returns bytes, the caller passes the time; a SessionError ends the
+connection.
 """
 
 from __future__ import annotations
@@ -32,28 +33,26 @@ from .http2 import SessionError
 from .recording_uploads import RecordingUploads
 from .send_window import FrameSource, OutgoingFrame, SendWindow, merge_spans
 
-# ----------------------------------------------------------------------
-# Frames as messages of one stream: a live one as differences to those before, late ones several a
-# message.
-#
-# A message costs both ends more than what is in it: each alone, late frames take an aggregator more
-# than twice what they do together.
+# Several late frames share a message: sent singly, they cost an aggregator over twice the CPU time.
 
-#: What we remember of a stream at most, however much the aggregator would.
+#: Upper limit of the context kept per stream, even if the aggregator keeps more.
 CONTEXT_BYTES_MAX = 1 << 18
-#: With so much in it a message of late frames goes: the live frame behind it is not to wait for long.
+#: Size at which a message of late frames is sent, so that it does not delay the next live frame.
 BACKLOG_BATCH_BYTES = 1 << 15
 
 
 class FrameBatchEncoder:
-    """Of one stream; of no more use after a StreamError."""
+    """Encodes the frames of a stream. Unusable after a StreamError."""
 
     def __init__(self, context_bytes: int = 0, frames_per_batch_max: int = 0) -> None:
-        """*context_bytes*: what the aggregator remembers of a stream; 0: it takes frames whole only.
-        *frames_per_batch_max*: late frames that it takes in one message; 0: it knows of no such message."""
+        """Take the aggregator's limits.
+
+        *context_bytes*: the context it keeps per stream; 0: it accepts only whole frames.
+        *frames_per_batch_max*: late frames per message; 0: it does not support such messages.
+        """
         self._context_bytes = min(context_bytes, CONTEXT_BYTES_MAX)
         self._live_sender = Sender(self._context_bytes) if context_bytes else None
-        #: Late frames that go in one message.
+        #: Late frames per message; 0: each is sent whole.
         self.frames_per_batch = min(frames_per_batch_max, LATE_FRAMES_MAX) if context_bytes else 0
 
     def encode_live(self, outgoing: OutgoingFrame) -> TelemetryBatch:
@@ -65,7 +64,7 @@ class FrameBatchEncoder:
         return _whole_frame_batch(outgoing)
 
     def encode_backlog(self, frames: Iterable[OutgoingFrame]) -> Iterator[TelemetryBatch]:
-        """Yield the messages of late frames, in order. A frame that cannot be coded as differences is sent whole."""
+        """Yield the messages for *frames*, in order. Frames that cannot be encoded stay whole."""
         batch = _BacklogBatch(self._context_bytes)
         for outgoing in frames:
             added = self.frames_per_batch > 0 and batch.add(outgoing)
@@ -84,7 +83,7 @@ class FrameBatchEncoder:
 
 
 class _BacklogBatch:
-    """A message of several late frames, while it is made."""
+    """A message of late frames under construction."""
 
     def __init__(self, context_bytes: int) -> None:
         self.message = TelemetryBatch(backlog=True)
@@ -92,7 +91,7 @@ class _BacklogBatch:
         self._sender = Sender(context_bytes)
 
     def add(self, outgoing: OutgoingFrame) -> bool:
-        """Add a frame; False: it must go whole, and none is to be added after it."""
+        """Add a frame; False: it must be sent whole, and this message accepts no further frame."""
         frame = _plain_frame(outgoing.frame)
         if not is_plain(frame):
             return False
@@ -117,26 +116,27 @@ def _whole_frame_batch(outgoing: OutgoingFrame) -> TelemetryBatch:
     )
 
 
-#: A first registration without an answer for this long ends the connection.
+#: An unanswered first registration ends the connection after this time.
 RESPONSE_SECONDS_MAX = 10.0
-#: Frames on their way without any receipt or credit end it too: a stalled aggregator, a half-open connection. So does a
-#: later call if neither its answer nor anything else arrives: the aggregator answers events once they are on its disk.
+#: Frames without an acknowledgment or credit end the connection too (a stalled aggregator, a
+#: half-open connection). So does a later call if nothing at all arrives: the aggregator answers
+#: events once they are on its disk.
 ACK_SECONDS_MAX = 30.0
-#: A later call without an answer ends the connection after this, whatever else arrives.
+#: A later call without an answer ends the connection after this time, even if other data arrives.
 CALL_SECONDS_MAX = 300.0
-#: Events that the aggregator cannot take now wait this long, then twice as long each time, at most:
+#: Delay of events that the aggregator cannot accept now, and the limit of its doubling.
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
-#: Events in one report; after one was refused they go one at a time until one is taken.
+#: Events per report. After a refusal they are sent singly until the aggregator accepts a report.
 EVENTS_PER_REPORT_MAX = 64
-#: With at most this many live frames on their way, their receipts are read when the next frame is sent, which costs
-#: the agent one wake-up instead of two.
+#: With at most this number of live frames in flight, acknowledgments are read when the next frame
+#: is sent: one wake-up of the agent instead of two.
 QUIET_FRAMES_MAX = 8
-#: This many periods after a frame the next one is late: the receipt is then read without it.
+#: Periods after a frame at which the next frame is late, and the acknowledgment is read without it.
 QUIET_PERIODS = 1.5
-#: While more than this waits for the socket or the peer's windows, no further frame is taken from the disk.
+#: While more than this waits for the socket or the peer's windows, no frame is read from the disk.
 UNSENT_BYTES_MAX = 1 << 16
 
-#: Statuses of RegisterNode that trying again soon cannot change.
+#: Statuses of RegisterNode that an early retry cannot change.
 _REFUSALS = frozenset(
     (
         "ALREADY_EXISTS",
@@ -147,29 +147,28 @@ _REFUSALS = frozenset(
         "UNIMPLEMENTED",
     )
 )
-#: Statuses of ReportEvents that pass: a full disk there must not end the stream of frames.
+#: Temporary statuses of ReportEvents: an aggregator's full disk must not end the stream of frames.
 _RETRYABLE = frozenset(("UNAVAILABLE", "RESOURCE_EXHAUSTED"))
-#: What servers say with RESOURCE_EXHAUSTED where a message is above their limit ("received message larger than
-#: max", "message exceeds maximum size"): the same message is never taken.
+#: Messages of servers for RESOURCE_EXHAUSTED if a message exceeds their limit ("received message
+#: larger than max", "message exceeds maximum size"): a retry of the same message is useless.
 _TOO_LARGE = re.compile(r"larger than max|too large|exceeds max", re.IGNORECASE)
-#: Statuses of any call that say that this name is another's.
+#: Statuses of any call that mean that another host has this name.
 _REFUSALS_ANYWHERE = frozenset(("ALREADY_EXISTS", "PERMISSION_DENIED"))
 
-
-#: What looks at the permit of a message.
+#: Called with each message that may have a permit.
 PermitHandler = Callable[[RegisterNodeResponse | IngestAck], None]
 
 
 class RefusedError(SessionError):
-    """The aggregator does not take this host as it presents itself."""
+    """The aggregator rejects this host's identity."""
 
 
 class StreamDesyncError(SessionError):
-    """The aggregator could not follow the differences of this stream."""
+    """The aggregator could not decode the differences of this stream."""
 
 
 class SpooledFrames(FrameSource, Protocol):
-    """What is asked of `spool.Spool`."""
+    """Methods needed of `spool.Spool`."""
 
     run_id: bytes
     boot_id: bytes
@@ -179,7 +178,7 @@ class SpooledFrames(FrameSource, Protocol):
 
 
 class QueuedEvents(Protocol):
-    """What is asked of `events.EventQueue`."""
+    """Methods needed of `event_queue.EventQueue`."""
 
     @property
     def waiting(self) -> bool: ...
@@ -189,7 +188,7 @@ class QueuedEvents(Protocol):
 
 
 class TelemetryProtocol:
-    """`registered` from the first answer on; `has_ack` once a receipt came over this connection."""
+    """A connection's state. `has_ack`: an acknowledgment came over this connection."""
 
     def __init__(
         self,
@@ -203,15 +202,17 @@ class TelemetryProtocol:
         on_permit: PermitHandler = lambda _: None,
         uploads: RecordingUploads | None = None,
     ) -> None:
-        """*delta_encoding*: send frames as such, where the aggregator takes them. *on_permit* is
-        shown each message that gives a permit to enforce or, by its absence, takes it back. *uploads*: recordings
-        that were requested."""
+        """*delta_encoding*: send differences if the aggregator accepts them.
+
+        *on_permit* gets each message that grants a permit to enforce or, without a permit, revokes
+        it. *uploads*: requested recordings.
+        """
         self._uploads = uploads or RecordingUploads()
         self.registered = False
         self.has_ack = False
-        #: Our name, once it was said.
+        #: This host's name, "" before the first registration.
         self.host = ""
-        #: Within how long the whole fleet is to come back should this connection be lost.
+        #: Time in which the whole fleet should reconnect after a loss of this connection.
         self.reconnect_seconds = 0.0
         self._session = session
         self._register = register
@@ -219,33 +220,29 @@ class TelemetryProtocol:
         self._events = events
         self._live_hertz = live_hertz
         self._on_permit = on_permit
-        self._session_id = ""  # the session the aggregator gave
+        self._session_id = ""  # from the aggregator
         self._stream = 0
         self._window: SendWindow | None = None
         self._delta_encoding = delta_encoding
-        self._encoder = FrameBatchEncoder()  # of this stream
+        self._encoder = FrameBatchEncoder()
         self._must_register = True
         self._finishing = False
-        self._sent_at = 0.0  # the last live frame
-        self._received_at = 0.0  # the last bytes
-        self._open_calls: dict[
-            str, float
-        ] = {}  # unary method -> since when it waits for its answer
-        self._reported_ids: list[str] = []  # event ids on their way
+        self._sent_at = 0.0  # time of the last live frame
+        self._received_at = 0.0  # time of the last bytes
+        self._open_calls: dict[str, float] = {}  # unanswered unary method -> start of the call
+        self._reported_ids: list[str] = []  # ids of unacknowledged events
         self._report_max = EVENTS_PER_REPORT_MAX
-        self._report_at = 0.0  # not before
+        self._report_at = 0.0  # earliest time of the next report
         self._report_retry_seconds = EVENTS_RETRY_SECONDS_MIN
 
     def register_again(self) -> None:
-        """Send RegisterNode once more at the next step, as after a change of the inventory."""
+        """Send RegisterNode again at the next step, for example after an inventory change."""
         self._must_register = True
 
-    # Out -----------------------------------------------------------------------------------
-
     def step(self, now: float, queued_bytes: int = 0) -> bytes:
-        """Do what can be done now; return the bytes for the socket, which has *queued_bytes* to take yet.
+        """Return the bytes to send now; the socket still has *queued_bytes*.
 
-        Raises SessionError when the aggregator has kept us waiting for too long.
+        Raises SessionError if the aggregator has not answered in time.
         """
         self._check_timeouts(now)
         if self._must_register and REGISTER not in self._open_calls:
@@ -269,7 +266,7 @@ class TelemetryProtocol:
             )
 
     def _response_due(self, since: float) -> float:
-        """Return when a call that began at *since* has waited for too long."""
+        """Return the deadline of a call that began at *since*."""
         if self.registered:
             quiet_until = max(since, self._received_at) + ACK_SECONDS_MAX
             return min(quiet_until, since + CALL_SECONDS_MAX)
@@ -302,11 +299,11 @@ class TelemetryProtocol:
 
     def _send_frames(self, window: SendWindow, now: float) -> None:
         outgoing = window.next_frames(now, with_backlog=not self._finishing)
-        for one in outgoing:
-            if not one.backlog:
-                self._send_live(one)
+        for frame in outgoing:
+            if not frame.backlog:
+                self._send_live(frame)
                 self._sent_at = now
-        if backlog := [one for one in outgoing if one.backlog]:
+        if backlog := [frame for frame in outgoing if frame.backlog]:
             for message in self._encoder.encode_backlog(backlog):
                 self._session.send(self._stream, message)
 
@@ -318,7 +315,7 @@ class TelemetryProtocol:
         self._session.send(self._stream, message)
 
     def wait_seconds(self, now: float) -> float | None:
-        """How long nothing needs to be done unless bytes or frames come; None: for ever."""
+        """Return the time to the next deadline; None without a deadline."""
         waits = [self._response_due(since) - now for since in self._open_calls.values()]
         if now < self._report_at:
             waits.append(self._report_at - now)
@@ -330,7 +327,7 @@ class TelemetryProtocol:
         return max(min(waits), 0.0) if waits else None
 
     def quiet_seconds(self, now: float) -> float:
-        """Return how long nothing but receipts of a few live frames is to come, which can wait for the next frame."""
+        """Return how long only acknowledgments are expected, which can wait for the next frame."""
         window = self._window
         if window is None or self._open_calls or self._finishing or not self.has_ack:
             return 0.0
@@ -340,9 +337,9 @@ class TelemetryProtocol:
         return max(self._sent_at + QUIET_PERIODS / self._live_hertz - now, 0.0)
 
     def finish(self, now: float, queued_bytes: int = 0) -> tuple[bool, bytes]:
-        """Return whether all that was to be said is said and receipted, and bytes to send.
+        """Return whether everything is sent and acknowledged, and the bytes to send.
 
-        What is backlog stays on disk for the next time. Raises SessionError.
+        Backlog stays on disk. Raises SessionError.
         """
         self._finishing = True
         out = self.step(now, queued_bytes)
@@ -352,10 +349,8 @@ class TelemetryProtocol:
         self._session.finish(self._stream)
         return True, out + self._session.data_to_send()
 
-    # In ------------------------------------------------------------------------------------
-
     def receive(self, data: bytes, now: float) -> None:
-        """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
+        """Process bytes from the socket. Raises only SessionError."""
         self._received_at = now
         durable: list[tuple[int, int]] = []
         try:
@@ -370,7 +365,7 @@ class TelemetryProtocol:
                 self.has_ack = True
 
     def _responses(self, data: bytes) -> Iterator[CallResponse | CallEnd]:
-        """Yield what came, also what came before that which ends the connection. Raises SessionError."""
+        """Yield all responses, also those before an error. Raises SessionError."""
         try:
             yield from self._session.receive(data)
         except SessionError as error:
@@ -378,7 +373,7 @@ class TelemetryProtocol:
             raise
 
     def _on_response(self, response: CallResponse, now: float) -> list[tuple[int, int]]:
-        """Take an answer; return the ranges of frames that are durable by it."""
+        """Process a response; return the ranges of frames that it makes durable."""
         self._open_calls.pop(response.method, None)
         message = response.message
         if isinstance(message, RegisterNodeResponse | IngestAck):
@@ -418,12 +413,14 @@ class TelemetryProtocol:
                 self._spool.mark_refused(refusal.sequence, refusal.reason)
                 self.has_ack = True
         return [
-            each for span in ack.durable for each in window.complete(span.first, span.last, now)
+            completed
+            for span in ack.durable
+            for completed in window.complete(span.first, span.last, now)
         ]
 
     def _on_call_end(self, ended: CallEnd, now: float) -> None:
         self._open_calls.pop(ended.method, None)
-        if ended.method == UPLOAD:  # whatever it was: readings are worth more than a recording
+        if ended.method == UPLOAD:  # never ends the connection: readings matter more
             self._uploads.refuse(str(ended))
             return
         if ended.status in (_REFUSALS if ended.method == REGISTER else _REFUSALS_ANYWHERE):
@@ -437,7 +434,7 @@ class TelemetryProtocol:
             too_large = _TOO_LARGE.search(ended.message) is not None
             if too_large and len(self._reported_ids) == 1:
                 self._events.mark_refused(self._reported_ids, str(ended))
-            # A server or proxy may use other words for it: shorter reports cost little.
+            # Other servers or proxies use other messages; shorter reports cost little.
             self._report_max = max(len(self._reported_ids) // 2, 1)
             if too_large:
                 return
@@ -452,7 +449,7 @@ class TelemetryProtocol:
         raise error
 
     def _on_report_refused(self, reason: str) -> None:
-        """One bad event must not hold up all others for ever: find it, one at a time."""
+        """Report events singly until the invalid event is found and refused."""
         if len(self._reported_ids) == 1:
             self._events.mark_refused(self._reported_ids, reason)
         self._report_max = 1

@@ -1,4 +1,4 @@
-"""Recordings on their way to the aggregator: whole answers in, pieces out, one after another."""
+"""Recordings to be uploaded: complete answers in, pieces out, in order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from ...contract.wire.telemetry_pb2 import StoredRecording, UploadRecordingRequest
 
-#: A piece. A live frame that comes meanwhile waits for no more than this.
+#: Bytes of a piece, which bounds the delay of a live frame.
 PIECE_BYTES = 1 << 15
-#: Answers that wait; more are dropped, and their requesters see a deadline pass.
+#: Answers that wait. Further answers are dropped, and their requests time out.
 UPLOADS_MAX = 4
-#: All that wait together.
+#: Bytes of all waiting answers together.
 UPLOAD_BYTES_MAX = 32 << 20
 
 
 @dataclass(slots=True)
 class RecordingUpload:
-    """The answer to a request: a file, a list, or why there is none; and how much of it was accepted."""
+    """The answer to a request: a file, a list, or an error. `offset`: bytes accepted."""
 
     request_id: str
     data: bytes = b""
@@ -29,25 +29,25 @@ class RecordingUpload:
 
 
 class RecordingUploads:
-    """For all threads. No method blocks or raises."""
+    """Queue of uploads. For all threads; no method blocks or raises."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[RecordingUpload] = deque()
-        #: Wakes who sends.
+        #: Wakes the client's thread.
         self.notify: Callable[[], None] = lambda: None
         self.dropped_uploads = 0
         self.last_refusal = ""
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to send."""
+        """Whether an upload waits."""
         return bool(self._waiting)
 
     def add(self, upload: RecordingUpload) -> None:
-        """Send it when those before it are sent; dropped where too many wait."""
+        """Queue *upload*, or drop it if too much waits."""
         with self._lock:
-            size = len(upload.data) + sum(len(each.data) for each in self._waiting)
+            size = len(upload.data) + sum(len(waiting.data) for waiting in self._waiting)
             if len(self._waiting) >= UPLOADS_MAX or size > UPLOAD_BYTES_MAX:
                 self.dropped_uploads += 1
                 return
@@ -55,7 +55,7 @@ class RecordingUploads:
         self.notify()
 
     def next_piece(self) -> UploadRecordingRequest | None:
-        """Return what is to be sent next; the same again until it is accepted or refused."""
+        """Return the next piece; the same again until `accept` or `refuse`."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -70,7 +70,7 @@ class RecordingUploads:
             )
 
     def accept(self) -> None:
-        """The last piece was taken."""
+        """Continue after the aggregator accepted the last piece."""
         with self._lock:
             if self._waiting:
                 upload = self._waiting[0]
@@ -79,7 +79,7 @@ class RecordingUploads:
                     self._waiting.popleft()
 
     def refuse(self, reason: str) -> None:
-        """The aggregator does not want it: drop it."""
+        """Drop an upload that the aggregator refused."""
         with self._lock:
             self.last_refusal = reason
             if self._waiting:

@@ -1,6 +1,6 @@
-"""Which frame goes next, and when to try again: decisions without socket or clock of their own.
+"""Order of frames, and delay of reconnections: decisions without a socket or clock.
 
-Times are seconds of any steady clock, handed in.
+Times are seconds of any steady clock, passed by the caller.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-#: Of the aggregator's credit, backlog may use one part in this many; the rest is for live frames.
+#: Backlog may use one part of the aggregator's credit in this many; live frames have the rest.
 BACKLOG_CREDIT_SHARE = 2
-#: Backlog goes at no more than this many times the live rate.
+#: Backlog is sent at up to this multiple of the live rate.
 BACKLOG_RATE_RATIO = 2
-#: When more live frames than this wait for credit, all but the newest become backlog.
+#: If more live frames than this wait for credit, all except the newest become backlog.
 LIVE_FRAMES_MAX = 8
-#: Used until an aggregator says how many frames may be on their way.
+#: Frames in flight before an aggregator grants credit.
 CREDIT_FRAMES_DEFAULT = 16
-#: However much the aggregator grants: what is on its way is remembered.
+#: Upper limit of granted credit: each frame in flight takes memory.
 CREDIT_FRAMES_MAX = 1 << 14
 
 BACKOFF_SECONDS_MIN = 0.5
 BACKOFF_SECONDS_MAX = 30.0
-#: After a refusal that trying again soon cannot change: between this and twice this.
+#: Delay after a refusal that an early retry cannot change: once to twice this.
 BACKOFF_REFUSED_SECONDS = 30.0
-#: However long an aggregator would have a fleet take to come back.
+#: Upper limit of the time in which an aggregator lets its fleet reconnect.
 FLEET_SECONDS_MAX = 120.0
 
 
 class FrameSource(Protocol):
-    """What is asked of a spool."""
+    """Methods needed of a spool."""
 
     def next_sequence(self) -> int: ...
     def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
-        """Return frames past *after*. Raises BlockingIOError where none can be read now."""
+        """Return frames after *after*. Raises BlockingIOError if they cannot be read now."""
         ...
 
 
 class OutgoingFrame(NamedTuple):
-    """A frame to be sent now."""
+    """A frame to send now."""
 
     sequence: int
     frame: bytes
@@ -47,13 +47,14 @@ class OutgoingFrame(NamedTuple):
 
 
 class SendWindow:
-    """The order of frames on one stream.
+    """Order of the frames of a stream.
 
-    Live is what was appended since this began; everything older is backlog, even the newest of it:
-    a reading that is not of now must not pass for one. Live frames go first. Backlog goes oldest
-    first, within half of the credit, at no more than twice the rate of live frames or, when those
-    are rarer, of *live_hertz*; where several go in one message, once there may be so many: of a
-    connection's first ones as many as went before, lest one that never lasts sends none.
+    Frames appended since this window began are live; all older frames are backlog, even the newest
+    of them: an old reading must not pass for a current one. Live frames go first. Backlog goes
+    oldest first, within half of the credit, at up to twice the rate of live frames or, if those are
+    rarer, of *live_hertz*. Late frames that share a message wait until the rate allows them all.
+    A connection's first messages have no more frames than were sent before: otherwise a connection
+    that never lasts would send none.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class SendWindow:
         self._backlog_after = 0
         self._backlog_last = self._live_after
         self._in_flight: set[int] = set()
-        self._backlog_in_flight: set[int] = set()  # those of them that are backlog
+        self._backlog_in_flight: set[int] = set()  # the backlog among them
         self.backlog_credit_frames = 0
-        #: Late frames that go in one message: fewer are waited with until there are as many.
+        #: Late frames per message; 0: each has a message of its own.
         self.frames_per_batch = 0
-        self._waiting_since = now  # for a receipt, or a word that there is none yet
+        self._waiting_since = now  # start of waiting for any response
         self.credit_frames = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
         self._reset_pace(now)
@@ -81,56 +82,58 @@ class SendWindow:
 
     @property
     def in_flight(self) -> int:
-        """Frames sent that have neither receipt nor refusal."""
+        """Return the number of sent frames without acknowledgment or refusal."""
         return len(self._in_flight)
 
     @property
     def has_live(self) -> bool:
-        """A live frame waits to be sent."""
+        """Whether a live frame waits."""
         return self._frames.next_sequence() - 1 > self._live_after
 
     @property
     def has_backlog(self) -> bool:
-        """There may be frames of before that are still to be sent."""
+        """Whether older frames may wait."""
         return self._backlog_after < self._backlog_last
 
     def waiting_seconds(self, now: float) -> float:
-        """How long frames have been on their way without a word from there; 0 if none are."""
+        """Return how long frames in flight have had no response; 0 if none are in flight."""
         return now - self._waiting_since if self._in_flight else 0.0
 
     def note_response(self, now: float) -> None:
-        """The aggregator spoke: it is there, though it may have nothing stored yet."""
+        """Record that the aggregator responded, even if it stored nothing yet."""
         self._waiting_since = now
 
     def grant(self, credit_frames: int, backlog_credit_frames: int = 0) -> None:
-        """Take the aggregator's credit; 0 says nothing and leaves it as it was. *backlog_credit_frames*: how many
-        of it may be backlog; 0 where an aggregator says nothing of that."""
+        """Set the aggregator's credit; 0 changes nothing.
+
+        *backlog_credit_frames*: credit for backlog; 0: no limit of its own.
+        """
         if credit_frames > 0:
             self.credit_frames = min(credit_frames, CREDIT_FRAMES_MAX)
         self.backlog_credit_frames = backlog_credit_frames
 
     def next_frames(self, now: float, *, with_backlog: bool = True) -> list[OutgoingFrame]:
-        """Return what goes now, in order. It then counts as sent."""
+        """Return the frames to send now, in order. They then count as sent."""
         if not self._in_flight:
             self._waiting_since = now
-        found: list[OutgoingFrame] = []
-        with suppress(BlockingIOError):  # what cannot be read now goes when it can be
-            found += self._next_live()
-            self._in_flight.update([outgoing.sequence for outgoing in found])
+        outgoing_frames: list[OutgoingFrame] = []
+        with suppress(BlockingIOError):  # frames that cannot be read now are sent later
+            outgoing_frames += self._next_live()
+            self._in_flight.update([outgoing.sequence for outgoing in outgoing_frames])
             backlog = self._next_backlog(now) if with_backlog else []
             self._in_flight.update([outgoing.sequence for outgoing in backlog])
             self._backlog_in_flight.update([outgoing.sequence for outgoing in backlog])
-            found += backlog
-        return found
+            outgoing_frames += backlog
+        return outgoing_frames
 
     def _next_live(self) -> list[OutgoingFrame]:
         newest = self._frames.next_sequence() - 1
-        room = self.credit_frames - len(self._in_flight)
-        if room <= 0 or newest <= self._live_after:
+        capacity = self.credit_frames - len(self._in_flight)
+        if capacity <= 0 or newest <= self._live_after:
             return []
         if newest - self._live_after > LIVE_FRAMES_MAX:
             self._live_after = self._backlog_last = newest - 1
-        rows = self._frames.pending(self._live_after, room)
+        rows = self._frames.pending(self._live_after, capacity)
         if rows:
             self._live_after = rows[-1][0]
         else:  # lost
@@ -154,18 +157,21 @@ class SendWindow:
         return [OutgoingFrame(sequence, frame, backlog=True) for sequence, frame in rows]
 
     def _backlog_room(self) -> int:
-        room = max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
+        capacity = max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
         if self.backlog_credit_frames:
-            room = min(room, self.backlog_credit_frames - len(self._backlog_in_flight))
-        return room
+            capacity = min(capacity, self.backlog_credit_frames - len(self._backlog_in_flight))
+        return capacity
 
     def _batch_frames(self) -> int:
-        """Return how many late frames make a message: as many as may, if they are left and may be on their way at once,
-        and twice what went before: the wait is never longer than the one until now."""
+        """Return the number of late frames in the next message.
+
+        As many as are allowed, left, and within the credit, and up to twice the number sent before:
+        so the wait is never longer than the previous one.
+        """
         left = self._backlog_last - self._backlog_after
-        room = self._backlog_room() + len(self._backlog_in_flight)
+        capacity = self._backlog_room() + len(self._backlog_in_flight)
         grown = BACKLOG_RATE_RATIO + self._paced_backlog
-        return max(1, min(self.frames_per_batch, left, room, grown))
+        return max(1, min(self.frames_per_batch, left, capacity, grown))
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz
@@ -173,9 +179,9 @@ class SendWindow:
         return int(allowed) - self._paced_backlog
 
     def complete(self, first: int, last: int, now: float) -> list[tuple[int, int]]:
-        """Take a receipt or refusal for first..last; return the ranges of it that were on their way.
+        """Record a response for first..last; return its ranges that were in flight.
 
-        Only these may be forgotten: a receipt for what was never sent is somebody's mistake.
+        Only these may be forgotten: a receipt for a frame that was never sent is a peer's error.
         """
         completed = [sequence for sequence in self._in_flight if first <= sequence <= last]
         if completed:
@@ -186,22 +192,23 @@ class SendWindow:
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return *spans* (first, last) ascending, those in one that follow one another without a gap."""
-    found: list[tuple[int, int]] = []
+    """Return *spans* (first, last) ascending, with adjacent spans merged."""
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
-        if found and found[-1][1] == first - 1:
-            found[-1] = found[-1][0], last
+        if merged and merged[-1][1] == first - 1:
+            merged[-1] = merged[-1][0], last
         else:
-            found.append((first, last))
-    return found
+            merged.append((first, last))
+    return merged
 
 
 class Backoff:
-    """Seconds to wait before the next attempt: exponential, with full jitter.
+    """Delay before the next attempt: exponential, with full jitter.
 
-    A thousand agents that lost one aggregator together must not come back together. So where it told
-    within how long the whole fleet is to come, the second attempt and all that follow are at this
-    host's own moment of so many seconds; the first is soon, for the loss may be ours alone.
+    A thousand agents that lost an aggregator together must not reconnect together. If the
+    aggregator gave a time for the whole fleet, the second attempt comes at this host's own moment
+    within this time, and later attempts a whole time apart. The first is early: the loss may be
+    local.
     """
 
     def __init__(self, random_source: random.Random) -> None:
@@ -210,17 +217,16 @@ class Backoff:
         self._fleet_seconds = self._host_seconds = 0.0
 
     def spread(self, host: str, fleet_seconds: float) -> None:
-        """Take within how long the fleet is to come back; our moment of it is by our name."""
+        """Set the fleet's time to reconnect; the host's name selects its moment."""
         self._fleet_seconds = min(fleet_seconds, FLEET_SECONDS_MAX)
         self._host_seconds = self._fleet_seconds * random.Random(host).random()
 
     def reset(self) -> None:
-        """The next failure is the first again."""
+        """Count the next failure as the first."""
         self._failures = 0
 
     def next_delay(self, *, refused: bool, retry_seconds: float | None = None) -> float:
-        """Return how long to wait. *refused*: the aggregator said no to who we are; *retry_seconds*: it
-        said when to come."""
+        """Return the delay. *refused*: identity rejected. *retry_seconds*: the server's request."""
         if refused:
             return self._random.uniform(BACKOFF_REFUSED_SECONDS, 2 * BACKOFF_REFUSED_SECONDS)
         if retry_seconds is not None:

@@ -1,7 +1,7 @@
-"""TLS for the agent's line: a socket that does not block, and says what goes wrong in words.
+"""TLS for the agent's connection: a non-blocking socket with readable errors.
 
-The connection sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
-`poll` finds nothing to read there is nothing to read.
+It behaves like a plain socket: `send` takes part of the data or raises BlockingIOError, `recv` too,
+and if `poll` finds nothing to read there is nothing to read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .http2 import SessionError
 
 __all__ = ["TlsFiles", "TlsSocket", "handshake"]
 
-#: OpenSSL waits for the socket: for bytes, or for room.
+#: OpenSSL waits for the socket to become readable or writable.
 _WOULD_BLOCK = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def handshake(plain_socket: socket.socket, files: TlsFiles, name: str) -> TlsSocket:
-    """Shake hands over *plain_socket*, within its timeout. Reads the files again. Raises SessionError with a message."""
+    """Return TLS over *plain_socket*, within its timeout. Raises SessionError."""
     try:
         context = client_context(files)
     except TlsError as error:
@@ -32,28 +32,28 @@ def handshake(plain_socket: socket.socket, files: TlsFiles, name: str) -> TlsSoc
 
 
 class TlsSocket:
-    """What a line needs of a socket."""
+    """The socket methods that a connection needs."""
 
     def __init__(self, wrapped: ssl.SSLSocket, files: TlsFiles, name: str) -> None:
         self._wrapped, self._files, self._name = wrapped, files, name
-        self._received_any = False  # anything but the handshake
+        self._received_any = False  # bytes after the handshake
 
     def fileno(self) -> int:
         """Return the descriptor to be polled."""
         return self._wrapped.fileno()
 
     def setblocking(self, flag: bool, /) -> None:
-        """From `setblocking(False)` on nothing waits."""
+        """Set the mode; with False no call blocks."""
         self._wrapped.setblocking(flag)
 
     def close(self) -> None:
-        """Close it, without a last word: what matters has had its receipt."""
+        """Close without a TLS close_notify: everything important was acknowledged."""
         self._wrapped.close()
 
     def send(self, data: bytes) -> int:
-        """Return how much was taken. Raises BlockingIOError when nothing can be now, SessionError.
+        """Return the number of bytes taken. Raises BlockingIOError if none, SessionError.
 
-        After BlockingIOError the same bytes are to be offered again, with or without more behind them.
+        After BlockingIOError pass the same bytes again, with or without more after them.
         """
         try:
             return self._wrapped.send(data)
@@ -63,9 +63,10 @@ class TlsSocket:
             raise self._session_error(error) from error
 
     def recv(self, size: int) -> bytes:
-        """Return what is there, b"" at the end. Raises BlockingIOError when nothing is, SessionError.
+        """Return received bytes, b"" at the end. Raises BlockingIOError if none, SessionError.
 
-        It may be more than *size*, by less than a record of 16 KiB: what OpenSSL has decrypted, poll would not tell of.
+        May exceed *size* by less than a record of 16 KiB: `poll` does not report bytes that OpenSSL
+        has already decrypted.
         """
         try:
             data = self._wrapped.recv(size)
@@ -75,9 +76,8 @@ class TlsSocket:
             raise BlockingIOError from error
         except OSError as error:
             raise self._session_error(error) from error
-        if (
-            not data and not self._received_any
-        ):  # TLS 1.3: our certificate is looked at after the handshake
+        # With TLS 1.3 the server checks our certificate after the handshake.
+        if not data and not self._received_any:
             raise SessionError(hangup_message(self._files))
         self._received_any = True
         return data
