@@ -29,7 +29,10 @@ def attribute_shared(
     """Return *observed*, by host, with the shared cause of each symptom that has one."""
     return {
         host: [
-            one._replace(symptom=_attribute(names[host], one.symptom, causes)) for one in symptoms
+            observed_symptom._replace(
+                symptom=_attribute(names[host], observed_symptom.symptom, causes)
+            )
+            for observed_symptom in symptoms
         ]
         for host, symptoms in observed.items()
     }

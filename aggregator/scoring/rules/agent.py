@@ -137,8 +137,8 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
 def _symptom(
     view: FleetView, row: int, rule: Rule, *, device: str, seconds: float, message: str, kind: str
 ) -> Symptom:
-    """Return the symptom of a row. *kind*: device kind whose hang is graver than *rule*; "" for
-    none.
+    """Return the symptom of a row. *kind*: device kind whose hang is worse than *rule*; "" if it is
+    not.
     """
     return Symptom(
         rule=rule,

@@ -288,10 +288,12 @@ def _aer_symptom(
 
 @detects(*(row for row, _ in nvlink.DOWN), *nvlink.BIT_ERRORS, *nvlink.COUNTERS)
 def links(view: FleetView) -> Iterator[Symptom]:
-    """A link that was up is down, or makes errors as its peers do not.
+    """Name each link that was up and is down, or has far more errors than its peers' links.
 
-    Links between AMD's GPUs (XGMI) stand in the same tables, and are called by their own name.
-    The host's other GPUs step together with its own and wait for it: they are counted in words, and have no fault.
+    Links between AMD's GPUs (XGMI) are in the same tables, and are called by their own name. The
+    host's other GPUs step together with the link's GPU and wait for it: the message counts them,
+    and they are not at fault. No public error rates exist for healthy links, so the limits are
+    assumed and conservative.
     """
     waiting: dict[int, list[str]] = {}
     for symptom in _links(view):

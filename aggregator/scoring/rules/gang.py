@@ -70,7 +70,8 @@ HOSTS_SHOWN_MAX = 32
 
 
 def _beyond_chance(windows: int, hosts: int) -> int:
-    """Return in how many of *windows* the same of *hosts* hosts must be slow to be beyond chance.
+    """Return the minimum of *windows* in which the same host of *hosts* must be slow to be beyond
+    chance.
 
     *windows* + 1 if no number suffices.
     """
@@ -89,8 +90,7 @@ _BEYOND_CHANCE = np.array(
     ]
 )
 
-#: This many windows in a row are beyond chance in any gang, even with only two hosts to choose
-#: from.
+#: This many windows in a row are beyond chance in any gang, even in a gang of two hosts.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 

@@ -86,7 +86,7 @@ def _is_explained(comparison: GangComparison, gang: int) -> bool:
 
 
 def _link_symptom(view: FleetView, host: int, fell_ns: int) -> Symptom | None:
-    """Return the gravest symptom of a link of *host* that began as the pace fell."""
+    """Return the worst symptom of a link of *host* that began as the pace fell."""
     candidates: list[Symptom] = []
     symptoms: dict[tuple[str, str], TrackedSymptom] = dict(view.fleet.active_symptoms.get(host, {}))
     for tracked in symptoms.values():

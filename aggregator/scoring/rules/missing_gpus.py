@@ -80,8 +80,8 @@ def _is_trusted(view: FleetView, host: int) -> bool:
 def _find_missing(
     view: FleetView, host: int, out_of_service: OutOfServiceGpus, wanted: int | None, where: str
 ) -> MissingGpus | None:
-    """Return the GPUs that *host* lacks of *wanted* (None: of those that it had); None if it lacks
-    none.
+    """Return the GPUs that *host* lacks, of *wanted* or (if None) of those it had before; None if
+    it lacks none.
     """
     fleet, gpus = view.fleet, view.fleet.devices["gpu"]
     name = fleet.names[host]
