@@ -90,8 +90,8 @@ class ReplayReport:
 
     @property
     def withheld_count(self) -> int:
-        """How many cases would have been held back."""
-        return len({one.key for one in self.withheld})
+        """Number of cases that would have been held back."""
+        return len({withheld.key for withheld in self.withheld})
 
     def withheld_reasons(self, episodes: Sequence[RuleEpisode]) -> list[str]:
         """Return for each of *episodes* the last reason that held its advice back; "" if there was

@@ -76,8 +76,8 @@ class AdvisoryStateMachine:
         """Shift all times after the clock jumped forward by *jump_ns* to *now_ns*. No event records
         this, either.
 
-        If the clock had been set back before, our time stood still until the clock passed it: only
-        the rest of the jump counts.
+        If the clock had been set back before, our time did not advance until the clock passed it:
+        only the rest of the jump counts.
         """
         jump_ns = min(jump_ns, now_ns - self.state.now_ns)
         if jump_ns > 0:
