@@ -354,7 +354,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TakenOut:
-    """An actor reports that it took hosts out of service, until `until_ns` unless it reports again."""
+    """An actor reports that it took hosts out of service, until `until_ns` unless it reports
+    again.
+    """
 
     now_ns: int
     by: str

@@ -115,7 +115,9 @@ class WatchFeed:
         return list(self._open.values())
 
     def after(self, number: int) -> list[AdvisoryChange] | None:
-        """Return the changes after *number*; None if they are forgotten, or *number* never existed."""
+        """Return the changes after *number*; None if they are forgotten, or *number* never
+        existed.
+        """
         dropped = self.last - len(self._changes)  # number of the last dropped change
         if not dropped <= number <= self.last:
             return None
@@ -460,7 +462,9 @@ class AdvisoryEngine:
         return answered
 
     def preview(self, answer: Acked) -> tuple[Advisory, int]:
-        """Return the advisory as the answer would change it, and its expiry. Raises a ServiceError."""
+        """Return the advisory as the answer would change it, and its expiry. Raises a
+        ServiceError.
+        """
         self._check_answers()
         result = self._machine.preview(answer)
         if isinstance(result, Refused):
@@ -538,7 +542,9 @@ class AdvisoryEngine:
 
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
-        """Feedback for judging: hosts on probation, the calibration by outcomes, and shared causes."""
+        """Feedback for judging: hosts on probation, the calibration by outcomes, and shared
+        causes.
+        """
         state = self._machine.state
         returned = {
             host: Return(probation.since_ns, probation.until_ns)
@@ -687,7 +693,9 @@ class Publisher:
         self._last_error = ""
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Run the machine on a judgement; its decisions are written, then published. Never raises."""
+        """Run the machine on a judgement; its decisions are written, then published. Never
+        raises.
+        """
         try:
             self._engine.observe(judgement, gpus)
         except Exception:

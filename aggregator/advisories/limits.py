@@ -91,7 +91,9 @@ PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:
-    """Return whether *now* must be reported; later readings, and single lines of a storm, need not."""
+    """Return whether *now* must be reported; later readings, and single lines of a storm, need
+    not.
+    """
     compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in compared)

@@ -268,7 +268,9 @@ def _cases(
 
 
 def _previous_workload(known: Sequence[Case]) -> Workload:
-    """Return the workload of a host's last cases: after a restart its workload is not reported yet."""
+    """Return the workload of a host's last cases: after a restart its workload is not reported
+    yet.
+    """
     case = next(iter(known), None)
     if case is None:
         return Workload()

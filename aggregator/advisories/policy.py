@@ -482,7 +482,9 @@ def unknown_rule(rule: str) -> str:
 
 
 def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
-    """Return the signals and reasons of evidence of *rule*: a code, a row, a reason, or a signal."""
+    """Return the signals and reasons of evidence of *rule*: a code, a row, a reason, or a
+    signal.
+    """
     signals = [row.evidence_signal for row in builtin().rows if row.name == rule]
     hung = [HUNG_SIGNAL] if rule.endswith("_hung") else []
     heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []

@@ -244,7 +244,9 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
 
 
 def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
-    """Update *now* to its cases. A more severe action is proposed again: no deferral applies to it."""
+    """Update *now* to its cases. A more severe action is proposed again: no deferral applies to
+    it.
+    """
     fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = editor.after(editor.limits.proposal_seconds)

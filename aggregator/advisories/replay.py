@@ -114,7 +114,7 @@ class ReplayReport:
 
 
 def _last_reason_within(withheld: Sequence[WithheldCase], one: RuleEpisode) -> str:
-    last = bisect_right(withheld, _end_ns(one), key=lambda each: each.at_ns) - 1
+    last = bisect_right(withheld, _end_ns(one), key=lambda case: case.at_ns) - 1
     return withheld[last].reason if last >= 0 and withheld[last].at_ns >= one.first_ns else ""
 
 

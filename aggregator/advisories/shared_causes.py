@@ -36,7 +36,9 @@ from .state import MachineState, OpenCase, StateEditor
 
 
 class CauseKind(NamedTuple):
-    """A kind of shared cause: its symptom and inspection as text, and the domains, narrowest first."""
+    """A kind of shared cause: its symptom and inspection as text, and the domains, narrowest
+    first.
+    """
 
     kind: str
     symptom: str
@@ -271,7 +273,9 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
-    """Mute the cases in *cause* for *seconds*, and its recovered hosts for at most `flap_seconds`."""
+    """Mute the cases in *cause* for *seconds*, and its recovered hosts for at most
+    `flap_seconds`.
+    """
     well = set(cause.hosts)
     for open_case in editor.state.cases.values():
         if open_case.advisory == cause.name:
@@ -378,7 +382,7 @@ def _follows(editor: StateEditor, case: Case, begin_times: dict[str, list[int]])
 def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) -> str:
     subjects = [domain.subject for domain in domains_of(case.place, case.reason)]
     ends = {subject: editor.muted_until_ns(subject, Action.INSPECT) for subject in subjects}
-    subject = max(subjects, key=lambda each: ends[each])
+    subject = max(subjects, key=lambda candidate: ends[candidate])
     until_ns = ends[subject] or editor.muted_until_ns(_case_subject(case), case.action)
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     before = ended.get(subject)

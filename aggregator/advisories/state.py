@@ -233,7 +233,9 @@ class StateEditor:
         self.put(advisory, reason, **self.deferral(until_ns))
 
     def deferral(self, until_ns: int) -> dict[str, Any]:
-        """Return the fields of a deferral: after *until_ns* the full time to answer starts again."""
+        """Return the fields of a deferral: after *until_ns* the full time to answer starts
+        again.
+        """
         expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
         return {
             "state": AdvisoryState.DEFERRED,

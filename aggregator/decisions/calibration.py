@@ -207,7 +207,9 @@ def duration_factor(
 def crossing_costs(
     reports: Sequence[ThroughputReport], now_ns: int, half_life_days: float
 ) -> dict[str, ReportedFactor]:
-    """Return the relative cost of communication across each tier, for tiers that reports compare."""
+    """Return the relative cost of communication across each tier, for tiers that reports
+    compare.
+    """
     groups: dict[tuple[str, str, int, tuple[bool, ...]], list[ThroughputReport]] = {}
     for run in reports:
         known = tuple(count > 0 for count in run.domains)
@@ -219,10 +221,10 @@ def crossing_costs(
         return {}
     runs = [run for those in compared for run in those]
     group = np.repeat(np.arange(len(compared)), [len(those) for those in compared])
-    crossing = np.array([[1.0 - 1.0 / max(each, 1) for each in one.domains] for one in runs])
-    shares = np.array([one.communication_share for one in runs], dtype=np.float64)
+    crossing = np.array([[1.0 - 1.0 / max(count, 1) for count in run.domains] for run in runs])
+    shares = np.array([run.communication_share for run in runs], dtype=np.float64)
     shares = np.where(np.isnan(shares), COMMUNICATION_SHARE[0], shares)
-    logs = np.log(np.array([one.throughput for one in runs], dtype=np.float64))
+    logs = np.log(np.array([run.throughput for run in runs], dtype=np.float64))
     weights = _weights(runs, now_ns, half_life_days)
     costs, deviations = _regression(crossing * shares[:, None], logs, weights, group)
     factors: dict[str, ReportedFactor] = {}
@@ -315,7 +317,9 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
 
 
 class CalibrationRow(NamedTuple):
-    """A factor in force; `reports` 0: assumed. `workload`, `nodes`: of a throughput, else "" and 0."""
+    """A factor in force; `reports` 0: assumed. `workload`, `nodes`: of a throughput, else "" and
+    0.
+    """
 
     factor: str
     workload: str

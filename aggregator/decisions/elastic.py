@@ -66,7 +66,9 @@ class _Found:
 
     @property
     def aspects(self) -> tuple[float, ...]:
-        """Aspects in which an option may be dominated: price, hazard, speed, domains of each tier."""
+        """Aspects in which an option may be dominated: price, hazard, speed, domains of each
+        tier.
+        """
         _, hazard, speed, *spans = self.measure
         return (self.value, hazard, -speed, *spans)
 
@@ -89,7 +91,9 @@ class _SizeTerms:
         return nodes * self.gpus * self.needs.hours
 
     def lost(self, nodes: int, share: float = 1.0) -> LostTime:
-        """Return the terms of the price that depend on the request; *share* of GPUs x hours counts."""
+        """Return the terms of the price that depend on the request; *share* of GPUs x hours
+        counts.
+        """
         base = self._lost_of_one if nodes == 1 else self._lost
         return replace(base, gross_gpu_hours=self.gross(nodes) * share)
 
@@ -439,7 +443,9 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return the requirements in *needs* that the caller's nodes violate, including their number."""
+    """Return the requirements in *needs* that the caller's nodes violate, including their
+    number.
+    """
     violated = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
         violated.insert(0, f"{nodes.size} nodes is not one of the requested sizes")

@@ -100,7 +100,9 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
 
 @cache
 def _last_reported() -> list[tuple[ReportedFactors, tuple[str, bytes]]]:
-    """Return the cache of the last part: most snapshots have the same factors as the previous one."""
+    """Return the cache of the last part: most snapshots have the same factors as the previous
+    one.
+    """
     return []
 
 

@@ -206,7 +206,9 @@ def lost_time(
 
 
 def shared_hazard(nodes: int) -> Quantity:
-    """Return the interruptions per hour of a gang of *nodes* nodes that do not grow with its size."""
+    """Return the interruptions per hour of a gang of *nodes* nodes that do not grow with its
+    size.
+    """
     if nodes == 1:
         return assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
     return assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
@@ -334,7 +336,9 @@ def preemption_sum(members: Members) -> Quantity:
 
 
 def money_part(members: Members, lost: LostTime) -> PricePart | None:
-    """Return the price of the GPUs in currency, in GPU-hours. None: no exchange rate, or no price."""
+    """Return the price of the GPUs in currency, in GPU-hours. None: no exchange rate, or no
+    price.
+    """
     if not lost.currency_rate or members.gpu_prices is None:
         return None
     gpu_hours = lost.gross_gpu_hours / members.speed.size

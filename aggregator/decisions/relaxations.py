@@ -370,7 +370,9 @@ def _steps(
 def _smaller_segments(
     needs: GangRequirements,
 ) -> tuple[list[tuple[GangRequirements, str]], list[tuple[GangRequirements, str]]]:
-    """Return ever milder segments: equally many nodes of a wider tier, and fewer nodes of the same."""
+    """Return ever milder segments: equally many nodes of a wider tier, and fewer nodes of the
+    same.
+    """
     segment, tier = needs.segment_nodes, needs.segment_tier
     title = tier.title if tier else ""
     return [

@@ -42,7 +42,9 @@ class SuspectDomain:
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """Nodes for places, one each; and whether they keep their segment whole and its rails the same."""
+    """Nodes for places, one each; and whether they keep their segment whole and its rails the
+    same.
+    """
 
     nodes: Indexes
     keeps_segment: Flags
@@ -203,7 +205,9 @@ class _Task:
         return pool[order]
 
     def fill(self, order: Indexes) -> Indexes | None:
-        """Return a node of *order* for each place: the first in the place's domain, else the first."""
+        """Return a node of *order* for each place: the first in the place's domain, else the
+        first.
+        """
         filled = np.full(self._places.size, -1, dtype=np.intp)
         is_left = np.ones(order.size, dtype=bool)
         if self._segments is not None:

@@ -83,7 +83,9 @@ def room_of_masks(gpus: Indexes, masks: dict[int, int]) -> FreeRoom:
 
 
 class StrandingGrowth(NamedTuple):
-    """By node: growth of stranded GPUs, and the GPUs to take for it (a byte each, bit g the g-th)."""
+    """By node: growth of stranded GPUs, and the GPUs to take for it (a byte each, bit g the
+    g-th).
+    """
 
     gpus: Floats
     masks: Bytes

@@ -51,12 +51,12 @@ class HostPattern:
 
     @property
     def is_name(self) -> bool:
-        """Return whether it is one host's name."""
+        """Whether it is a single host's name."""
         return self.names == {self.text}
 
     @property
     def has_wildcards(self) -> bool:
-        """Return whether it has `*` or `?`: which hosts it means cannot be listed."""
+        """Whether it has `*` or `?`, so that its hosts cannot be listed."""
         return not self.names
 
 
@@ -194,7 +194,7 @@ def matches_pattern(text: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=4 * MATCH_COST_MAX)
 def wildcard_count(pattern: str) -> int:
-    """Return how many wildcards *pattern* has; 0: it is one name."""
+    """Return the number of wildcards in *pattern*; 0: it is a name."""
     return len(_WILDCARD.findall(pattern))
 
 
@@ -229,7 +229,7 @@ class DeclaredError(ValueError):
 
 @dataclass(slots=True)
 class Problems:
-    """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
+    """Collects errors and oddities, so that an operator can fix all at once."""
 
     found: list[str] = field(default_factory=list[str])
     #: Allowed, but hardly intended: `gangline declared check` reports it.
@@ -287,7 +287,7 @@ YEARS = (2000, 2200)
 
 @lru_cache(maxsize=64)
 def time_zone(name: str) -> tzinfo:
-    """Return a time zone by its name. Raises ValueError with what would be right."""
+    """Return a time zone by its name. Raises ValueError with the expected form."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -66,7 +66,7 @@ class EntryMatcher:
 
 @dataclass(slots=True)
 class ActiveWindows:
-    """The window of each set of entries, at one moment."""
+    """The active window of each set of entries, at one moment."""
 
     _now_ns: int
     _known: dict[int, MaintenanceWindow | None] = field(
@@ -120,7 +120,9 @@ class ActiveOverrides:
     def matching(
         self, matching: tuple[Override, ...], rule: str, signal: str, code: float, device: str
     ) -> tuple[Override, ...]:
-        """Return the *matching* overrides that are active and about this symptom, in their order."""
+        """Return the *matching* overrides that are active and about this symptom, in their
+        order.
+        """
         symptom = (
             rule,
             signal,
@@ -182,7 +184,9 @@ class ExpectationIndex:
 
 
 class SelectionIndex:
-    """Looks up the entries that `Selection.matches`, for thousands of entries and hosts. Immutable."""
+    """Looks up the entries that `Selection.matches`, for thousands of entries and hosts.
+    Immutable.
+    """
 
     def __init__(self, selections: Iterable[Selection | None]) -> None:
         """*selections*: entries are identified by their index; None selects no host."""
@@ -241,7 +245,11 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return where *host* comes in every roll-out: 0 is first, and 1 is never reached before the end."""
+    """Return the position of *host* in every roll-out: 0 is first, and 1 is never reached before
+    the end.
+
+    A host reached at 1 % is also reached at 10 %.
+    """
     return int.from_bytes(blake2b(host.encode(), digest_size=6).digest()) / 2**48
 
 
@@ -544,7 +552,9 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRates:
-    """Rates that convert a tenant's delay, money and stranded GPUs to GPU-hours; NaN: not declared."""
+    """Rates that convert a tenant's delay, money and stranded GPUs to GPU-hours; NaN: not
+    declared.
+    """
 
     gpu_hours_per_delay_hour: float = nan
     gpu_hours_per_currency_unit: float = nan
@@ -626,7 +636,9 @@ class Declared:
         return known[1]
 
     def prepare(self, hosts: Sequence[str] = ()) -> None:
-        """Build the indexes and match the names of *hosts*, so that the first query does not wait."""
+        """Build the indexes and match the names of *hosts*, so that the first query does not
+        wait.
+        """
         for entries in (self.windows, self.overrides, self.expectations, self.node_costs):
             index = self._index(entries)
             for host in hosts:

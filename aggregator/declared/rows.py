@@ -97,7 +97,9 @@ def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> Non
 
 
 def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
-    """Return the version that was last in force; None if there never was one. Raises duckdb.Error."""
+    """Return the version that was last in force; None if there never was one. Raises
+    duckdb.Error.
+    """
     newest = connection.execute(
         "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
     ).fetchone()

@@ -1,4 +1,6 @@
-"""Rules of the network: RDMA ports, interfaces, transactions that PCIe links lost, and congestion."""
+"""Rules of the network: RDMA ports, interfaces, transactions that PCIe links lost, and
+congestion.
+"""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule

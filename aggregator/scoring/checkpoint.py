@@ -66,7 +66,9 @@ class MemoryLog:
     def take_due(
         self, judgement: Judgement, fleet: Fleet, scored: Iterable[int]
     ) -> list[HostMemory]:
-        """Return the rows to write with the scores of the hosts *scored*, and mark them as written."""
+        """Return the rows to write with the scores of the hosts *scored*, and mark them as
+        written.
+        """
         now_ns, tracked = judgement.computed_ns, judgement.tracked_symptoms
         since_ns = {host: now_ns - self._written_ns.get(host, 0) for host in tracked}
         due = {
@@ -93,7 +95,10 @@ def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
     """Return the tracked symptoms of a host at *now_ns* as JSON."""
     stored = list(symptoms.values())
     if len(stored) > SYMPTOMS_PER_HOST_MAX:
-        stored.sort(key=lambda one: (one.active, one.worst.weight), reverse=True)
+        stored.sort(
+            key=lambda tracked_symptom: (tracked_symptom.active, tracked_symptom.worst.weight),
+            reverse=True,
+        )
     content = {
         "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(), "read_parts": sorted(read.parts),
         "symptoms": [_plain(one) for one in stored[:SYMPTOMS_PER_HOST_MAX]],

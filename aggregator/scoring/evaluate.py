@@ -1,4 +1,6 @@
-"""Judges the fleet: evaluates all rules over all hosts at one moment into an immutable snapshot. No I/O."""
+"""Judges the fleet: evaluates all rules over all hosts at one moment into an immutable snapshot. No
+I/O.
+"""
 
 from __future__ import annotations
 

@@ -246,7 +246,9 @@ def _of_others(host: str, at_ns: int) -> str:
 
 
 def _counters_query(counters: tuple[tuple[str, str], ...]) -> Query:
-    """Return the query for all increases of *counters*, and the rest by device, the largest first."""
+    """Return the query for all increases of *counters*, and the rest by device, the largest
+    first.
+    """
 
     def query(host: str, at_ns: int) -> str:
         all_steps = " UNION ALL ".join(_steps(*counter, host, at_ns) for counter in counters)

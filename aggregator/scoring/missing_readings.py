@@ -118,7 +118,9 @@ def still_settling(before: SettlingHosts, fleet: Fleet, now_ns: int) -> Settling
 
 
 def awaited_hosts(settling: SettlingHosts, fleet: Fleet, now_ns: int) -> frozenset[int]:
-    """Return the hosts that have not reported again yet, until SETTLING_SECONDS after the restart."""
+    """Return the hosts that have not reported again yet, until SETTLING_SECONDS after the
+    restart.
+    """
     if now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return frozenset()
     return frozenset(host for host in settling if not fleet.first_received_ns[host])

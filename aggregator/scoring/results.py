@@ -287,7 +287,9 @@ def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
 
 
 def gpu_row(view: FleetView, host: int, device: str) -> int:
-    """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for none."""
+    """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for
+    none.
+    """
     return view.fleet.devices["gpu"].find(host, device.partition("/")[0])
 
 
@@ -367,7 +369,9 @@ def bucket_of(host: HostScore) -> int:
 
 
 def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
-    """Return *hosts*, ordered by node index, as columns. *ended*: see `FleetView`; none by default."""
+    """Return *hosts*, ordered by node index, as columns. *ended*: see `FleetView`; none by
+    default.
+    """
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
     return Columns(

@@ -431,7 +431,9 @@ def _reason_message(strongest: Symptom | None) -> str:
 
 
 def _clears(symptoms: Sequence[Symptom]) -> str:
-    """Return the clear conditions of the host's state: of each symptom that alone would cause it."""
+    """Return the clear conditions of the host's state: of each symptom that alone would cause
+    it.
+    """
     worst = [symptom for symptom in symptoms if symptom.severity == symptoms[0].severity]
     conditions = [
         condition

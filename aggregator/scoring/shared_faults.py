@@ -1,4 +1,6 @@
-"""Symptoms with a cause outside the host: a dead leaf, a rack without power. They blame the cause, not each host."""
+"""Symptoms with a cause outside the host: a dead leaf, a rack without power. They blame the cause,
+not each host.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from ..model import HealthState, Reason, SharedCause, SharedCauseKey
 from .score import ObservedSymptom
 from .symptom import Symptom
 
-#: Only these faults lie outside a host when several hosts show them at once. A GPU that is lost on three hosts in the same
+#: Only these faults lie outside a host when several hosts show them at once. A GPU that is lost on
+#: three hosts in the same
 #: second was killed by one cause, but each host has a dead GPU.
 EXTERNAL_REASONS = frozenset(
     (Reason.RAIL_DOWN, Reason.FABRIC, Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STORAGE)
 )
-#: State of a host by itself -> its state if the cause is outside. A slow host stays DEGRADED: jobs run slowly there.
+#: State of a host by itself -> its state if the cause is outside. A slow host stays DEGRADED: jobs
+#: run slowly there.
 EXTERNAL_STATES = {
     HealthState.UNHEALTHY: HealthState.SUSPECT,
     HealthState.SUSPECT: HealthState.WATCH,

@@ -410,7 +410,9 @@ RuleFunction = Callable[[FleetView], Iterator[Symptom]]
 
 
 class Detector:
-    """A function that finds the symptoms of *rules*, which it distinguishes by the same readings."""
+    """A function that finds the symptoms of *rules*, which it distinguishes by the same
+    readings.
+    """
 
     def __init__(self, name: str, rules: frozenset[str], find: RuleFunction) -> None:
         self.__name__, self.rules, self._find = name, rules, find

@@ -28,7 +28,9 @@ GPU_FAST = ("gpu_1s", "gpu_10s")
 
 
 class FleetView:
-    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device row."""
+    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device
+    row.
+    """
 
     def __init__(self, fleet: Fleet, now_ns: int) -> None:
         self.fleet, self.now_ns = fleet, now_ns
@@ -56,7 +58,9 @@ class FleetView:
 
     @property
     def clock(self) -> Floats:
-        """Every GPU's SM clock while it computes (Hz); NaN if it does not, or its host is silent."""
+        """Every GPU's SM clock while it computes (Hz); NaN if it does not, or its host is
+        silent.
+        """
         if self._clock is None:
             clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
             awake = self.awake[self.fleet.devices["gpu"].host]
@@ -197,7 +201,9 @@ class FleetView:
         return np.asarray((age_seconds <= self._limit(table)) & awake, dtype=bool)
 
     def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose current reading fulfils *condition*; a missing reading never does."""
+        """Return the rows whose current reading fulfils *condition*; a missing reading never
+        does.
+        """
         rows = self.fleet.tables[table].cells_where(column, condition)
         return rows[self.fresh_at(table, rows)]
 

@@ -68,7 +68,9 @@ def hung_devices(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_driver_row(view: FleetView, row: Row) -> bool:
-    """Return whether *row* is a driver's: NVIDIA's, or the one behind a collector that reads files."""
+    """Return whether *row* is a driver's: NVIDIA's, or the one behind a collector that reads
+    files.
+    """
     host, name = row
     device = name.partition(" ")[2]
     return not device or device == view.fleet.hangs.of(host, name).collector

@@ -160,7 +160,7 @@ def _is_link_healthy(view: FleetView, record: EventRecord) -> bool:
         return False
     known = [column for column in COUNTERS if table.known(column)[rows].all()]
     counting = (view.counting(TABLE, column, ONE_EVENT, slow=True)[0] for column in known)
-    return bool(known) and not any(np.isin(rows, each).any() for each in counting)
+    return bool(known) and not any(np.isin(rows, counted).any() for counted in counting)
 
 
 def _links(view: FleetView, record: EventRecord) -> Indexes:
@@ -206,7 +206,9 @@ def _active_codes(view: FleetView, rule: Rule, label: str) -> Iterator[Symptom]:
 
 
 def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
-    """Return the meaning of *record* given the other codes of its device and the current readings."""
+    """Return the meaning of *record* given the other codes of its device and the current
+    readings.
+    """
     if (
         record.name == rules.XID.name
         and policy.code == RECOVERY_XID

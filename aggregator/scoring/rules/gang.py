@@ -241,7 +241,9 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
 
 @detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
-    """Name each GPU that its whole job waits for, on a host whose other GPUs are as fast as before."""
+    """Name each GPU that its whole job waits for, on a host whose other GPUs are as fast as
+    before.
+    """
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return

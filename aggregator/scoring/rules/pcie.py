@@ -96,14 +96,18 @@ def links_above(view: FleetView) -> Iterator[Symptom]:
 
 
 def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
-    """Return functions whose last reading is below their own maximum: only these can be too slow."""
+    """Return functions whose last reading is below their own maximum: only these can be too
+    slow.
+    """
     table = view.fleet.tables["pcie_10s"]
     with np.errstate(invalid="ignore"):
         return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
 
 
 def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
-    """Return whether the link is the GPU's own, which `gpu_links` judges by the driver's readings."""
+    """Return whether the link is the GPU's own, which `gpu_links` judges by the driver's
+    readings.
+    """
     if kind != "gpu" or not np.isfinite(view.gauge("gpu_10s", "pcie_width_lanes")[user]):
         return False
     host, name = view.name("gpu_10s", user)
