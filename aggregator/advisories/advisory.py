@@ -1,5 +1,4 @@
-"""Advisories: actions, scopes, states and cases; events and instructions of the state machine;
-limits; locations.
+"""Advisories: their types, events and instructions of the state machine, limits, locations.
 
 The enumerations follow `contract/wire/advisory.proto`, number by number (a test compares them).
 """
@@ -170,8 +169,9 @@ NOWHERE = FailureDomains()
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """GPU-hours, with their arithmetic. `act_by_ns`: after this time waiting costs more; 0: no such
-    time.
+    """GPU-hours, with their arithmetic.
+
+    `act_by_ns`: after this time waiting costs more; 0: no such time.
     """
 
     waiting_gpu_hours: float = 0.0
@@ -354,9 +354,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TakenOut:
-    """An actor reports that it took hosts out of service, until `until_ns` unless it reports
-    again.
-    """
+    """An actor reports hosts that it took out until `until_ns`; reports are repeated."""
 
     now_ns: int
     by: str
@@ -540,8 +538,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The breaker's position for advice that takes hosts out: closed (allowed), open (none),
-    half-open (one, as a trial).
+    """The breaker's position for advice that takes hosts out.
+
+    Closed (allowed), open (none), half-open (one, as a trial).
     """
 
     position: str
@@ -559,8 +558,9 @@ HOUR_NS = 3600 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLimits:
-    """An operator's limits of advice. Hosts count regardless of the actor that took them out. Times
-    are seconds.
+    """An operator's limits of advice. Times are seconds.
+
+    Hosts count regardless of the actor that took them out.
     """
 
     rack_hosts_max: int = 2
@@ -628,9 +628,7 @@ DOMAIN_FIELDS = tuple(FailureDomains.__dataclass_fields__)
 
 
 class DomainSizes(NamedTuple):
-    """A host's location. `among`: number of hosts in each of its domains, in the order of its
-    fields.
-    """
+    """A host's location. `among`: number of hosts in each of its domains."""
 
     place: FailureDomains
     among: tuple[int, ...]

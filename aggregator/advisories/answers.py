@@ -186,9 +186,7 @@ def _answer_names() -> str:
 
 
 def _lease_until_ns(editor: StateEditor, advisory: Advisory, event: Acked) -> int:
-    """Return the end of the lease: as named, else the default time, but no earlier than the current
-    end.
-    """
+    """Return the end of the lease: as named, else the default, but not earlier than before."""
     if event.lease_seconds:
         return editor.after(event.lease_seconds)
     left = advisory.lease_until_ns if advisory.state is AdvisoryState.ACCEPTED else 0
@@ -234,9 +232,7 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 
 def _limit_reached(editor: StateEditor, advisory: Advisory) -> str:
-    """Return why *advisory* may not take its host out now; reaching the hourly rate opens the
-    breaker.
-    """
+    """Return why *advisory* may not take its host out; the hourly limit opens the breaker."""
     reason = limits.refusal(
         editor, (advisory.host, advisory.place, advisory.job), advisory.name, granting=True
     )
@@ -282,9 +278,7 @@ def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _earlier_work(editor: StateEditor, before: Hold | None) -> tuple[str, Action | None]:
-    """Return the advisory whose action is already in force on the host, and the action; "" for
-    none.
-    """
+    """Return the advisory in force on the host, and its action; "" for none."""
     if before is None:
         return "", None
     known = editor.find(before.name)
@@ -381,17 +375,13 @@ def _deferral_error(editor: StateEditor, until_ns: int) -> str:
 
 
 def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
-    """Return the time until *advisory*, ended with its case open, may be proposed again: a day for
-    a silent host.
-    """
+    """Return the time until an ended *advisory* may be proposed again; a day for silence."""
     is_silence = advisory.host and advisory.reason == SILENCE_REASON
     return editor.limits.rejected_seconds if is_silence else editor.limits.again_seconds
 
 
 def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
-    """Propose nothing of *advisory*'s severity for its subject for *seconds*; nor for the hosts of
-    a shared cause.
-    """
+    """Mute *advisory*'s severity for its subject, or for the hosts of a shared cause."""
     editor.mute(advisory.subject, advisory.action, seconds)
     if not advisory.host:
         mute_members(editor, advisory, seconds)
@@ -449,8 +439,9 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Remove the effect of an ended advisory. While its fault lasts, it is not proposed again at
-    once.
+    """Remove the effect of an ended advisory.
+
+    While its fault lasts, it is not proposed again at once.
     """
     if hold.name in editor.state.advisories:
         return

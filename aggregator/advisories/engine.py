@@ -1,5 +1,4 @@
-"""Runs the advisory state machine: a judgement in, rows committed, and only then subscribers
-notified.
+"""Runs the advisory state machine: judgements in, rows committed, then subscribers notified.
 
 Nothing is published before it is on disk: after a crash the machine resumes in the state that
 subscribers saw. While the disk accepts no writes, no advice is published, and answers and reports
@@ -76,8 +75,9 @@ class AdvisoryChange(NamedTuple):
 
 
 class WatchFeed:
-    """Ordered changes of advisories, for watchers on one loop. `started_ms` distinguishes the feeds
-    of different starts.
+    """Ordered changes of advisories, for watchers on one loop.
+
+    `started_ms` distinguishes the feeds of different starts.
     """
 
     def __init__(
@@ -115,9 +115,7 @@ class WatchFeed:
         return list(self._open.values())
 
     def after(self, number: int) -> list[AdvisoryChange] | None:
-        """Return the changes after *number*; None if they are forgotten, or *number* never
-        existed.
-        """
+        """Return the changes after *number*; None if they are forgotten or not from this feed."""
         dropped = self.last - len(self._changes)  # number of the last dropped change
         if not dropped <= number <= self.last:
             return None
@@ -126,9 +124,7 @@ class WatchFeed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[AdvisoryChange]:
-        """Yield the changes after *number*, past and future; for None, or a forgotten number, first
-        all open advisories.
-        """
+        """Yield all changes after *number*; first all open advisories if it is None or forgotten."""
         position = number
         while True:
             changed = self._changed
@@ -146,9 +142,7 @@ class WatchFeed:
                 yield AdvisoryChange(position, None)
 
     def _snapshot(self) -> list[AdvisoryChange]:
-        """Return ended advisories with effects and all open ones, with the bookmark that ends the
-        list.
-        """
+        """Return ended advisories with effects and all open ones, then the bookmark."""
         advisories = [*self._ended_with_holds(), *self.open]
         return [
             *(AdvisoryChange(None, advisory) for advisory in advisories),
@@ -195,8 +189,7 @@ class AdvisoryEngine:
         journal: AnswerJournal | None = None,
         folder_identity: str = "",
     ) -> None:
-        """Continue from the stored rows and the *journal*. Blocks; raises ValueError for invalid
-        rows.
+        """Continue from the stored rows and the *journal*. Blocks; raises ValueError.
 
         *journal* None: an answer waits for the store. *folder_identity* differs after a restore.
         """
@@ -317,8 +310,7 @@ class AdvisoryEngine:
         return instructions
 
     async def flush(self) -> None:
-        """Write the waiting batch, then publish. Raises the store's errors; the batch then stays
-        queued.
+        """Write the waiting batch, then publish. Raises the store's errors, and keeps the batch.
 
         A caller may be cancelled (a client closes the connection); the write continues, or it would
         be repeated.
@@ -365,9 +357,7 @@ class AdvisoryEngine:
             self._journal.mark_stored(number)
 
     def _publish(self, batch: rows.AdvisoryBatch) -> None:
-        """Publish the decisions of *batch*, which is on disk, except those published from the
-        journal.
-        """
+        """Publish the stored decisions of *batch*, except those published from the journal."""
         decisions = [
             advisory for advisory in batch.decisions if advisory[0] > self._published_number
         ]
@@ -394,9 +384,7 @@ class AdvisoryEngine:
         self._batch.snapshot, self._is_snapshot_due = self._state_snapshot(), False
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
-        """Shift all times after our clock jumped forward by *jump_ns* to *now_ns*, so that nothing
-        expires by the jump.
-        """
+        """Shift all times after our clock jumped by *jump_ns* to *now_ns*: nothing may expire."""
         self._machine.apply_clock_jump(jump_ns, now_ns)
         # Effects of ended advice end later, too.
         self._batch.moved |= {hold.name for hold in self._machine.state.holds.values()}
@@ -408,18 +396,14 @@ class AdvisoryEngine:
         self._state_changes += 1
 
     def resume_after_suspend(self, now_ns: int) -> None:
-        """Continue as after a restart: this machine was suspended until *now_ns*, and no client
-        could reach it.
-        """
+        """Continue as after a restart: until *now_ns* the machine was suspended and unreachable."""
         self._machine.resume(now_ns)
         self._refresh_shifted()
         self.snapshot_state()
         self._state_changes += 1
 
     def _refresh_shifted(self) -> None:
-        """Show advisories with their shifted times, except those with a change that waits for the
-        disk.
-        """
+        """Show advisories with their shifted times, except those with unwritten changes."""
         for name, advisory in self._machine.state.advisories.items():
             stored = self._on_disk.get(name)
             if stored is None or stored == advisory:
@@ -429,9 +413,7 @@ class AdvisoryEngine:
                 self._on_disk[name] = advisory
 
     def _publish_shifted(self, batch: rows.AdvisoryBatch) -> None:
-        """Publish the shifted times to watchers: with the old times they would stop too early or
-        too late.
-        """
+        """Publish the shifted times to watchers, which would otherwise stop too early or late."""
         changed = {advisory.name for advisory in batch.published}
         for name in sorted(batch.moved & self._on_disk.keys()):
             stored, now = self._on_disk[name], self._machine.state.advisories.get(name)
@@ -454,17 +436,16 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
-        """Apply an answer and return the advisory once it is durable. Raises a ServiceError;
-        ServiceUnavailable if the disk fails.
+        """Apply an answer and return the advisory once it is durable.
+
+        Raises a ServiceError; ServiceUnavailable if the disk fails.
         """
         answered = self.apply_answer(answer)
         await self.answers_durable()
         return answered
 
     def preview(self, answer: Acked) -> tuple[Advisory, int]:
-        """Return the advisory as the answer would change it, and its expiry. Raises a
-        ServiceError.
-        """
+        """Return the advisory after the answer, and its expiry. Raises a ServiceError."""
         self._check_answers()
         result = self._machine.preview(answer)
         if isinstance(result, Refused):
@@ -481,9 +462,7 @@ class AdvisoryEngine:
         self.check_room()
 
     def apply_answer(self, answer: Acked) -> Advisory:
-        """Apply an answer, made durable by `persisted`, and return the advisory. Raises a
-        ServiceError.
-        """
+        """Apply an answer and return the advisory; `persisted` stores it. Raises a ServiceError."""
         self._check_answers()
         instructions = self._step(answer)
         for instruction in instructions:
@@ -495,8 +474,7 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     def declare_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service again, as an actor reports. Made durable by
-        `persisted`.
+        """Count hosts as out, or in service again, as reported. Made durable by `persisted`.
 
         Raises ResourceExhausted, ServiceUnavailable.
         """
@@ -542,9 +520,7 @@ class AdvisoryEngine:
 
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
-        """Feedback for judging: hosts on probation, the calibration by outcomes, and shared
-        causes.
-        """
+        """Feedback for judging: hosts on probation, calibration, and shared causes."""
         state = self._machine.state
         returned = {
             host: Return(probation.since_ns, probation.until_ns)
@@ -565,9 +541,7 @@ class AdvisoryEngine:
         return await asyncio.to_thread(read)
 
     def count_new_outcomes(self, names: Iterable[tuple[str, str]]) -> int:
-        """Return how many of *names*, by reporter, were not reported before. Raises
-        ServiceUnavailable if the queue is full.
-        """
+        """Return how many of *names* (by reporter) are new. Raises ServiceUnavailable."""
         self.check_room()
         return len(set(names) - self._outcomes.keys())
 
@@ -577,8 +551,7 @@ class AdvisoryEngine:
         self._batch.calibration = rows.calibration_rows(now_ns, self._reported, self.outcomes)
 
     def add_outcomes(self, outcomes: Iterable[rows.OutcomeRecord], now_ns: int) -> int:
-        """Record outcomes, the first of each id, and return the number of new ones. Made durable by
-        `persisted`.
+        """Record outcomes, the first of each id, and return the number of new ones.
 
         *now_ns*: of our clock; outcomes fade from then on. Raises ServiceUnavailable.
         """
@@ -600,8 +573,9 @@ class AdvisoryEngine:
         return new
 
     async def persisted(self) -> None:
-        """Return once all events are on disk. Raises ServiceUnavailable on failure; the events then
-        count once they are written.
+        """Return once all events are on disk.
+
+        Raises ServiceUnavailable on failure; the events then count once they are written.
         """
         try:
             await self.flush()
@@ -610,9 +584,7 @@ class AdvisoryEngine:
             raise ServiceUnavailable(f"it cannot be written to disk yet: {error}") from error
 
     async def answers_durable(self) -> None:
-        """Return once all events are on disk, in the journal or the store. Raises
-        ServiceUnavailable.
-        """
+        """Return once all events are in the journal or the store. Raises ServiceUnavailable."""
         if self._journal is None:
             return await self.persisted()
         await self._run_shielded(self._journal_events(self._journal))
@@ -642,9 +614,7 @@ class AdvisoryEngine:
             self._publish(rows.AdvisoryBatch(decisions=decisions, hold_changes=hold_changes))
 
     def what_if(self, rule: str, days: int, now_ns: int) -> replay.ReplayReport:
-        """Return the effects that *rule* would have had. Blocks: for a thread of its own. Raises
-        InvalidArgument.
-        """
+        """Return the effects that *rule* would have had. Blocks; raises InvalidArgument."""
         with self._store.reading() as connection:
             place = self._observer.place
             return replay.replay_rule(connection, rule, days, self._limits, now_ns, place)
@@ -682,8 +652,9 @@ CLOSE_SECONDS = 2.0
 
 
 class Publisher:
-    """Writes and publishes advice in a task of its own, apart from judging. Belongs to the loop, as
-    *engine* does.
+    """Writes and publishes advice in a task of its own, apart from judging.
+
+    Belongs to the loop, as *engine* does.
     """
 
     def __init__(self, engine: AdvisoryEngine) -> None:
@@ -693,9 +664,7 @@ class Publisher:
         self._last_error = ""
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Run the machine on a judgement; its decisions are written, then published. Never
-        raises.
-        """
+        """Run the machine on a judgement, then write and publish its decisions. Never raises."""
         try:
             self._engine.observe(judgement, gpus)
         except Exception:
@@ -706,9 +675,7 @@ class Publisher:
             self._task = asyncio.create_task(self._flush_observed())
 
     async def _flush_observed(self) -> None:
-        """Write, and again if a judgement came meanwhile, so that its decisions do not wait for the
-        next judgement.
-        """
+        """Write, and again if a judgement came meanwhile."""
         while self._observed:
             self._observed = False
             await self._flush()

@@ -1,6 +1,4 @@
-"""Limits on advisories: mutes, prices, hosts that others took out, and the number of hosts out per
-rack, job, fleet and hour.
-"""
+"""Limits on advisories: mutes, prices, and hosts out per rack, job, fleet and hour."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ OUT_ALREADY = "the host is out already: "
 
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
-    """Return why nothing may be requested of *subject* for *first*, its most severe case; "" if
-    allowed.
-    """
+    """Return why nothing may be requested of *subject* for its worst case; "" if allowed."""
     return _mute_reason(editor, subject, first) or _price_reason(first)
 
 
@@ -91,9 +87,7 @@ PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:
-    """Return whether *now* must be reported; later readings, and single lines of a storm, need
-    not.
-    """
+    """Return whether *now* must be reported; later readings of the same need not."""
     compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in compared)
@@ -138,9 +132,7 @@ OutMember = tuple[str, FailureDomains, str]  # host, place, job
 
 
 def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
-    """Yield every host that is out, whatever the actor; a host granted to an executor counts as
-    out.
-    """
+    """Yield every host that is out, whatever the actor, or granted to an executor."""
     state = editor.state
     for host, unavailable_host in state.taken.items():
         yield host, unavailable_host.place, unavailable_host.job

@@ -243,9 +243,7 @@ def _cases(
     work: Workload,
     now_ns: int,
 ) -> Iterator[Case]:
-    """Yield the cases of *host* that need an action; per key only the first, which is the
-    strongest.
-    """
+    """Yield the cases of *host* that need an action; per key only the strongest."""
     seen = set[str]()
     for evidence in host.evidence:
         requested = policy.requested_action(host, evidence, work)
@@ -268,9 +266,7 @@ def _cases(
 
 
 def _previous_workload(known: Sequence[Case]) -> Workload:
-    """Return the workload of a host's last cases: after a restart its workload is not reported
-    yet.
-    """
+    """Return the workload in a host's last cases, until it is reported after a restart."""
     case = next(iter(known), None)
     if case is None:
         return Workload()

@@ -1,5 +1,4 @@
-"""The action that a case requests, by the policies (`contract/host_policy.toml`, `xid.toml`,
-`sxid.toml`), and its price.
+"""The action for a case by the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
 
 This module translates the texts of the policy tables into an action, its follow-up and a scope. It
 makes no decision of its own: a test fails for a row with an unknown text.
@@ -199,8 +198,7 @@ INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of serv
 
 
 def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_ASSUMPTIONS) -> Price:
-    """Return the cost of waiting on all hosts of *cases*, which have one cause; an inspection costs
-    nothing.
+    """Return the cost of waiting on all hosts of *cases*, which have one cause.
 
     A job counts once, with the sum of its hosts' hazards and the pace of its slowest host.
     """
@@ -407,9 +405,7 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
 def avoid_while_hung(
     requested: RequestedAction, evidence: Evidence, seconds: float
 ) -> RequestedAction:
-    """Return *requested*, active for *seconds*; AVOID if it is a call that hangs for less than
-    HUNG_SECONDS_MIN.
-    """
+    """Return *requested*; AVOID for a call that hangs for under HUNG_SECONDS_MIN."""
     certain = requested.basis is Basis.DETERMINISTIC and evidence.signal in HUNG_CALL_SIGNALS
     if not certain or seconds >= HUNG_SECONDS_MIN:
         return requested
@@ -423,8 +419,7 @@ def avoid_while_hung(
 def evict_without_checkpoint(
     requested: RequestedAction, fault: Fault, work: Workload
 ) -> RequestedAction:
-    """Return *requested*; EVICT_NOW for a certain fault if continuing costs the job more than a
-    restart.
+    """Return *requested*; EVICT_NOW if continuing with a certain fault costs more.
 
     This applies if the job's checkpoints are unknown: nothing shows when such a job ends, so "after
     the job" would have no end.
@@ -444,9 +439,7 @@ def evict_without_checkpoint(
 
 
 def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | None:
-    """Return the default action of the host's state for its first evidence, which caused the state;
-    None for the rest.
-    """
+    """Return the default action of the host's state for its first evidence, else None."""
     if host.state not in DEFAULT_BY_STATE or evidence is not next(iter(host.evidence), evidence):
         return None
     action, basis = DEFAULT_BY_STATE[host.state]
@@ -457,9 +450,7 @@ def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | N
 
 
 def normalize_rule(rule: str) -> str:
-    """Return *rule* in the form of stored evidence; it may be a code as people write it: XID 95,
-    sxid 20009, or 95.
-    """
+    """Return *rule* as in stored evidence; people write XID 95, sxid 20009, or 95."""
     match = _CODE.fullmatch(rule.strip())
     if match is None:
         return rule
@@ -482,9 +473,7 @@ def unknown_rule(rule: str) -> str:
 
 
 def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
-    """Return the signals and reasons of evidence of *rule*: a code, a row, a reason, or a
-    signal.
-    """
+    """Return the signals and reasons of evidence of *rule*: a code, row, reason, or signal."""
     signals = [row.evidence_signal for row in builtin().rows if row.name == rule]
     hung = [HUNG_SIGNAL] if rule.endswith("_hung") else []
     heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []

@@ -1,6 +1,4 @@
-"""Proposes advisories: one per host for its cases, and returns to service once verified. Shared
-causes: `shared_causes.py`.
-"""
+"""Proposes an advisory per host, and returns once verified. Shared causes: `shared_causes.py`."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ BeginTimes = dict[str, list[tuple[int, str]]]
 
 
 def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Return the keys of the *waiting* cases that wait for others of their cause. Silence has a
-    longer wait of its own.
+    """Return the keys of cases that wait for others of their cause; silence waits longer.
 
     A certain fault of a host's own device is proposed at once, unless another host of one of its
     domains failed with it: three such hosts are one cause. A cause that is found later includes the
@@ -104,9 +101,7 @@ def propose(editor: StateEditor) -> None:
 
 
 def _unassigned_cases(editor: StateEditor) -> list[OpenCase]:
-    """Return the cases without an advisory, or changed since; cases of an ended advisory are
-    unassigned again.
-    """
+    """Return the cases without an open advisory, or changed since."""
     result: list[OpenCase] = []
     for open_case in editor.state.cases.values():
         if open_case.advisory and open_case.advisory not in editor.state.advisories:
@@ -206,9 +201,7 @@ def _propose_for_host(
 def _covering(
     editor: StateEditor, host: str, before: Sequence[Advisory]
 ) -> tuple[str, Action] | None:
-    """Return the advisory and action in progress or in force on *host*, which covers less severe
-    cases.
-    """
+    """Return the advisory and action on *host* that cover its less severe cases."""
     hold = editor.state.holds.get(host)
     if hold is not None:
         return hold.name, hold.action
@@ -244,9 +237,7 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
 
 
 def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
-    """Update *now* to its cases. A more severe action is proposed again: no deferral applies to
-    it.
-    """
+    """Update *now* to its cases; a more severe action is proposed again at once."""
     fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = editor.after(editor.limits.proposal_seconds)
@@ -259,9 +250,7 @@ def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[Ope
 
 
 def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> None:
-    """Lower *now* to its cases; withdraw it if their action is suppressed. A more severe action
-    waits.
-    """
+    """Lower *now* to its cases, or withdraw it; a more severe action waits."""
     its_cases = [open_case for open_case in open_cases if open_case.advisory == now.name]
     if not any(open_case.changed for open_case in its_cases):
         return

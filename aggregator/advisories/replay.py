@@ -1,6 +1,4 @@
-"""Replays weeks of stored evidence through the current policy and state machine, to show the
-effects of a rule.
-"""
+"""Replays stored evidence through the current policy and state machine, to show a rule's effects."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class ReplayReport:
         return len({withheld.key for withheld in self.withheld})
 
     def withheld_reasons(self, episodes: Sequence[RuleEpisode]) -> list[str]:
-        """Return for each of *episodes* the last reason that held its advice back; "" if there was
-        none.
-        """
+        """Return for each of *episodes* the last reason that held its advice back, or ""."""
         by_case: dict[str, list[WithheldCase]] = defaultdict(list)  # by case, ordered by time
         for withheld in self.withheld:
             by_case[withheld.key].append(withheld)
@@ -162,8 +158,7 @@ def replay_rule(
     now_ns: int,
     place: Callable[[str], FailureDomains],
 ) -> ReplayReport:
-    """Return the effects that *rule* would have had in the last *days*, with hosts at their current
-    locations.
+    """Return the effects of *rule* in the last *days*, with hosts at their current locations.
 
     *rule*: a code (`gpu.xid 95`), a row of the policy (`gpu_thermal`), a reason, or a signal.
     Raises InvalidArgument.
@@ -329,9 +324,7 @@ def _replay(
 def _with_ticks(
     machine: AdvisoryStateMachine, events: Iterable[Event], limits: AdvisoryLimits
 ) -> Iterator[Event]:
-    """Yield *events*, with Ticks between them while a host is out: otherwise its hold would expire
-    without renewal.
-    """
+    """Yield *events*, with Ticks between them that renew the holds."""
     every = seconds_ns(limits.hold_seconds) // 2
     for event in events:
         while machine.state.holds and machine.state.now_ns + every < event.now_ns:

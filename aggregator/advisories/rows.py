@@ -118,8 +118,7 @@ class AdvisoryBatch:
         ]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
-        """Yield the advisories for watchers, in order: changed ones, and those whose holds were
-        renewed or removed.
+        """Yield the advisories for watchers in order: changed, or with a hold renewed or removed.
 
         *known*: by name, as they are on disk. A changed advisory is sent only as it became: a
         second copy, with its current state, would arrive before the change.
@@ -272,9 +271,7 @@ def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
 
 
 class ExpectedOutcome(NamedTuple):
-    """The prediction of scores for an outcome: P(an interruption), and the other fields by
-    KNOTS_PER_HOUR.
-    """
+    """The scores' prediction for an outcome: P(an interruption), the rest by KNOTS_PER_HOUR."""
 
     interruptions: float
     by_hazard: tuple[float, ...]
@@ -325,9 +322,7 @@ CALIBRATION_COLUMNS = (
 def restore_machine(
     connection: Connection, limits: AdvisoryLimits
 ) -> tuple[AdvisoryStateMachine, int]:
-    """Return the stored machine, and the number of its last event. Raises ValueError for unknown
-    rows.
-    """
+    """Return the stored machine, and its last event's number. Raises ValueError."""
     snapshots = connection.execute(
         "SELECT number, body FROM advice_memory ORDER BY number"
     ).fetchall()
@@ -391,9 +386,7 @@ def calibration_rows(
 
 
 class OutcomeHost(NamedTuple):
-    """A host of an outcome, by the outcome's number. `is_suspect`: it may have caused an
-    interruption.
-    """
+    """A host of an outcome, by number. `is_suspect`: it may have caused an interruption."""
 
     number: int
     host: str
@@ -452,9 +445,7 @@ FROM hosts GROUP BY number
 def expected_outcomes(
     connection: Connection, outcome_hosts: Sequence[OutcomeHost]
 ) -> dict[int, ExpectedOutcome]:
-    """Return the expectation by the scores of that time, by outcome number; outcomes without scores
-    are absent.
-    """
+    """Return the scores' expectation by outcome number; absent for outcomes without scores."""
     hosts = table(
         "number:int host:str started:time ended:time is_interrupted:bool is_suspect:bool",
         [
@@ -483,9 +474,7 @@ def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> Expe
 
 
 def outcome_names(connection: Connection, count: int) -> list[tuple[str, str]]:
-    """Return reporter and id of the newest *count* outcomes, oldest first, to recognize repeated
-    reports.
-    """
+    """Return reporter and id of the newest *count* outcomes, oldest first."""
     rows = connection.execute(
         "SELECT reporter, outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?",
         [count],

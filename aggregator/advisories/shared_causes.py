@@ -36,9 +36,7 @@ from .state import MachineState, OpenCase, StateEditor
 
 
 class CauseKind(NamedTuple):
-    """A kind of shared cause: its symptom and inspection as text, and the domains, narrowest
-    first.
-    """
+    """A kind of shared cause: symptom, inspection, and domains, narrowest first."""
 
     kind: str
     symptom: str
@@ -88,8 +86,9 @@ def cause_kind(reason: str) -> CauseKind:
 
 
 class Domain(NamedTuple):
-    """A domain that hosts may share. `subject`: its advisory's. `width`: rank among the
-    domains of its kind.
+    """A domain that hosts may share. `subject`: its advisory's.
+
+    `width`: rank among the domains of its kind.
     """
 
     scope: Scope
@@ -138,8 +137,7 @@ class Cause:
 def largest_cause(
     open_cases: Iterable[OpenCase], limits: AdvisoryLimits, fleet_hosts: int
 ) -> Cause | None:
-    """Return the largest cause among *open_cases*, the narrowest of equally large ones; None if
-    there is none.
+    """Return the largest cause of *open_cases*, the narrowest if several; None for none.
 
     *fleet_hosts*: number of hosts in the fleet.
     """
@@ -175,8 +173,7 @@ def _hosts(open_cases: Iterable[OpenCase]) -> set[str]:
 def _common_cause(
     members: list[OpenCase], scope: Scope, limits: AdvisoryLimits, fleet_hosts: int
 ) -> list[OpenCase]:
-    """Return the *members* that have one cause: those that began together, or those that fill most
-    of the domain.
+    """Return the *members* with one cause: begun together, or most of the domain.
 
     Cases that began while the aggregator was down have no time of their own: hosts may have failed
     hours apart.
@@ -194,8 +191,7 @@ def _common_cause(
 
 
 def _at_once(members: list[OpenCase], span_ns: int) -> list[OpenCase]:
-    """Return the *members* that began within *span_ns* of each other: most hosts first, then most
-    cases.
+    """Return the *members* that began within *span_ns*: most hosts first, then most cases.
 
     A host with several faulty devices has several cases, but counts once.
     """
@@ -219,9 +215,7 @@ def _at_once(members: list[OpenCase], span_ns: int) -> list[OpenCase]:
 def belongs_to_cause(
     open_case: OpenCase, subject: str, since_ns: int, limits: AdvisoryLimits
 ) -> bool:
-    """Return whether *open_case* belongs to the cause *subject* of *since_ns*: it began with the
-    cause, or after it.
-    """
+    """Return whether *open_case* began with the cause *subject*, or soon after *since_ns*."""
     case = open_case.case
     after_ns = case.since_ns - since_ns
     if not -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds):
@@ -273,9 +267,7 @@ def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
 
 
 def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
-    """Mute the cases in *cause* for *seconds*, and its recovered hosts for at most
-    `flap_seconds`.
-    """
+    """Mute the cases in *cause*; its recovered hosts for at most `flap_seconds`."""
     well = set(cause.hosts)
     for open_case in editor.state.cases.values():
         if open_case.advisory == cause.name:
@@ -297,9 +289,7 @@ def is_muted(editor: StateEditor, subject: str) -> bool:
 
 
 def muted_candidates(editor: StateEditor, candidates: Sequence[OpenCase]) -> list[OpenCase]:
-    """Return the *candidates* that were in a muted cause, and those that began with these or after
-    them.
-    """
+    """Return the *candidates* of muted causes, and those that began with them or later."""
     if not editor.state.muted:
         return []
     were_muted = [candidate for candidate in candidates if _was_muted(editor, candidate.case)]
@@ -366,9 +356,7 @@ def _begin_times(editor: StateEditor, were_muted: Sequence[OpenCase]) -> dict[st
 
 
 def _follows(editor: StateEditor, case: Case, begin_times: dict[str, list[int]]) -> bool:
-    """Return whether *case* began with one of *begin_times*, or soon enough after it to join that
-    cause.
-    """
+    """Return whether *case* began with *begin_times*, or soon enough to join."""
     earliest_ns = case.since_ns - seconds_ns(editor.limits.shared_join_seconds)
     latest_ns = case.since_ns + seconds_ns(editor.limits.shared_seconds)
     for domain in domains_of(case.place, case.reason):
@@ -467,9 +455,7 @@ def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
 
 
 def _members(editor: StateEditor, cause: Cause, candidates: Sequence[OpenCase]) -> list[OpenCase]:
-    """Return the cases of *cause*: those that began together, and those that joined while it was
-    muted.
-    """
+    """Return the cases of *cause*: begun together, or joined while it was muted."""
     together = set(cause.keys)
     subject, since_ns = cause.domain.subject, cause.since_ns
     members = [
@@ -489,9 +475,7 @@ def _without(candidates: Sequence[OpenCase], others: Sequence[OpenCase]) -> list
 
 
 def _candidates(editor: StateEditor) -> list[OpenCase]:
-    """Return the cases that may belong to a cause: without an advisory, or in a host's own that
-    nobody accepted.
-    """
+    """Return cases without an advisory, or in a host's own that is not accepted."""
     advisories = editor.state.advisories
     return [
         open_case
@@ -506,9 +490,7 @@ def _candidates(editor: StateEditor) -> list[OpenCase]:
 
 
 def _in_hand(editor: StateEditor) -> list[OpenCase]:
-    """Return faults of hosts' own devices on which an executor acts: they count as evidence of a
-    cause, but stay apart.
-    """
+    """Return faults of hosts' own devices in an executor's hands, as evidence of a cause."""
     advisories, holds = editor.state.advisories, editor.state.holds
     return [
         open_case

@@ -46,9 +46,7 @@ class OpenCase:
 
 @dataclass(slots=True)
 class Hold:
-    """The effect of an advisory on a host: granted (it may exist), or confirmed (it does), until
-    `until_ns`.
-    """
+    """The effect of an advisory on a host until `until_ns`: granted (possible) or confirmed."""
 
     name: str
     host: str
@@ -88,8 +86,9 @@ class DeclaredOut:
 
 @dataclass(slots=True)
 class Mute:
-    """A subject without proposals of this gravity or less until `until_ns`. `graver`: mutes of
-    higher gravity, which end earlier.
+    """A subject without proposals of this gravity or less until `until_ns`.
+
+    `graver`: mutes of higher gravity, which end earlier.
     """
 
     until_ns: int
@@ -99,9 +98,7 @@ class Mute:
 
 @dataclass(slots=True)
 class HoldBackNotice:
-    """The reported reason why a case is held back; another reason is not reported before
-    `until_ns`.
-    """
+    """The reported reason of a held-back case; another is not reported before `until_ns`."""
 
     words: str
     until_ns: int
@@ -118,8 +115,9 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker: `position` closed, open or half-open. `trial`: the advisory on trial;
-    `until_ns`: the end of both.
+    """The breaker: `position` closed, open or half-open.
+
+    `trial`: the advisory on trial; `until_ns`: the end of both.
     """
 
     position: str = "closed"
@@ -207,9 +205,7 @@ class StateEditor:
         return f"a{self.state.number}"
 
     def put(self, advisory: Advisory, reason: str, /, **changes: Any) -> Advisory:
-        """Store and publish *advisory* with *changes*. Raises AssertionError for an invalid
-        transition, which is our bug.
-        """
+        """Store and publish *advisory* with *changes*. Raises AssertionError for a bug of ours."""
         before = self.find(advisory.name)
         after = replace(advisory, changed_ns=self.now_ns, state_words=reason, **changes)
         if before is not None:
@@ -233,9 +229,7 @@ class StateEditor:
         self.put(advisory, reason, **self.deferral(until_ns))
 
     def deferral(self, until_ns: int) -> dict[str, Any]:
-        """Return the fields of a deferral: after *until_ns* the full time to answer starts
-        again.
-        """
+        """Return the fields of a deferral; after *until_ns* the full time to answer starts."""
         expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
         return {
             "state": AdvisoryState.DEFERRED,
@@ -255,9 +249,7 @@ class StateEditor:
             hold.unsure = True
 
     def mute(self, subject: str, action: Action, seconds: float) -> None:
-        """Propose nothing of the severity of *action* or less for *subject* for *seconds*; longer
-        mutes stay.
-        """
+        """Mute the severity of *action* or less for *subject*; longer mutes stay."""
         new = Mute(self.after(seconds), gravity(action))
         before = self._mutes(subject)
         if any(mute.until_ns >= new.until_ns and mute.gravity >= new.gravity for mute in before):
@@ -284,9 +276,7 @@ class StateEditor:
         return [] if first is None else [replace(first, graver=()), *first.graver]
 
     def hold_back(self, case: Case, action: Action, reason: str) -> None:
-        """Emit why nothing is advised for *case*: once, and again for another reason after
-        `flap_seconds`.
-        """
+        """Emit why *case* is held back: once, and another reason after `flap_seconds`."""
         before = self.state.held_back.get(case.key)
         if before and (before.words == reason or before.until_ns > self.now_ns):
             return

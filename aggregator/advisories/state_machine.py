@@ -60,21 +60,16 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it must be stored: its time never decreases, even if the clock was set
-        back.
-        """
+        """Return *event* for storage: its time never decreases, even if the clock was set back."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
-        """Continue after a restart. No event records this, so the whole state must be stored
-        afterwards.
-        """
+        """Continue after a restart. No event records this: store the whole state afterwards."""
         self.state.now_ns = max(now_ns, self.state.now_ns)
         resume(self._editor)
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
-        """Shift all times after the clock jumped forward by *jump_ns* to *now_ns*. No event records
-        this, either.
+        """Shift all times after the clock jumped by *jump_ns* to *now_ns*. No event records this.
 
         If the clock had been set back before, our time did not advance until the clock passed it:
         only the rest of the jump counts.

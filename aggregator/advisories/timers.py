@@ -55,8 +55,7 @@ def expire(editor: StateEditor) -> None:
 
 
 def resume(editor: StateEditor) -> None:
-    """Continue after a restart: leases, proposals and holds of active faults last for at least a
-    lease's time.
+    """Continue after a restart: extend leases, proposals and active holds by a lease's time.
 
     A fault may have outlasted the outage. Until judging shows otherwise, its host stays out of
     service.
@@ -84,9 +83,7 @@ def resume(editor: StateEditor) -> None:
 
 
 def unfreeze(editor: StateEditor) -> None:
-    """Extend the time to answer by at least a lease's time, since nothing could be accepted while
-    frozen.
-    """
+    """Extend the time to answer by a lease's time, since nothing was accepted while frozen."""
     minimum_ns = editor.after(editor.limits.lease_seconds)
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < minimum_ns:
@@ -97,8 +94,7 @@ def unfreeze(editor: StateEditor) -> None:
 
 
 def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
-    """Shift all times after the aggregator's clock was set forward, so that remaining times and
-    ages stay the same.
+    """Shift all times after our clock was set forward: remaining times and ages stay.
 
     This is not for a process that was stopped for a while: then time has passed, for its clients
     too.
@@ -188,9 +184,7 @@ def _expire_proposal(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
-    """Return the reason why another actor's report defers *advisory*; "" if it is deferred for
-    longer anyway.
-    """
+    """Return why another actor's report defers *advisory*; "" if it is deferred longer."""
     waits = advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns > editor.now_ns
     if waits or advisory.action is Action.RETURN_TO_SERVICE:
         return ""
@@ -256,8 +250,9 @@ def _is_return_deferred(editor: StateEditor, host: str) -> bool:
 
 
 def _missing_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold*, whose host has no fault and is not well, must be renewed; "" after
-    `missed_seconds`.
+    """Return why *hold* is renewed although its host has no fault and is not well.
+
+    "" after `missed_seconds`.
     """
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
@@ -299,9 +294,7 @@ def _forget_expired(editor: StateEditor) -> None:
 
 
 def remove_closed_cases(editor: StateEditor) -> None:
-    """Remove closed cases from their advisories; the most severe remaining case leads a host's own
-    advisory.
-    """
+    """Remove closed cases from their advisories; the most severe remaining case leads."""
     for advisory in list(editor.state.advisories.values()):
         open_cases = [editor.state.cases.get(key) for key in advisory.cases]
         for open_case in open_cases:
@@ -334,9 +327,7 @@ def remove_closed_cases(editor: StateEditor) -> None:
 
 
 def withdraw_empty(editor: StateEditor) -> None:
-    """Withdraw advisories without cases. An accepted advisory continues: its host is verified
-    first.
-    """
+    """Withdraw advisories without cases, except accepted ones: their hosts are verified first."""
     wanted = {open_case.advisory for open_case in editor.state.cases.values()}
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is AdvisoryState.ACCEPTED or advisory.name in wanted:

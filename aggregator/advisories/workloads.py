@@ -38,15 +38,14 @@ def reported_name(name: str) -> str:
 
 
 def name_for(name: str, login: str) -> str:
-    """Return the gang's *name* as *login* knows it: the login that reported the gang gets its own
-    name back.
-    """
+    """Return the gang's *name* for *login*: the reporting login gets its own name back."""
     return name.removesuffix(qualified_name("", login)) if login else name
 
 
 class Gang(NamedTuple):
-    """A workload. `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown. `reporter`:
-    LOGIN/ACTOR.
+    """A workload. `reporter`: LOGIN/ACTOR.
+
+    `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown.
     """
 
     workload: str
@@ -91,8 +90,7 @@ class ScheduledGangs:
         return one
 
     def endable(self, workload: str, login: str, ends_any: bool) -> str:
-        """Return the name of the gang that *login* ends by *workload*; "" if it may end none of
-        that name.
+        """Return the name of the gang that *login* ends by *workload*; "" for none.
 
         The login's own gang comes first. *ends_any*: the login may also end another login's gang,
         by its name here.
@@ -144,9 +142,7 @@ class ScheduledGangs:
         return expired
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> list[Gang]:
-        """Extend earlier reports after our clock jumped forward by *jump_ns* to *now_ns*; return
-        the extended gangs.
-        """
+        """Extend earlier reports after our clock jumped by *jump_ns* to *now_ns*; return these."""
         before = [gang for gang in self._gangs.values() if gang.reported_ns <= now_ns - jump_ns]
         moved = [gang._replace(until_ns=gang.until_ns + jump_ns) for gang in before]
         for gang in moved:
@@ -167,8 +163,7 @@ JOB_CHARACTERS_MAX = 256
 
 
 class WorkloadLookup:
-    """Finds the workload of a host that is not healthy: by a scheduler's report, else by the
-    processes on its GPUs.
+    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs.
 
     Belongs to the loop, as *fleet* and *gangs* do.
     """
@@ -187,9 +182,7 @@ class WorkloadLookup:
         return self._from_processes(index, jobs, judgement) if jobs.jobs else Workload()
 
     def member(self, host: str) -> Member | None:
-        """Return *host* with its location and job for the budgets; None: no agent has registered
-        under this name.
-        """
+        """Return *host* for the budgets; None if no agent has registered under this name."""
         index = self._fleet.index.get(host)
         if index is None:
             return None
@@ -204,9 +197,7 @@ class WorkloadLookup:
         return Workload(gang.workload, gpus, _hazard(judgement, known), cadence, here.is_dead)
 
     def _from_processes(self, index: int, here: HostJobs, judgement: Judgement) -> Workload:
-        """Return the largest job, with the GPUs and hosts of all jobs, since they end together with
-        the host.
-        """
+        """Return the largest job, with the GPUs and hosts of all: they end with the host."""
         largest = here.jobs[0]
         gpus = sum(job.gpus_count for job in here.jobs)
         hosts = sorted(set().union(*(job.gpus for job in here.jobs)))

@@ -1,3 +1,1 @@
-"""Decisions: the nodes for a gang, and their price. Pure functions over the snapshot; nothing here
-acts.
-"""
+"""Decisions: the nodes for a gang, and their price. Pure functions over the snapshot."""

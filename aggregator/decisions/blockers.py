@@ -46,8 +46,9 @@ class PlanBlocker:
 
 @dataclass(frozen=True, slots=True)
 class PlanBlockers:
-    """A minimal conflicting set. `is_proven`: certainly nothing fits, beyond the accuracy of the
-    search.
+    """A minimal conflicting set.
+
+    `is_proven`: certainly nothing fits, beyond the accuracy of the search.
     """
 
     blockers: tuple[PlanBlocker, ...]
@@ -57,9 +58,7 @@ class PlanBlockers:
 def quick_xplain(
     constraints: Sequence[str], conflicts: Callable[[Sequence[str]], bool]
 ) -> list[str]:
-    """Return a minimal conflicting part of *constraints*, which conflict. *conflicts*: is
-    monotonic.
-    """
+    """Return a minimal conflicting part of *constraints*. *conflicts* is monotonic."""
 
     def search(background: list[str], has_new: bool, rest: list[str]) -> list[str]:
         if has_new and conflicts(background):

@@ -1,5 +1,4 @@
-"""Price factors, re-estimated from scheduler reports. Each starts from the constant that is assumed
-without reports.
+"""Price factors, re-estimated from scheduler reports, starting from the assumed constants.
 
 **Durations** are lognormal. Half of the assumed interval counts as the difference between clusters
 and half as that between incidents, so one report weighs as much as the assumption (a
@@ -147,9 +146,7 @@ def reported_factors(
 
 
 def report_weights(reporters: Sequence[str], ages_days: Floats, half_life_days: float) -> Floats:
-    """Return the weight of each report: it falls with age, and if its reporter has more than twice
-    the mean of all.
-    """
+    """Return each report's weight: less with age, and with over twice the mean of reporters."""
     weights = 0.5 ** (np.maximum(ages_days, 0.0) / half_life_days)
     names, whose = np.unique(np.array(reporters, dtype=np.str_), return_inverse=True)
     sums = np.zeros(names.size, dtype=np.float64)
@@ -188,9 +185,7 @@ def _durations(
 def duration_factor(
     minutes: tuple[float, float, float], hours: Floats, weights: Floats
 ) -> ReportedFactor:
-    """Return a duration factor in hours from reported *hours*. *minutes*: assumed, with a 90 %
-    interval.
-    """
+    """Return a duration in hours from reported *hours*. *minutes*: assumed, with interval."""
     value, lower, upper = minutes
     # Half of the assumed variance is between incidents, with one pseudo-observation.
     spread = (log(upper / lower) / (2.0 * _Z)) ** 2 / (1.0 + 1.0 / MEDIAN_REPORTS)
@@ -207,9 +202,7 @@ def duration_factor(
 def crossing_costs(
     reports: Sequence[ThroughputReport], now_ns: int, half_life_days: float
 ) -> dict[str, ReportedFactor]:
-    """Return the relative cost of communication across each tier, for tiers that reports
-    compare.
-    """
+    """Return the relative cost of crossing each tier that reports compare."""
     groups: dict[tuple[str, str, int, tuple[bool, ...]], list[ThroughputReport]] = {}
     for run in reports:
         known = tuple(count > 0 for count in run.domains)
@@ -245,8 +238,9 @@ def crossing_costs(
 def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Return costs by tier and their standard deviations. *longer*: slowdown of each run by each
-    tier at a cost of 1.
+    """Return costs by tier and their standard deviations.
+
+    *longer*: slowdown of each run by each tier at a cost of 1.
     """
     assumed = np.array([CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
@@ -276,8 +270,9 @@ def _regression(
 
 
 def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
-    """Return the median at each size of each workload's reports, from the reporter with most sizes,
-    which sets the unit.
+    """Return each workload's median at each size.
+
+    Reports come from the reporter with most sizes, which sets the unit.
     """
     by_workload: dict[str, dict[str, list[ThroughputReport]]] = {}
     for report in reports:  # the newest come last
@@ -317,9 +312,7 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
 
 
 class CalibrationRow(NamedTuple):
-    """A factor in force; `reports` 0: assumed. `workload`, `nodes`: of a throughput, else "" and
-    0.
-    """
+    """A factor in force; `reports` 0: assumed. `workload`, `nodes`: for throughputs only."""
 
     factor: str
     workload: str

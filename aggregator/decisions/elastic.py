@@ -38,8 +38,9 @@ GROUPED_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """A size with its bound. `gpu_hours` of the best plan found: infinite if there is none, NaN if
-    none was searched.
+    """A size with its bound.
+
+    `gpu_hours` of the best plan: infinite if there is none, NaN if none was searched.
     """
 
     nodes: int
@@ -66,9 +67,7 @@ class _Found:
 
     @property
     def aspects(self) -> tuple[float, ...]:
-        """Aspects in which an option may be dominated: price, hazard, speed, domains of each
-        tier.
-        """
+        """Aspects that may dominate: price, hazard, speed, domains of each tier."""
         _, hazard, speed, *spans = self.measure
         return (self.value, hazard, -speed, *spans)
 
@@ -91,9 +90,7 @@ class _SizeTerms:
         return nodes * self.gpus * self.needs.hours
 
     def lost(self, nodes: int, share: float = 1.0) -> LostTime:
-        """Return the terms of the price that depend on the request; *share* of GPUs x hours
-        counts.
-        """
+        """Return the request's terms of the price; *share* of GPUs x hours counts."""
         base = self._lost_of_one if nodes == 1 else self._lost
         return replace(base, gross_gpu_hours=self.gross(nodes) * share)
 
@@ -108,9 +105,7 @@ class _SizeTerms:
 def sized_price(
     price: GangPrice, elastic: ElasticSizes, nodes: int, gpus: int, hours: float
 ) -> GangPrice:
-    """Return the price of *nodes* nodes of *gpus* GPUs as one of several sizes. The parts sum to
-    the total.
-    """
+    """Return the price of *nodes* nodes as one of several sizes. The parts sum to the total."""
     gross, efficiency, useful = nodes * gpus * hours, elastic.efficiency(nodes), price.goodput
     goodput = Quantity(
         useful.value * efficiency.value,
@@ -149,9 +144,7 @@ def sized_price(
 
 
 def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float) -> Quantity:
-    """Return the hours to finish the work that takes *hours* at `length_nodes`, at a sized
-    *price*'s goodput.
-    """
+    """Return the hours of work that takes *hours* at `length_nodes`, by a sized *price*."""
     ideal = elastic.ideal_hours(nodes, hours)
     value, upper, lower = (
         min(ideal / max(share, 1e-12), WORK_HOURS_MAX)
@@ -161,9 +154,7 @@ def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float
 
 
 def _least_domains(counts: Floats, needed: Floats) -> Floats:
-    """Return the smallest number of domains with *counts* nodes that hold *needed* nodes, at least
-    1.
-    """
+    """Return the fewest domains with *counts* nodes that hold *needed*, at least 1."""
     reached = np.cumsum(np.sort(counts)[::-1])
     domains = np.searchsorted(reached, needed, side="left") + 1
     return np.asarray(np.clip(domains, 1, max(counts.size, 1)), dtype=np.float64)
@@ -237,6 +228,7 @@ def plan_sizes(
     every_size: bool = False,
 ) -> ElasticPlan:
     """Return up to *options_max* options over all sizes of *needs*, the cheapest first.
+
     *every_size*: search each size.
     """
     terms = _SizeTerms(table, needs, communication)
@@ -315,8 +307,9 @@ def _plan_grouped(
     subsets_max: float,
     every_size: bool,
 ) -> ElasticPlan:
-    """Return the result of `plan_sizes` for a gang with groups: one set of nodes per size, then
-    more of the cheapest sizes.
+    """Return the result of `plan_sizes` for a gang with groups.
+
+    Search one set of nodes per size, then more of the cheapest sizes.
     """
     sizes = terms.elastic.allowed
     choices_by_size: dict[int, list[PlacementChoice]] = {}
@@ -411,9 +404,7 @@ def plan(
     steps_max: int = STEPS_MAX,
     subsets_max: float = SUBSETS_MAX,
 ) -> list[PlacementChoice]:
-    """Return up to *options_max* options for one size or several, the cheapest first; empty if
-    nothing fits.
-    """
+    """Return up to *options_max* options for any number of sizes, the cheapest first."""
     if needs.elastic is None:
         return planner.plan(
             table, candidates, needs, communication,
@@ -443,9 +434,7 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return the requirements in *needs* that the caller's nodes violate, including their
-    number.
-    """
+    """Return the requirements that the caller's nodes violate, including their number."""
     violated = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
         violated.insert(0, f"{nodes.size} nodes is not one of the requested sizes")

@@ -1,5 +1,4 @@
-"""Tensor, pipeline and data groups of a gang: their ranks, their traffic across each tier, and the
-rank order of nodes.
+"""Tensor, pipeline and data groups of a gang: ranks, traffic across tiers, order of nodes.
 
 Each GPU has one rank, in the frameworks' default order: tensor fastest, then data, then pipeline. A
 node has consecutive ranks. The order of nodes can place many members of one data group in a domain,
@@ -53,9 +52,7 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class GroupTraffic:
-    """Groups of one kind. `crossing` and `unknown`: number of groups in several domains, or
-    possibly so, by priced tier.
-    """
+    """Groups of one kind, and by priced tier how many cross (`crossing`) or may (`unknown`)."""
 
     kind: str
     size: int
@@ -67,8 +64,9 @@ class GroupTraffic:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpans:
-    """The domains that a gang's groups span. `shares`: per priced tier, share of communication
-    across it, with interval.
+    """The domains that a gang's groups span.
+
+    `shares`: per priced tier, share of communication across it, with interval.
     """
 
     layout: GroupLayout
@@ -94,9 +92,7 @@ def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupL
 
 
 def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
-    """Return, by kind with more than one GPU, (groups, positions of their members' nodes), and the
-    groups per row.
-    """
+    """Return by kind of several GPUs (groups, positions of members' nodes), groups per row."""
     ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
     places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
     step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1
@@ -112,9 +108,7 @@ def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
 
 
 def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
-    """Return the number of distinct non-negative values, and of distinct negative values, of each
-    row.
-    """
+    """Return the numbers of distinct non-negative and of distinct negative values per row."""
     ordered = np.sort(values, axis=1)
     is_new = np.ones(ordered.shape, dtype=bool)
     is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -122,8 +116,7 @@ def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
 
 
 def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
-    """Return (lower and upper share of traffic that crosses, by group; groups that cross; groups
-    that may cross).
+    """Return (share of traffic that crosses, groups that cross, groups that may cross).
 
     *values*: domains of the members; below 0 and different per node if unknown.
     """
@@ -150,9 +143,7 @@ def _weights(kinds: Sequence[str], given: dict[str, float]) -> dict[str, Quantit
 
 
 def _mixed(weights: Sequence[Quantity], shares: Sequence[float], ends: bool) -> tuple[float, float]:
-    """Return the smallest and the largest mean of *shares*; *ends*: with each weight at either end
-    of its interval.
-    """
+    """Return the extreme means of *shares*; *ends*: over the intervals of the weights."""
     choices = [(weight.lower, weight.upper) if ends else (weight.value,) for weight in weights]
     means = [
         sum(weight * share for weight, share in zip(chosen, shares, strict=True)) / sum(chosen)
@@ -217,8 +208,7 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
 def in_group_order(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements, costs: Floats
 ) -> tuple[Indexes, GroupSpans]:
-    """Return *nodes*, which come domain by domain, in the cheapest rank order of their groups, with
-    the groups' spans.
+    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans.
 
     *costs*: relative cost of crossing each priced tier. Segments stay whole.
     """
@@ -247,9 +237,7 @@ def in_group_order(
 def _orders(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, segment_nodes: int
 ) -> Iterator[tuple[Indexes, int]]:
-    """Yield rank orders, and the number of adjacent stages of one pipeline in each. Segments stay
-    whole.
-    """
+    """Yield rank orders with the number of adjacent pipeline stages. Segments stay whole."""
     unit, stages, segment = layout.unit_nodes, layout.pipeline, max(segment_nodes, 1)
     if not unit or max(unit, segment) % min(unit, segment):
         return
@@ -266,9 +254,7 @@ def _orders(
 
 
 def _bundled(table: NodeTable, rows: Indexes, count: int) -> Indexes:
-    """Return *rows* of nodes in bundles of *count*, each in as narrow a domain as possible, ordered
-    by their first rows.
-    """
+    """Return *rows* of nodes in bundles of *count*, each in as narrow a domain as possible."""
     if count == 1:
         return rows
     bundles: list[Indexes] = []
@@ -297,9 +283,7 @@ def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -
 
 
 def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int, Tier]]:
-    """Return the nodes of tensor groups and of pipelines that need several nodes, and the best tier
-    for each.
-    """
+    """Return sizes of tensor groups and pipelines of several nodes, with their best tiers."""
     unit = layout.unit_nodes
     wholes: list[tuple[int, Tier]] = []
     if unit > 1:

@@ -100,9 +100,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
 
 @cache
 def _last_reported() -> list[tuple[ReportedFactors, tuple[str, bytes]]]:
-    """Return the cache of the last part: most snapshots have the same factors as the previous
-    one.
-    """
+    """Return the cache of the last part, since factors rarely change between snapshots."""
     return []
 
 
@@ -169,9 +167,7 @@ def decompressed(data: bytes) -> bytes:
 
 
 def checked_part(digest: str, data: bytes) -> bytes:
-    """Return the part that is stored as *data*. Raises InputsError, also if *digest* does not
-    match.
-    """
+    """Return the part stored as *data*. Raises InputsError, also if *digest* differs."""
     part = decompressed(data)
     if _digest(part) != digest:
         raise InputsError("its content does not match its digest")

@@ -1,5 +1,4 @@
-"""Node table of the search: numbers with intervals, domains, and an order that does not depend on
-names.
+"""Node table of the search: numbers, domains, and an order independent of names.
 
 Built once for each snapshot and workload. Groups of the domain tree are contiguous. Their order
 depends on their contents only, so the answer stays the same when nodes or domains are renamed or
@@ -80,8 +79,7 @@ class NodeTable:
 
     @cached_property
     def gpu_prices(self) -> Floats | None:
-        """Price of a GPU-hour with its interval, in currency: (3, nodes). None: no price is
-        declared.
+        """Price of a GPU-hour with its interval, in currency: (3, nodes); None: not declared.
 
         A node without a declared price has the median of the others, with their range as interval.
         """
@@ -105,9 +103,7 @@ class NodeTable:
         return np.ascontiguousarray(self.facts.domains.ids[_TREE_ROWS], dtype=np.int32)
 
     def repaired(self, nodes: Indexes, like: int) -> NodeTable:
-        """Return the table with hazard and speed of the node *like* for *nodes*; spot capacity
-        stays.
-        """
+        """Return the table with hazard and speed of *like* for *nodes*; spot capacity stays."""
         columns: dict[str, Any] = {}
         for name in (
             "hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper",
@@ -132,9 +128,7 @@ def node_table(
     workload_source: str = "",
     excluded: Flags | None = None,
 ) -> NodeTable:
-    """Return the nodes of *snapshot* for a workload with *needs*. *excluded*: by default, the nodes
-    excluded now.
-    """
+    """Return the nodes of *snapshot* for *needs*. *excluded*: default, those excluded now."""
     columns, facts = snapshot.columns, snapshot.facts
     count = columns.hazard_per_hour.size
     hazard = columns.hazard_per_hour.astype(np.float64)
@@ -209,9 +203,7 @@ def excluded_now(snapshot: Judgement) -> Flags:
 
 
 def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Flags:
-    """Return the same; while degraded, only nodes that were excluded *before*: (dictionary version,
-    flags).
-    """
+    """Return the same; while degraded, only nodes of *before*: (dictionary version, flags)."""
     now = excluded_now(snapshot)
     if not snapshot.degraded_reason or before is None or before[0] != snapshot.dictionary_version:
         return now
@@ -274,9 +266,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
 
 
 def _groups(tree: Codes) -> list[NDArray[np.int64]]:
-    """Return the number of each node's group at each level: nodes of one group share all wider
-    groups.
-    """
+    """Return each node's group number at each level; groups share all wider groups."""
     groups: list[NDArray[np.int64]] = []
     before = np.zeros(tree.shape[1], dtype=np.int64)
     for ids in tree:
@@ -299,9 +289,7 @@ def _sums(values: _Hashes, groups: NDArray[np.int64]) -> _Hashes:
 
 
 def _nested(domains: Codes, level: int) -> Codes:
-    """Return *domains* as a tree: each domain of *level* lies in the wider domain of most of its
-    nodes.
-    """
+    """Return *domains* as a tree: each lies in the wider domain of most of its nodes."""
     tree = domains.copy()
     ids = domains[level]
     inside = ids >= 0

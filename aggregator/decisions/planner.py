@@ -54,11 +54,10 @@ BACKUPS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The nodes that may be chosen. `gpus`: nodes with some free GPUs -> byte with bit g for the
-    g-th; None: whole nodes.
+    """The nodes that may be chosen.
 
-    `room`: free resources of each node, if more is known. `demand`: expected requests, for stranded
-    GPUs.
+    `gpus`: nodes with some free GPUs -> byte with bit g for the g-th; None: whole nodes. `room`:
+    free resources of each node, if more is known. `demand`: expected requests, for stranded GPUs.
     """
 
     nodes: Flags
@@ -106,9 +105,7 @@ class Eligible:
 
 
 def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
-    """Return the nodes that may take part: a candidate, not excluded, healthy enough, with enough
-    GPUs.
-    """
+    """Return candidates that are not excluded, healthy enough, and have enough GPUs."""
     healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
     return np.asarray(
         candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs), dtype=bool
@@ -116,9 +113,7 @@ def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) ->
 
 
 def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
-    """Return the nodes with the requested GPUs free. For whole nodes: all GPUs of the usual number
-    per node.
-    """
+    """Return nodes with the requested GPUs free; for whole nodes all of the usual number."""
     gpus = table.facts.gpus
     if needs.gpus_per_node == 0:
         whole = gpus == gpus_of(table, needs)
@@ -141,9 +136,7 @@ def gpus_of(table: NodeTable, needs: GangRequirements) -> int:
 
 
 def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
-    """Return the nodes *fit*, with the group that all members must share and the domains for the
-    spread.
-    """
+    """Return the nodes *fit*, with the group that members share and the spread's domains."""
     domains = table.facts.domains
     order = table.order(needs.segment_tier if needs.segment_nodes > 1 else None)
     members = fit.copy()
@@ -237,18 +230,14 @@ def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:
 
 
 def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
-    """Return the nodes at positions *members* of *pool*, group by group of the tree, then by node
-    index.
-    """
+    """Return the nodes at positions *members*, by group of the tree, then by node index."""
     rows = pool.rows[members]
     count = pool.order.nodes.size
     return np.asarray(np.sort(pool.order.groups[rows] * count + pool.order.nodes[rows]) % count)
 
 
 def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
-    """Return the domains of each priced tier that *nodes* span, and the number of nodes without a
-    known domain.
-    """
+    """Return the domains of each priced tier that *nodes* span, and nodes without one."""
     domains, unknown = domains_spanned(table.tier_ids, table.domain_counts, nodes)
     return domains.tolist(), unknown.tolist()
 
@@ -259,8 +248,9 @@ def members_of(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> Members:
-    """Return the inputs of the price. *spans*: from `spans_of`. *groups*: spans of the groups of
-    *nodes*.
+    """Return the inputs of the price.
+
+    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
     """
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
@@ -296,9 +286,7 @@ def poisson_quantile(mean: float, share: float) -> int:
 
 
 def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) -> Indexes:
-    """Return up to *wanted* nodes of *rest* to stand by for *nodes*: in their leaves first, then
-    the healthiest.
-    """
+    """Return up to *wanted* standby nodes of *rest*: in leaves of *nodes*, then healthiest."""
     if not wanted or not rest.size:
         return np.zeros(0, dtype=np.intp)
     leaves = table.facts.domains.ids[Tier.LEAF.row]
@@ -316,9 +304,7 @@ def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) ->
 def strands_of(
     table: NodeTable, free: Indexes, nodes: Indexes
 ) -> dict[Tier | None, tuple[int, int]]:
-    """Return the largest number of free nodes in a domain, by tier (None: anywhere), before and
-    after taking *nodes*.
-    """
+    """Return the most free nodes of a domain by tier (None: anywhere), before and after."""
     result: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
     counts = table.domain_counts
     for tier, before, after, count in zip(
@@ -354,8 +340,9 @@ def gpu_masks(
 def strands_within(
     table: NodeTable, candidates: Candidates, nodes: Indexes, needs: GangRequirements
 ) -> StrandingGrowth | None:
-    """Return the growth of stranded GPUs by a member of *needs* on each of *nodes*. None: without
-    price, or for whole nodes.
+    """Return the growth of stranded GPUs by a member of *needs* on each of *nodes*.
+
+    None: without price, or for whole nodes.
     """
     gpus = table.facts.gpus[nodes]
     if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:
@@ -385,8 +372,9 @@ def answer(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return the priced option for *nodes* in rank order. *spans*: from `spans_of`. *groups*: spans
-    of the groups of *nodes*.
+    """Return the priced option for *nodes* in rank order.
+
+    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
     """
     layout = layout_of(needs, nodes.size, gpus_of(table, needs))
     if groups is None and layout is not None:
@@ -431,8 +419,7 @@ def answer(
 def extra_of(
     table: NodeTable, candidates: Candidates, pool: Eligible, needs: GangRequirements
 ) -> tuple[Floats | None, float]:
-    """Return the further cost of each node of *pool* in GPU-hours above the minimum, and the
-    minimum.
+    """Return each node's further cost in GPU-hours above the minimum, and the minimum.
 
     The cost is stranded GPUs and money; None if there is none.
     """
@@ -559,9 +546,7 @@ def _grouped_answers(
 
 
 def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
-    """Return *answers*, the cheapest first, without those that a cheaper one equals or beats in
-    hazard, speed and domains.
-    """
+    """Return *answers*, the cheapest first, without dominated ones (hazard, speed, domains)."""
     kept: list[tuple[tuple[float, ...], PlacementChoice]] = []
     for choice in answers:
         spans = (
@@ -590,9 +575,7 @@ def evaluate_nodes(
     nodes: Indexes,
     communication: Quantity | None = None,
 ) -> PlacementChoice:
-    """Return the priced option for the caller's nodes in the caller's order, with the bound of all
-    candidates.
-    """
+    """Return the priced option for the caller's nodes in its order, with the common bound."""
     needs = replace(needs, nodes=int(nodes.size))
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     fit = usable(table, candidates, replace(needs, score_min=0.0))

@@ -103,8 +103,9 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The chosen nodes, a value each; per priced tier the number of domains they span, and of nodes
-    without a known domain.
+    """The chosen nodes, a value each.
+
+    Per priced tier: number of domains spanned, and of nodes without a known domain.
     """
 
     hazard: Floats
@@ -157,8 +158,9 @@ class GangPrice:
 def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
-    """Return the terms that depend only on *needs*. *gpus*: of the gang. *communication*: the
-    workload's share of a step.
+    """Return the terms that depend only on *needs*.
+
+    *gpus*: of the gang. *communication*: the workload's share of a step.
     """
     reports = needs.reports
     detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)
@@ -206,9 +208,7 @@ def lost_time(
 
 
 def shared_hazard(nodes: int) -> Quantity:
-    """Return the interruptions per hour of a gang of *nodes* nodes that do not grow with its
-    size.
-    """
+    """Return the interruptions per hour that do not grow with the gang."""
     if nodes == 1:
         return assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
     return assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
@@ -232,8 +232,9 @@ def crossing_factor(tier: Tier) -> str:
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
-    """Return the share of even traffic that crosses *domains*, with its interval: *unknown* nodes
-    may be in other domains.
+    """Return the share of even traffic that crosses *domains*, with its interval.
+
+    *unknown* nodes may be in other domains.
     """
     lower = 1.0 - 1.0 / max(domains, 1)
     upper = 1.0 - 1.0 / max(domains + unknown, 1)
@@ -243,9 +244,7 @@ def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
 def topology_factor(
     members: Members, communication: Quantity, crossing: Sequence[Quantity]
 ) -> Quantity:
-    """Return the factor on a gang's speed for the tiers that it spans. *crossing*: cost of each
-    priced tier.
-    """
+    """Return the factor on a gang's speed for its tiers. *crossing*: cost of each."""
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
@@ -314,8 +313,7 @@ def survival(
 
 
 def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
-    """Return the highest hazard of all members, including preemption, with a `survival` of at least
-    *needs*.survival_min.
+    """Return the highest hazard of all members with a `survival` of *needs*.survival_min.
 
     Infinite without a floor; negative if *shared* alone is too much.
     """
@@ -336,9 +334,7 @@ def preemption_sum(members: Members) -> Quantity:
 
 
 def money_part(members: Members, lost: LostTime) -> PricePart | None:
-    """Return the price of the GPUs in currency, in GPU-hours. None: no exchange rate, or no
-    price.
-    """
+    """Return the GPUs' price in currency, in GPU-hours. None: no exchange rate or price."""
     if not lost.currency_rate or members.gpu_prices is None:
         return None
     gpu_hours = lost.gross_gpu_hours / members.speed.size
@@ -364,9 +360,7 @@ def _parts_beside(
     preferences: Mapping[Tier, float],
     stranded_gpu_hours: Quantity | None,
 ) -> list[PricePart]:
-    """Return the parts of a price that are not lost GPU-hours: preferences, stranded nodes, and
-    money.
-    """
+    """Return parts besides lost GPU-hours: preferences, stranded nodes, and money."""
     parts: list[PricePart] = []
     for tier, rate in preferences.items():
         row = PRICED_TIERS.index(tier)

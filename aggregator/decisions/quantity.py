@@ -61,8 +61,9 @@ def duration_hours(
     reports: ReportedFactors,
     factor: str = "",
 ) -> Quantity:
-    """Return a duration in hours: *given* by the request (NaN: not), else as reported of *factor*,
-    else the assumed *minutes*.
+    """Return a duration in hours.
+
+    *given* by the request (NaN: not), else as reported of *factor*, else the assumed *minutes*.
     """
     if not isnan(given):
         return declared(given, f"{name} {given * 60.0:g} min (request)")

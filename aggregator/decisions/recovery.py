@@ -141,8 +141,9 @@ class Lender:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """State of the checkpoints. Hours are NaN if unknown. `replicas`: node with a copy of each
-    rank's state in memory.
+    """State of the checkpoints. Hours are NaN if unknown.
+
+    `replicas`: node with a copy of each rank's state in memory.
     """
 
     age_hours: float = nan
@@ -191,8 +192,9 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """The gang's loss to the job's end without the failure. The excess of a way over it is the
-    price of the failure.
+    """The gang's loss to the job's end without the failure.
+
+    The excess of a way over it is the price of the failure.
     """
 
     parts: tuple[PricePart, ...]
@@ -205,8 +207,9 @@ class UndisturbedGang:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to continue, the cheapest first; ways that stop healthy processes cost `STOP_SHARE_MIN`
-    more in this order.
+    """Ways to continue, the cheapest first.
+
+    Ways that stop healthy processes cost `STOP_SHARE_MIN` more in this order.
     """
 
     options: tuple[RecoveryOption, ...]
@@ -225,8 +228,9 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to continue after *incident*. *needs*: remaining hours of the job, and nodes
-    of the whole gang.
+    """Return the ways to continue after *incident*.
+
+    *needs*: remaining hours of the job, and nodes of the whole gang.
     """
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
@@ -377,9 +381,7 @@ class _Answer:
         )  # fmt: skip
 
     def _borrowed(self, lender: Lender) -> RecoveryOption | None:
-        """Return the way with nodes of a job of a lower stratum, if free nodes do not suffice or
-        are worse.
-        """
+        """Return the way with a lower job's nodes, if free nodes do not suffice or are worse."""
         nodes = lender.nodes[self.fit[lender.nodes] & ~np.isin(lender.nodes, self.incident.current)]
         if not nodes.size or not self.places.size:
             return None
@@ -430,9 +432,7 @@ class _Answer:
         return replace(option, lender=lender.name)
 
     def _shrunk(self) -> RecoveryOption | None:
-        """Return the way without the failed nodes and the rest of their groups, until they are
-        repaired.
-        """
+        """Return the way without the failed nodes' groups, until they are repaired."""
         needs, current = self.needs, self.incident.current
         if not self.incident.nodes_min or not self.places.size:
             return None
@@ -558,9 +558,7 @@ class _Answer:
         }
 
     def _restart_act(self, act: Quantity) -> Quantity:
-        """Return the time until all processes run again; *act* covers only the failed nodes'
-        processes.
-        """
+        """Return the time until all processes run again; *act* is for failed nodes only."""
         given = self.needs.restart_hours
         restart = self._hours("restart", given, RESTART_ACT_MINUTES, RESTART_ACT_FACTOR)
         return restart if not isnan(given) or restart.value > act.value else act
@@ -636,9 +634,7 @@ class _Answer:
         total.add("delay", late * self.needs.delay_rate, source, evidence)
 
     def undisturbed(self) -> UndisturbedGang:
-        """Return the gang's loss without the failure, with a median healthy member in place of each
-        failed one.
-        """
+        """Return the loss without the failure, with median members for the failed ones."""
         gang, total = self._repaired_gang, SampledSum()
         _add_running(total, gang)
         parts, lost, p50, p90 = total.parts_and_total()

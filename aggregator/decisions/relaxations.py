@@ -41,8 +41,9 @@ REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 @dataclass(frozen=True, slots=True)
 class ChangedRequest:
-    """A request with some constraints changed. `added`: further candidates; `repaired`: nodes that
-    are out now.
+    """A request with some constraints changed.
+
+    `added`: further candidates; `repaired`: nodes that are out now.
     """
 
     needs: GangRequirements
@@ -147,9 +148,7 @@ class BlockedRequest:
         return np.flatnonzero(others)
 
     def obtainable(self) -> Indexes:
-        """Return occupied nodes, except those of jobs whose priority is known not to be below the
-        gang's.
-        """
+        """Return occupied nodes, except those of jobs not below the gang's priority."""
         occupied = self.occupied()
         return occupied[~self._protected[occupied]]
 
@@ -194,9 +193,7 @@ class BlockedRequest:
 
 
 def _as_repaired(table: NodeTable) -> NodeTable:
-    """Return the nodes, with those that are out like the median of the others in hazard, speed and
-    score.
-    """
+    """Return the nodes; those that are out are like the median of the others."""
     out = table.excluded
     others = np.flatnonzero(~out)
     if not others.size:  # without other nodes: the best of those that are out
@@ -278,8 +275,9 @@ def _restored(
 def _mildest(
     request: BlockedRequest, constraint: str, base: ChangedRequest, removed: Sequence[str]
 ) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* after which *base* fits; *removed*: constraints
-    removed in *base*.
+    """Return the mildest changes of *constraint* after which *base* fits.
+
+    *removed*: constraints removed in *base*.
     """
     needs = base.needs
     if constraint == CANDIDATES:
@@ -370,9 +368,7 @@ def _steps(
 def _smaller_segments(
     needs: GangRequirements,
 ) -> tuple[list[tuple[GangRequirements, str]], list[tuple[GangRequirements, str]]]:
-    """Return ever milder segments: equally many nodes of a wider tier, and fewer nodes of the
-    same.
-    """
+    """Return milder segments: in a wider tier, and of fewer nodes."""
     segment, tier = needs.segment_nodes, needs.segment_tier
     title = tier.title if tier else ""
     return [
@@ -396,9 +392,7 @@ def _first_that_fit(
     *,
     sized: bool = False,
 ) -> list[ChangedRequest]:
-    """Return the first of *values* that fits. *sized*: with any size; the minimum is a whole
-    segment.
-    """
+    """Return the first of *values* that fits. *sized*: at least a whole segment."""
     for value, change in values:
         needs = replace(value, nodes=value.segment_nodes, elastic=None) if sized else value
         changed = replace(base, needs=needs, changes=(*base.changes, change))
@@ -408,8 +402,9 @@ def _first_that_fit(
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number from *low* to *high* that holds, 0 for none. If a number holds, all
-    lower ones must.
+    """Return the largest number from *low* to *high* that holds, 0 for none.
+
+    If a number holds, all lower ones must.
     """
     if high < low or not holds(low):
         return 0
@@ -459,9 +454,7 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
 
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
-    """Return changes that fit after one job gives up its nodes, or else all nodes that are not
-    candidates become free.
-    """
+    """Return changes that fit after one job gives up nodes, or all occupied nodes are free."""
     obtainable = request.obtainable()
     occupied = set(obtainable.tolist())
     jobs: dict[str, list[int]] = {}
@@ -589,8 +582,9 @@ def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
 
 
 def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float, float]:
-    """Return median and p90 of the hours until *needed* of *out* nodes are repaired: lognormal,
-    independent.
+    """Return median and p90 of the hours until *needed* of *out* nodes are repaired.
+
+    Repairs are lognormal and independent.
     """
 
     def quantile(share: float) -> float:
@@ -615,8 +609,9 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
 
 
 def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
-    """Return the mean hours until *needed* of *out* nodes are repaired, with a 90 % interval:
-    lognormal, independent.
+    """Return the mean hours until *needed* of *out* nodes are repaired, with its 90 % interval.
+
+    Repairs are lognormal and independent.
     """
     shares, normals = _wait_points()
     # The density of the order statistic: a beta distribution.

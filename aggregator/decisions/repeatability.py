@@ -1,5 +1,4 @@
-"""Speeds that last: the part of the difference between GPUs that remains later (empirical Bayes,
-normal and normal).
+"""Speeds that last: the lasting part of differences between GPUs (empirical Bayes).
 
   lasting speed = center + (speed - center) x between / (between + within)
 
@@ -16,8 +15,7 @@ from ..counter_deltas import Floats
 
 
 def lasting_speeds(speeds: Floats, within: Floats) -> Floats:
-    """Return *speeds*, each moved toward their median by its share of chance. *within*: variance of
-    each; NaN: unknown.
+    """Return *speeds*, moved toward their median by chance. *within*: variances; NaN: unknown.
 
     A speed whose variance is not known counts as the median, because a single measurement does not
     show whether it lasts. If no variance is known, the speeds are returned unchanged. NaN speeds

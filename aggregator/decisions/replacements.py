@@ -1,5 +1,4 @@
-"""Replaces failed members: prefers nodes that keep segments and rails, and avoids suspected
-domains.
+"""Replaces failed members: keeps segments and rails, and avoids suspected domains.
 
 Several failures in one domain may have one cause. A domain is suspected if its number of failures
 is unlikely to be chance, given its number of the gang's nodes.
@@ -42,9 +41,7 @@ class SuspectDomain:
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """Nodes for places, one each; and whether they keep their segment whole and its rails the
-    same.
-    """
+    """Nodes for places, one each; and whether they keep segments and rails."""
 
     nodes: Indexes
     keeps_segment: Flags
@@ -52,9 +49,7 @@ class Replacements:
 
 
 def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list[SuspectDomain]:
-    """Return the suspected domains. *failed*: nodes of *members* that failed or are suspected by
-    the caller.
-    """
+    """Return the suspected domains. *failed*: members that failed or are suspected."""
     suspects: list[SuspectDomain] = []
     total, count = members.size, failed.size
     if count < 2 or count == total:
@@ -205,9 +200,7 @@ class _Task:
         return pool[order]
 
     def fill(self, order: Indexes) -> Indexes | None:
-        """Return a node of *order* for each place: the first in the place's domain, else the
-        first.
-        """
+        """Return a node of *order* for each place, in the place's domain if possible."""
         filled = np.full(self._places.size, -1, dtype=np.intp)
         is_left = np.ones(order.size, dtype=bool)
         if self._segments is not None:
@@ -248,9 +241,7 @@ class _Task:
                 found[places], is_left[inside] = order[inside], False
 
     def _within_spread(self, found: Indexes, order: Indexes) -> Flags:
-        """Return which of *order*, taken one after another after *found* (-1: none yet), keep
-        within the spread.
-        """
+        """Return which of *order*, in turn after *found* (-1: none), keep within the spread."""
         needs = self._needs
         if needs.spread_over is None or not order.size:
             return np.ones(order.size, dtype=bool)
@@ -327,9 +318,7 @@ class _Task:
         return broken, self._gross * (1.0 - speed / (1.0 + longer) * (1.0 - share)) + extra
 
     def improve(self, pool: Indexes, key: tuple[int, float], nodes: Indexes) -> Indexes:
-        """Return *nodes* after swaps with others of *pool*, one place at a time, until no swap
-        helps.
-        """
+        """Return *nodes* after swaps with others of *pool*, until no swap helps."""
         tried = min(SWAPS_MAX + nodes.size, pool.size)
         near = np.argpartition(self._table.hazard[pool], tried - 1)[:tried]
         by_hazard = pool[near[np.argsort(self._table.hazard[pool[near]], kind="stable")]]
@@ -348,9 +337,7 @@ class _Task:
 
 
 def fallen_groups(count: int, unit: int, failed: Indexes) -> Indexes:
-    """Return the places of *count* that go with *failed* if groups of *unit* places are whole or
-    gone.
-    """
+    """Return the places that go with *failed* if groups of *unit* places are whole or gone."""
     unit = max(unit, 1)
     groups = np.unique(failed // unit)
     bounds = [(int(group) * unit, min((int(group) + 1) * unit, count)) for group in groups]

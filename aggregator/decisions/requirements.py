@@ -1,6 +1,4 @@
-"""Requirements of a gang: size, constraints, preferences, and the parts of the price of a lost
-hour.
-"""
+"""Requirements of a gang: size, constraints, preferences, and costs of a lost hour."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ _RATE_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class GangRequirements:
-    """A gang, checked by `service/placement_messages.py`. Hours are NaN if unknown: the price then
-    assumes them.
-    """
+    """A gang, checked by `service/placement_messages.py`. Hours are NaN if unknown."""
 
     nodes: int
     gpus_per_node: int = 0  #: 0: all that a node has
@@ -136,9 +132,7 @@ class GangRequirements:
         return max(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) > 1
 
     def groups_make_up(self, gpus: int) -> bool:
-        """Return whether whole groups add up to *gpus*; a data group may have more members than
-        requested.
-        """
+        """Return whether groups add up to *gpus*; data groups may have more members."""
         tensor, pipeline = max(self.tensor_parallel, 1), max(self.pipeline_parallel, 1)
         return gpus % (tensor * pipeline * max(self.data_parallel, 1)) == 0
 

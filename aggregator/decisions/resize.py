@@ -1,5 +1,4 @@
-"""Whether a running gang should grow, shrink, move or stay: gain over the remaining hours against
-the cost of the change.
+"""Whether a gang should grow, shrink, move or stay: gain over the remaining hours against cost.
 
   gain = (price of staying - price of the change, per hour) x hours left after it - useful work of the gang while it stops
 
@@ -135,9 +134,7 @@ def _placements(
     current: Indexes,
     communication: Quantity | None,
 ) -> list[PlacementChoice]:
-    """Return the best of the gang's and the free nodes; if constraints hold, also the gang's nodes
-    with the fewest changes.
-    """
+    """Return the best placement on the gang's and free nodes, and one with the fewest changes."""
     free = candidates.nodes.copy()
     free[current] = True
     both = replace(candidates, nodes=free)
@@ -237,9 +234,7 @@ def _reason(one: ResizeChoice, margin: float) -> str:
 
 
 def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
-    """Return the hours that the gang is stopped: restart, reshard, and a checkpoint write if on
-    demand.
-    """
+    """Return the hours of the stop: restart, reshard, and a checkpoint on demand."""
     reports = needs.reports
     parts = [
         duration_hours("restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR),

@@ -33,8 +33,7 @@ REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 @cache
 def points() -> Floats:
-    """Return points in the unit cube of 11 dimensions, evenly spread: multiples of powers of a
-    root, modulo 1.
+    """Return evenly spread points in 11 dimensions: multiples of powers of a root, modulo 1.
 
     The last coordinate is van der Corput's, so that each of the eleven alone is even.
     """
@@ -72,8 +71,7 @@ def drawn(one: Quantity, dimension: int) -> Floats:
 
 
 def drawn_between(one: Quantity, dimension: int) -> Floats:
-    """Return values with this median and 5 % beyond each end, for quantities that may be zero or
-    negative.
+    """Return values with this median and 5 % beyond each end; they may be negative.
 
     Above a nonzero median they are lognormal, else normal; below it normal, but at least the lower
     end.
@@ -92,9 +90,7 @@ def _between(one: Quantity, normals: Floats) -> Floats:
 
 @cache
 def _crossing_normals() -> Floats:
-    """Return normals at the points, a column for each priced tier: multiples of roots of primes,
-    modulo 1.
-    """
+    """Return normals at the points per priced tier: multiples of roots of primes, modulo 1."""
     inverse = NormalDist().inv_cdf
     evenly = np.arange(1, POINTS + 1)[:, None] * np.sqrt(CROSSING_ROOTS) % 1.0
     return np.array(
@@ -107,8 +103,7 @@ def _crossing_normals() -> Floats:
 
 
 def topology_lost(members: Members, lost: LostTime) -> Floats:
-    """Return the share of the pace lost by crossing tiers, with independent errors of each tier's
-    cost.
+    """Return the share of the pace lost by crossing tiers, with independent errors.
 
     The median of a sum of such costs is above the sum of their medians, and its interval does not
     have all of them at one end.
@@ -128,9 +123,7 @@ def topology_lost(members: Members, lost: LostTime) -> Floats:
 
 
 def narrowed(one: Quantity, width: float) -> Quantity:
-    """Return *one* with its interval scaled by *width*: errors of independent parts do not all
-    reach one end at once.
-    """
+    """Return *one* with its interval scaled by *width*, for independent errors of parts."""
     return replace(
         one,
         lower=one.value - width * (one.value - one.lower),
@@ -143,8 +136,7 @@ SLOW_MEMBERS, SPEED_STEPS = 64, 33
 
 
 def slowest_width(members: Members) -> float:
-    """Return the interval's width of the slowest member with independent speed errors, relative to
-    common errors.
+    """Return the slowest member's interval with independent errors, relative to common ones.
 
     More members than `SLOW_MEMBERS` would make it slightly narrower.
     """

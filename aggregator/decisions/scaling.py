@@ -73,8 +73,9 @@ _DIVIDED, _ROUNDS = ((0,), (0, 1)), ((0,), (0, 2))
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """Throughput by size, in the unit of the points. `nodes` ascend. With two or more sizes there
-    are fits, the best first.
+    """Throughput by size, in the unit of the points. `nodes` ascend.
+
+    With two or more sizes there are fits, the best first.
     """
 
     nodes: Floats
@@ -126,9 +127,7 @@ class ScalingCurve:
         return result
 
     def _assumed(self, nodes: float) -> Quantity:
-        """Return the throughput without a fit: a power of the size, through the only point if there
-        is one.
-        """
+        """Return the throughput without a fit: a power of the size, through any single point."""
         base, scale, noise = 1.0, 1.0, 1.0
         if self.nodes.size:
             base, scale = float(self.nodes[0]), float(self.throughput[0])
@@ -176,9 +175,7 @@ def _t_quantile(freedom: int) -> float:
 def scaling_curve(
     points: Sequence[tuple[int, float]], source: QuantitySource = QuantitySource.DECLARED
 ) -> ScalingCurve:
-    """Return the curve of *points*: nodes, and a throughput above 0. The median of several at one
-    size counts.
-    """
+    """Return the curve of *points*: nodes, and a throughput above 0; medians per size."""
     sizes: dict[int, list[float]] = {}
     for size, value in points:
         sizes.setdefault(size, []).append(value)
@@ -251,15 +248,11 @@ class ElasticSizes:
         )
 
     def unplaced_gpu_hours(self, nodes: int, gpus_per_node: int, hours: float) -> float:
-        """Return the lost GPU-hours of GPUs that the largest size would have and this size does
-        not.
-        """
+        """Return the lost GPU-hours of GPUs that only the largest size would have."""
         unplaced = (self.allowed[-1] - nodes) * gpus_per_node * hours
         return unplaced * (1.0 - self.free_gpu_value)
 
     def ideal_hours(self, nodes: int, hours: float) -> float:
-        """Return the hours that the work of *hours* at `length_nodes` takes without any loss, at an
-        efficiency of 1.
-        """
+        """Return the ideal hours, at an efficiency of 1, of *hours* at `length_nodes`."""
         length = self.throughput(self.length_nodes or self.allowed[-1])
         return hours * length.value / (nodes * self._per_node)

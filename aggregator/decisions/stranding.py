@@ -28,8 +28,9 @@ SHARE_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """Resources of one member on a node. `gpu_share`: of each of its GPUs. `weight`: frequency of
-    such requests.
+    """Resources of one member on a node.
+
+    `gpu_share`: of each of its GPUs. `weight`: frequency of such requests.
     """
 
     gpus: int
@@ -45,8 +46,9 @@ DEMAND_ASSUMED = tuple(RequestShape(gpus) for gpus in (1, 2, 4, 8))
 
 @dataclass(frozen=True, slots=True)
 class FreeRoom:
-    """Free resources of nodes: `gpus` (nodes, 8), the free share of each, 0 if absent; cores and
-    bytes (nodes,).
+    """Free resources of nodes.
+
+    `gpus` (nodes, 8): the free share of each, 0 if absent; cores and bytes (nodes,).
     """
 
     gpus: Floats
@@ -72,9 +74,7 @@ class FreeRoom:
 
 
 def room_of_masks(gpus: Indexes, masks: dict[int, int]) -> FreeRoom:
-    """Return the room of nodes for which only whole GPUs are known: *masks* by node, all of *gpus*
-    elsewhere.
-    """
+    """Return the room of nodes with whole GPUs: *masks* by node, all of *gpus* elsewhere."""
     free = (np.arange(NODE_GPUS_MAX) < np.asarray(gpus)[:, None]).astype(np.float64)
     for node, mask in masks.items():
         free[node] = [mask >> gpu & 1 for gpu in range(NODE_GPUS_MAX)]
@@ -83,9 +83,7 @@ def room_of_masks(gpus: Indexes, masks: dict[int, int]) -> FreeRoom:
 
 
 class StrandingGrowth(NamedTuple):
-    """By node: growth of stranded GPUs, and the GPUs to take for it (a byte each, bit g the
-    g-th).
-    """
+    """By node: growth of stranded GPUs, and a byte with the GPUs to take (bit g the g-th)."""
 
     gpus: Floats
     masks: Bytes
@@ -114,8 +112,9 @@ def _demand_of(shapes: Sequence[RequestShape]) -> _Demand:
 
 
 def stranded_gpus(room: FreeRoom, demand: Sequence[RequestShape]) -> Floats:
-    """Return the free GPUs of each node that *demand* cannot use, (nodes,). Raises ValueError for
-    an empty or too large demand.
+    """Return each node's free GPUs that *demand* cannot use, (nodes,).
+
+    Raises ValueError for an empty or too large demand.
     """
     wanted = _demand_of(demand)
     free = room.gpus[:, :, None]
@@ -137,8 +136,7 @@ def stranded_gpus(room: FreeRoom, demand: Sequence[RequestShape]) -> Floats:
 def stranding_growth(
     room: FreeRoom, shape: RequestShape, demand: Sequence[RequestShape]
 ) -> StrandingGrowth:
-    """Return the growth of stranded GPUs by *shape* on each node, on the best GPUs; inf if it does
-    not fit.
+    """Return each node's growth of stranded GPUs by *shape*; inf if it does not fit.
 
     For a share of one GPU each GPU is tried; for several GPUs the least free sufficient ones are
     taken.

@@ -1,6 +1,4 @@
-"""Parsers of topology files: CSV with a header line and one line per host, and Topograph's graph as
-JSON.
-"""
+"""Parsers of topology files: CSV with one line per host, and Topograph's graph as JSON."""
 
 from __future__ import annotations
 

@@ -114,8 +114,7 @@ def declared_rows(declared: Declared) -> Rows:
 
 
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
-    """Return the number and rows of the version in force in a store; an older store lacks
-    LATER_KINDS.
+    """Return number and rows of a store's version in force; old ones lack LATER_KINDS.
 
     Raises duckdb.Error.
     """

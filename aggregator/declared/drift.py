@@ -164,9 +164,7 @@ def _unlisted_versions(
 
 @lru_cache(maxsize=4_096)
 def _is_listed(text: str, allowed: tuple[str, ...]) -> bool:
-    """Return whether a pattern of *allowed* matches. Cached, since thousands of hosts have the same
-    value.
-    """
+    """Return whether a pattern of *allowed* matches; cached for thousands of equal hosts."""
     return any(matches_pattern(text, pattern) for pattern in allowed)
 
 

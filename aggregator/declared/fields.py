@@ -1,5 +1,4 @@
-"""Reads the fields of an entry of a declaration file: each is read once, checked, and reported with
-its line when wrong.
+"""Reads the fields of a declaration's entry: read once, checked, and reported with its line.
 
 An entry selects its hosts by sets of names (`gpu-[001-016,020],head`), patterns with `*` and `?`,
 or their location.
@@ -218,9 +217,7 @@ class SourceLocation(NamedTuple):
 
 
 class DeclaredError(ValueError):
-    """The declaration is rejected. `problems`: each with file and line, the first PROBLEMS_MAX of
-    them.
-    """
+    """The declaration is rejected. `problems`: the first PROBLEMS_MAX, with file and line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -240,18 +237,14 @@ class Problems:
     named_hosts: int = 0
 
     def add(self, where: SourceLocation, message: str | Callable[[], str]) -> None:
-        """Record a problem. *message*: text, or a function that makes it, for costly texts that may
-        be omitted.
-        """
+        """Record a problem. *message*: text, or a function for costly texts."""
         if len(self.found) < PROBLEMS_MAX:
             self.found.append(f"{where}: {message if isinstance(message, str) else message()}")
         else:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Return whether there are too many problems to parse the file to its end; this is
-        reported.
-        """
+        """Return whether PROBLEMS_COUNTED_MAX is reached; parsing then stops."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 
@@ -382,9 +375,7 @@ class TomlEntry:
         return key in self._values
 
     def take(self, key: str, parse: Callable[[Any], T], default: T, *, required: str = "") -> T:
-        """Return *key* parsed by *parse*, which may raise ValueError; else *default*. *required*:
-        why it must be present.
-        """
+        """Return *key* by *parse* (may raise ValueError), else *default*. *required*: the reason."""
         self._known_keys.append(key)
         if key not in self._values:
             if required:

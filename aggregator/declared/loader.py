@@ -1,6 +1,4 @@
-"""Loads declaration files into a `Declared`: finds the files, parses them, merges them, and detects
-conflicts.
-"""
+"""Loads declaration files into a `Declared`: finds, parses and merges the files."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
-    """Return the content of the files of *paths*, at most TOTAL_BYTES_MAX. Raises DeclaredError;
-    never waits for a pipe.
-    """
+    """Return the files' content, at most TOTAL_BYTES_MAX. Raises DeclaredError; never blocks."""
     files: list[DeclaredFile] = []
     left_bytes = TOTAL_BYTES_MAX
     for path in (file_path for folder in paths for file_path in files_in(folder)):
@@ -94,8 +90,9 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's content up to its limit. Raises DeclaredError for a folder, pipe or device;
-    OSError.
+    """Return a file's content, at most FILE_BYTES_MAX + 1 bytes.
+
+    Raises DeclaredError for a folder, pipe or device; OSError.
     """
     descriptor = os.open(path, _OPEN)
     try:

@@ -89,9 +89,7 @@ def last_ending(matching: Sequence[MaintenanceWindow], now_ns: int) -> Maintenan
 
 @dataclass(slots=True)
 class ActiveOverrides:
-    """The active overrides, with those about each symptom. Replaced when an override begins or
-    ends.
-    """
+    """The active overrides, by symptom. Replaced when an override begins or ends."""
 
     _begin_ns: int = 0
     _end_ns: int = 0
@@ -120,9 +118,7 @@ class ActiveOverrides:
     def matching(
         self, matching: tuple[Override, ...], rule: str, signal: str, code: float, device: str
     ) -> tuple[Override, ...]:
-        """Return the *matching* overrides that are active and about this symptom, in their
-        order.
-        """
+        """Return the active *matching* overrides about this symptom, in their order."""
         symptom = (
             rule,
             signal,
@@ -166,9 +162,7 @@ class ExpectationIndex:
     def find(
         self, named: tuple[Expectation, ...], model: str, expectations: Sequence[Expectation]
     ) -> Expectation | None:
-        """Return the first of *named* for *model*, else the first of *expectations* for the model
-        alone.
-        """
+        """Return the first of *named* for *model*, else the first for the model alone."""
         key = id(named), model
         if key not in self._known:
             if len(self._known) >= CACHED_MAX:
@@ -184,9 +178,7 @@ class ExpectationIndex:
 
 
 class SelectionIndex:
-    """Looks up the entries that `Selection.matches`, for thousands of entries and hosts.
-    Immutable.
-    """
+    """Looks up `Selection.matches` for thousands of entries and hosts. Immutable."""
 
     def __init__(self, selections: Iterable[Selection | None]) -> None:
         """*selections*: entries are identified by their index; None selects no host."""
@@ -224,9 +216,7 @@ class SelectionIndex:
         return entries
 
     def entries_for(self, host: str, place: object) -> tuple[int, ...]:
-        """Return the entries that select *host*, located at *place* (a `HostPlacement`), in their
-        order.
-        """
+        """Return the entries that select *host* at *place* (a `HostPlacement`), in order."""
         named = self.by_name(host)
         placed = [
             at_place
@@ -245,8 +235,7 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return the position of *host* in every roll-out: 0 is first, and 1 is never reached before
-    the end.
+    """Return the position of *host* in every roll-out, from 0 (first) to 1 (never).
 
     A host reached at 1 % is also reached at 10 %.
     """
@@ -404,15 +393,14 @@ TEXTS: dict[str, str] = {
 
 
 def rule_matches(rule: str, name: str) -> bool:
-    """Return whether *name* selects the rule *rule*: its own name, a pattern, or the name of its
-    family.
-    """
+    """Return whether *name* selects *rule*: its name, a pattern, or its family."""
     return matches_pattern(rule, name) or (name in FAMILIES and rule.startswith(f"{name}."))
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Return whether an override may name *name*. *rules*: the allowed rules; empty: any, for a
-    version valid before.
+    """Return whether an override may name *name*.
+
+    *rules*: allowed rules; empty: any, for a version that was valid before.
     """
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
@@ -486,9 +474,7 @@ class Override:
     rollout: float = 1.0  # the share of hosts on which it applies so far
 
     def covers_symptom(self, rule: str, signal: str, code: float) -> bool:
-        """Return whether the override is about this symptom: by the rule's name, or by signal and
-        code.
-        """
+        """Return whether the override is about this symptom, by rule, or by signal and code."""
         if self.codes:
             return signal == self.event and code in self.codes
         return rule_matches(rule, self.rule)
@@ -552,9 +538,7 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRates:
-    """Rates that convert a tenant's delay, money and stranded GPUs to GPU-hours; NaN: not
-    declared.
-    """
+    """Rates from a tenant's delay, money and stranded GPUs to GPU-hours; NaN: not declared."""
 
     gpu_hours_per_delay_hour: float = nan
     gpu_hours_per_currency_unit: float = nan
@@ -636,9 +620,7 @@ class Declared:
         return known[1]
 
     def prepare(self, hosts: Sequence[str] = ()) -> None:
-        """Build the indexes and match the names of *hosts*, so that the first query does not
-        wait.
-        """
+        """Build the indexes and match *hosts*, so that the first query does not wait."""
         for entries in (self.windows, self.overrides, self.expectations, self.node_costs):
             index = self._index(entries)
             for host in hosts:
@@ -646,9 +628,7 @@ class Declared:
 
     @property
     def match_cost(self) -> int:
-        """The wildcards and ranges that a name is matched with, one by one (at most
-        `MATCH_COST_MAX`).
-        """
+        """Wildcards and ranges to match a name with (at most `MATCH_COST_MAX`)."""
         kinds = (self.windows, self.overrides, self.expectations, self.node_costs)
         other_cost = sum(entry.wildcard_count for entry in self.overrides)
         other_cost += sum(entry.wildcard_count for entry in self.expectations)
@@ -711,8 +691,7 @@ class Declared:
         device: str = "",
         upcoming: bool = False,
     ) -> Override | None:
-        """Return the override that makes symptoms of *rule* on *host* noise at *now_ns*; None: they
-        count.
+        """Return the override that makes symptoms of *rule* on *host* noise; None: they count.
 
         *upcoming*: return the override that will apply once its roll-out reaches the host.
         """
@@ -728,8 +707,7 @@ class Declared:
         )
 
     def threshold(self, name: str, *, before: bool = False) -> float:
-        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for
-        another name.
+        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError.
 
         *before*: as it is on hosts that its roll-out has not reached.
         """
@@ -738,16 +716,12 @@ class Declared:
         return self.thresholds.get(name, THRESHOLDS[name].default)
 
     def expected(self, model: str, host: str = "") -> Expectation | None:
-        """Return the expectation for a host with GPUs of *model*: the first entry that selects the
-        host, else the first for its model alone.
-        """
+        """Return the first expectation that selects *host*, else the first for *model* alone."""
         named = self._matching(host, self.expectations) if host else ()
         return self._expectation_index.find(named, model, self.expectations)
 
     def cost(self, host: str) -> tuple[float, float]:
-        """Return the price of a GPU-hour of *host* and its preemptions per hour: each from the
-        first entry with it, else NaN.
-        """
+        """Return *host*'s price of a GPU-hour and preemptions per hour, by first entries, or NaN."""
         matching = self._matching(host, self.node_costs)
         prices = (node_cost.price_per_gpu_hour for node_cost in matching)
         preemptions = (node_cost.preemptions_per_hour for node_cost in matching)

@@ -108,9 +108,7 @@ def characters_max(label: str) -> int:
 
 
 def place_of(labels: Mapping[str, str]) -> HostPlacement:
-    """Return the location of the host by *labels*, without values that are too long or not
-    printable.
-    """
+    """Return the location by *labels*, without values too long or not printable."""
     values: dict[str, str] = {}
     for field, names in LABELS.items():
         values_found = (labels.get(name, "").strip() for name in names)

@@ -57,9 +57,7 @@ def put_version(
     files: Sequence[DeclaredFile],
     taken_ns: int,
 ) -> None:
-    """Write a version in force, and replace the stored declarations by its own. Raises
-    duckdb.Error.
-    """
+    """Write a version in force, replacing the stored declarations. Raises duckdb.Error."""
     number = declared.number
     for name in ("declared_versions", "declared_files"):
         connection.execute(f"DELETE FROM {name} WHERE number = ?", [number])
@@ -97,9 +95,7 @@ def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> Non
 
 
 def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
-    """Return the version that was last in force; None if there never was one. Raises
-    duckdb.Error.
-    """
+    """Return the version last in force; None if there was none. Raises duckdb.Error."""
     newest = connection.execute(
         "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
     ).fetchone()
@@ -113,9 +109,7 @@ def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
 
 
 def reported_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[PlaceSource, ...]]:
-    """Return the reported locations of known hosts, from a store or the operators' file. Raises
-    duckdb.Error.
-    """
+    """Return the reported locations of hosts from a store or file. Raises duckdb.Error."""
     fields_by_source: dict[tuple[str, str], dict[str, Any]] = {}
     for host, source, field, value in connection.execute(
         "SELECT host, source, field, value FROM declared_places SEMI JOIN hosts USING (host) "

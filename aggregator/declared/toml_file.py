@@ -1,6 +1,4 @@
-"""Parser of a TOML declaration file: locations, expected hardware, maintenance, overrides,
-thresholds, costs, tenants.
-"""
+"""Parser of a TOML declaration file: locations, hardware, windows, overrides, numbers, costs."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class LineIndex:
                 self._keys.setdefault((table, ordinal, key), number)
 
     def line(self, table: str, ordinal: int = 0, key: str = "") -> int:
-        """Return the line of *key* in the table's *ordinal*th (from 0) occurrence, else of the
-        table; 0: not found.
-        """
+        """Return the line of *key* in the *ordinal*th table (from 0), else the table's; 0: none."""
         return self._keys.get((table, ordinal, key), self._tables.get((table, ordinal), 0))
 
 

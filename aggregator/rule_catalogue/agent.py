@@ -1,6 +1,4 @@
-"""Rules of missing data, of reports by agents and people about a host, and of differences from its
-declaration.
-"""
+"""Rules of missing data, of reports about a host, and of differences from its declaration."""
 
 from dataclasses import replace
 

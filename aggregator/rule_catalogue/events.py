@@ -40,9 +40,7 @@ def _kind(
 
 
 def _report(name: str, state: HealthState, factor: float, message: str, finding: FindingWhen) -> EventKind:
-    """Return an event that is not a fault: another signal reports the same, or it depends on limits
-    of an operator.
-    """
+    """Return an event that blames no host: a signal repeats it, or an operator's limit made it."""
     return EventKind(
         Rule(name, state, Reason.NONE, "", leave_seconds=0.0, hazard_factor=factor, finding=finding), message
     )

@@ -1,6 +1,4 @@
-"""Rules of gangs: hosts, GPUs and links that a job waits for, and explanations of a wait without a
-fault of any host.
-"""
+"""Rules of gangs: members that a job waits for, and waits without a fault of any host."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule

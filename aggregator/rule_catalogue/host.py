@@ -1,5 +1,4 @@
-"""Rules of the host itself: cores, memory, drives, file systems, the clock, network interfaces.
-Mostly WATCH.
+"""Rules of the host: cores, memory, drives, file systems, clock, interfaces. Mostly WATCH.
 
 Limits without a source are assumed; a healthy or idle host never reaches them.
 """

@@ -1,6 +1,4 @@
-"""Rules of the network: RDMA ports, interfaces, transactions that PCIe links lost, and
-congestion.
-"""
+"""Rules of the network: RDMA ports, interfaces, lost PCIe transactions, and congestion."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule

@@ -1,5 +1,4 @@
-"""Corrects hazards by the ratio of interruptions that schedulers reported to those that the scores
-predicted.
+"""Corrects hazards by the ratio of interruptions reported by schedulers to predicted ones.
 
 An outcome states that a job ran on given hosts, and whether it was interrupted. X is the hazard of
 its hosts, summed over the scored time up to the interruption. The expected count is P = 1 -
@@ -56,9 +55,7 @@ Sequences = Sequence[Sequence[float]]
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of hosts with one hazard: interruptions (aged), expected interruptions, and the
-    factor on hazards.
-    """
+    """Interruptions (aged), expected interruptions, and the factor of hosts with one hazard."""
 
     interruptions: float = 0.0
     expected: float = 0.0
@@ -92,9 +89,7 @@ class Outcomes(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Outcomes of all hosts, by KNOTS_PER_HOUR: interruptions, expected interruptions, and the
-    factor.
-    """
+    """Interruptions, expected interruptions, and the factor, by KNOTS_PER_HOUR."""
 
     interruptions: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
     expected: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
@@ -159,8 +154,7 @@ class ReportedOutcomes:
         return bool(self._sums)
 
     def add(self, reporter: str, time_ns: int, weighted: Sequences, totals: Sequences) -> None:
-        """Add an outcome that was reported at *time_ns*, or the sums of several, all by
-        KNOTS_PER_HOUR.
+        """Add an outcome, or the sums of several, reported at *time_ns*, all by KNOTS_PER_HOUR.
 
         *weighted*: interruptions, each times exp(-X), and expected ones. *totals*: see `totals`.
         """
@@ -196,9 +190,7 @@ class ReportedOutcomes:
 
 
 def reporter_share_max(count: int) -> float:
-    """Return the largest share of any of *count* reporters: twice the mean, at most half; 1 for a
-    single reporter.
-    """
+    """Return a reporter's largest share: twice the mean, at most half; 1 for a single reporter."""
     return 1.0 if count < 2 else max(REPORTER_SHARE_MIN, min(0.5, 2.0 / count))
 
 

@@ -1,5 +1,4 @@
-"""Checkpoint of the tracked symptoms of each host: stored with its score and every minute, restored
-at start.
+"""Checkpoint of tracked symptoms: stored with scores and every minute, restored at start.
 
 A host's row is in the same commit as its score, so nothing needs replaying. A row older than the
 last score belongs to another history (an earlier version wrote the score) and is ignored.
@@ -66,9 +65,7 @@ class MemoryLog:
     def take_due(
         self, judgement: Judgement, fleet: Fleet, scored: Iterable[int]
     ) -> list[HostMemory]:
-        """Return the rows to write with the scores of the hosts *scored*, and mark them as
-        written.
-        """
+        """Return the rows to write with the scores of *scored*, and mark them as written."""
         now_ns, tracked = judgement.computed_ns, judgement.tracked_symptoms
         since_ns = {host: now_ns - self._written_ns.get(host, 0) for host in tracked}
         due = {
@@ -120,8 +117,7 @@ def _plain_symptom(symptom: Symptom) -> dict[str, Any]:
 
 
 def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, RestoredParts]:
-    """Return the symptoms that `encode` stored, as they continue at *now_ns* on the node index
-    *host*.
+    """Return the symptoms of `encode` as they continue at *now_ns* on the node index *host*.
 
     The time in between counts for the end of a symptom, and not for its beginning. Raises
     ValueError, TypeError, KeyError, AttributeError.
@@ -153,9 +149,7 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
 
 
 def _without_sums(one: TrackedSymptom) -> Symptom:
-    """Return the worst symptom; a counter's gets RECENT_SECONDS more to end, since its sum restarts
-    at zero.
-    """
+    """Return the worst symptom; a counter's ends later, since its sum restarts at zero."""
     signal = BY_NAME.get(one.worst.signal)
     if signal is None or signal.kind is not Kind.COUNTER:
         return one.worst
@@ -171,8 +165,7 @@ def restore(
     now_ns: int,
     faults: FaultHistory | None = None,
 ) -> Judgement:
-    """Add the hosts of *last* to *fleet*; return the judgement before the first. *faults*: those on
-    record.
+    """Add the hosts of *last* to *fleet*; return the judgement before the first.
 
     Simulated hosts that had ended are excluded.
     """

@@ -98,9 +98,7 @@ def _as_maintenance(host: HostScore, window: MaintenanceWindow) -> HostScore:
 
 
 def without_maintenance(host: HostScore) -> HostScore:
-    """Return the stored score *host* without its window: the current declarations decide whether
-    that still applies.
-    """
+    """Return the stored score *host* without its window, which may no longer be declared."""
     if host.state is not HealthState.MAINTENANCE:
         return host
     hidden = _HIDDEN_STATE.search(host.reason_message)

@@ -1,6 +1,4 @@
-"""Judges the fleet: evaluates all rules over all hosts at one moment into an immutable snapshot. No
-I/O.
-"""
+"""Judges the fleet: evaluates all rules over all hosts into an immutable snapshot. No I/O."""
 
 from __future__ import annotations
 
@@ -100,9 +98,7 @@ def update_findings(
 
 
 def finding_name(symptom: Symptom) -> str:
-    """Return the name under which *symptom* is a finding; "" if it is not, or is declared to be
-    noise.
-    """
+    """Return the finding name of *symptom*; "" if it is not a finding, or declared noise."""
     rule = symptom.rule.name
     if symptom.reason is Reason.POLICY:
         return ""
@@ -257,8 +253,7 @@ def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
 def _run_rules(
     view: FleetView, previous: Judgement | None, degraded_before: str
 ) -> tuple[dict[RuleFunction, list[Symptom]], str]:
-    """Return the symptoms by rule, and messages of rules that failed: a failure must not blind the
-    other rules.
+    """Return the symptoms by rule, and messages of rules that failed.
 
     A failed rule keeps its active symptoms: not evaluated is not healthy. *degraded_before*: the
     previous degradation, so that a failure in each turn is logged once.
@@ -292,9 +287,7 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
 def _find_waits(
     view: FleetView, observed: Mapping[int, list[ObservedSymptom]], degraded_before: str
 ) -> tuple[tuple[GangWaits, Sequence[JobFault]], str]:
-    """Return the waits in gangs, the faults of jobs, and a message on failure: scores apply without
-    both.
-    """
+    """Return waits in gangs, faults of jobs, and a message on failure: scores need neither."""
     try:
         return (find_waits(view, observed), find_job_faults(view, observed)), ""
     except Exception as error:
@@ -371,9 +364,7 @@ def _facts(
     now_ns: int,
     verdicts: GangVerdicts,
 ) -> NodeFacts:
-    """Return the facts of each node for decisions. *previous*: a judgement with the same node
-    indexes.
-    """
+    """Return each node's facts for decisions. *previous*: a judgement with the same node indexes."""
     before = previous.facts if previous else None
     domains = node_domains(fleet.declared, names, fleet.epoch, before.domains if before else None)
     costs = node_costs(fleet.declared, names, fleet.epoch, before.costs if before else None)
@@ -384,9 +375,7 @@ def _facts(
 def _gang_verdicts(
     observed: Mapping[int, Sequence[ObservedSymptom]], ended: Mapping[str, frozenset[int]]
 ) -> GangVerdicts:
-    """Return the hosts that their gangs find slow at a normal clock, and those they find as fast as
-    the others.
-    """
+    """Return hosts that gangs find slow at a normal clock, and hosts as fast as the others."""
     slow: dict[int, float] = {}
     for host, symptoms in observed.items():
         speeds = [
@@ -433,9 +422,7 @@ def _host_inputs(
 def _is_readable(
     view: FleetView, tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]
 ) -> Flags:
-    """Return hosts that report, with their GPUs read if they have any; other hosts get wide
-    intervals.
-    """
+    """Return reporting hosts with their GPUs, if any, read; other hosts get wide intervals."""
     unread = [
         host
         for host, symptoms in tracked.items()
@@ -451,9 +438,7 @@ def _observed(
     tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
     transient: Mapping[int, list[Symptom]],
 ) -> Iterator[tuple[int, list[ObservedSymptom]]]:
-    """Yield the active symptoms of each host that has any. *transient*: symptoms without
-    hysteresis.
-    """
+    """Yield each host's active symptoms, if any. *transient*: symptoms without hysteresis."""
     for host in sorted(tracked.keys() | transient.keys()):
         observed = [
             ObservedSymptom(tracked_symptom.worst, tracked_symptom.worst_seen_ns)

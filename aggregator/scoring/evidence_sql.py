@@ -43,18 +43,14 @@ def timestamp_sql(at_ns: int) -> str:
 
 
 def within(at_ns: int, seconds: float, later_seconds: int = 0) -> str:
-    """Return the condition that a reading is of the last *seconds* before *at_ns*, up to
-    *later_seconds* after.
-    """
+    """Return the condition for readings from *seconds* before *at_ns* to *later_seconds* after."""
     whole_ns = at_ns // SECOND_NS * SECOND_NS
     until_ns = whole_ns + later_seconds * SECOND_NS if later_seconds else at_ns
     return f"time BETWEEN {timestamp_sql(whole_ns - round(seconds) * SECOND_NS)} AND {timestamp_sql(until_ns)}"
 
 
 def of_table(table: str, at_ns: int, seconds: float, later_seconds: int = 0) -> str:
-    """Return `within` for *table*; an on-change table is searched back to its last complete
-    reading.
-    """
+    """Return `within` for *table*, back to the last complete reading if it is on-change."""
     if TABLES[table][0].on_change:
         seconds = max(seconds, KEYFRAME_SECONDS_MAX)
     return within(at_ns, seconds + LATER_SECONDS, later_seconds)
@@ -75,8 +71,7 @@ def _kind(table: str, column: str) -> str:
 
 
 def faded(table: str, at_ns: int, constant_seconds: float) -> str:
-    """Return the expression for the rest of `new` in a leaky sum (`fleet/tables.py`) at *at_ns*,
-    except for gaps.
+    """Return the expression for the rest of `new` in a leaky sum (`fleet/tables.py`), without gaps.
 
     Judging spreads an increase over missing readings evenly; this expression puts it at the reading
     after the gap.
@@ -93,8 +88,7 @@ def in_unit(unit: str) -> str:
 def counter_query(
     table: str, column: str, device: tuple[str, str], unit: str, at_ns: int, seconds: int
 ) -> str:
-    """Return the query for a counter of *device* (host, device) and its events until *at_ns*,
-    fading over *seconds*.
+    """Return the query for a counter of *device* and its events, fading over *seconds*.
 
     The first row is of *at_ns*: the number within *seconds*, or their mean rate if *unit* ends in
     `/s`.
@@ -117,8 +111,7 @@ def peers_comparison(
     simulated: bool,
     among: str = "",
 ) -> str:
-    """Return the query for the rate of a counter on *device*, its peers, and their median, fading
-    over ten seconds.
+    """Return the query for a counter's rate over ten seconds: *device*, peers, and their median.
 
     First comes the device, then the peers nearest to the median. *among*: the query for the peers,
     by host and device.
@@ -138,9 +131,7 @@ def peers_comparison(
 
 
 def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float) -> str:
-    """Return the query for the last reading of each device of *host* within *seconds* before
-    *at_ns*.
-    """
+    """Return the query for the last reading of each device of *host* within *seconds*."""
     return (
         f"SELECT device, time, {columns} FROM readings.{table} WHERE host = {quoted(host)} "
         f"AND {of_table(table, at_ns, seconds)} "
@@ -149,9 +140,7 @@ def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float
 
 
 def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str:
-    """Return the query for the clock of a GPU (by default the slowest of *host*) and its peers (of
-    *gang*, if any).
-    """
+    """Return the query for the clock of *gpu* (default: the slowest of *host*) and its peers."""
     which = f", gpu := {quoted(gpu)}" if gpu else ""
     which += f", gang := [{', '.join(map(quoted, gang))}]" if gang else ""
     return (
@@ -246,9 +235,7 @@ def _of_others(host: str, at_ns: int) -> str:
 
 
 def _counters_query(counters: tuple[tuple[str, str], ...]) -> Query:
-    """Return the query for all increases of *counters*, and the rest by device, the largest
-    first.
-    """
+    """Return the query for the increases of *counters*, and the rest by device, largest first."""
 
     def query(host: str, at_ns: int) -> str:
         all_steps = " UNION ALL ".join(_steps(*counter, host, at_ns) for counter in counters)

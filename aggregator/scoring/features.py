@@ -55,9 +55,7 @@ class FaultHistory:
         return FaultHistory({host: tuple(incidents) for host, incidents in found.items()})
 
     def after(self, index: Mapping[str, int], open_faults: OpenFaults, now_us: int) -> FaultHistory:
-        """Return the history at *now_us* with the open findings *open_faults*. *index*: node
-        indexes by name.
-        """
+        """Return the history at *now_us* with *open_faults*. *index*: node indexes by name."""
         oldest_us = now_us - DAYS_BACK_MAX * DAY_US
         is_old = bool(self.spans_us.size) and self.spans_us[:, 0].min() < oldest_us
         if open_faults == self.open_faults and len(index) == self.hosts and not is_old:
@@ -99,9 +97,7 @@ class FaultHistory:
         return state_at(faults, 0.0)[1]
 
     def of_others(self, now_us: int) -> Floats:
-        """Return the number of faults of other hosts that began within NEAR_US, for each host of
-        the fleet.
-        """
+        """Return for each host the number of faults of other hosts within NEAR_US."""
         near = self.node[np.abs(now_us - self.spans_us[:, 0]) <= NEAR_US]
         per_host = np.bincount(near, minlength=self.hosts)
         return np.asarray(len(near) - per_host, dtype=np.float64)
@@ -125,8 +121,7 @@ def _arrays(
 def assemble(
     view: FleetView, faults: FaultHistory, names: tuple[str, ...], frozen: frozenset[int]
 ) -> Floats:
-    """Return hosts x SCORE_FEATURE_NAMES; NaN if unknown: missing is not zero. *names*: of the
-    hosts.
+    """Return hosts x SCORE_FEATURE_NAMES; NaN if unknown. *names*: of the hosts.
 
     *frozen*: hosts whose silence is more likely our fault, and so is not a feature, now or for a
     model that trains on this day.
@@ -178,9 +173,7 @@ def _silent(view: FleetView, frozen: frozenset[int]) -> Floats:
 
 
 def _worst(view: FleetView, counters: tuple[tuple[str, str], ...]) -> Floats:
-    """Return each host's maximum over devices of events within ten minutes; NaN if the host is
-    silent.
-    """
+    """Return each host's largest counter within ten minutes; NaN if the host is silent."""
     worst = np.zeros(len(view.fleet))
     for table, column in counters:
         rows, events = view.counting(table, column, 0.1, slow=True)

@@ -1,5 +1,4 @@
-"""Faults that slow or stop each job now: one per host, or one per cause that hosts share. The
-verdict of a job begins here.
+"""Faults that slow or stop each job now: one per host, or per shared cause. Verdicts begin here.
 
 `hosts`, `job`, `ops.stragglers` and advice name the same symptom. An explanation that blames no
 host (more work, a shared storage) counts only if no host, link or shared cause is at fault.
@@ -43,8 +42,9 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A cause that acts on a job. `hosts`: the members that show it, the worst first. Shares are of
-    the job's speed.
+    """A cause that acts on a job. Shares are of the job's speed.
+
+    `hosts`: the members that show it, the worst first.
     """
 
     job: tuple[str, str, int]

@@ -59,8 +59,7 @@ def component_of(symptom: Symptom) -> int | slice:
 def component_speeds(
     relative_speed: Floats, is_known: Flags, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> Singles:
-    """Return (hosts, components): 1 at full speed; NaN for a host that is not *is_known*, or on
-    which no job continues.
+    """Return (hosts, components): 1 at full speed; NaN if unknown, or if no job continues there.
 
     *relative_speed*: of each host's slowest computing GPU against its peers, NaN if unknown: only
     its symptoms slow an idle host. *observed*: the active symptoms, by host.

@@ -1,6 +1,4 @@
-"""Missing readings count neither as zero nor as healthy: unread parts, hosts after a restart, and
-our own outage.
-"""
+"""Missing readings are neither zero nor healthy: unread parts, restarts, and our own outage."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ LISTED_AS = {"bond": "net"}
 def unread_symptoms(
     view: FleetView, host: int, tracked: TrackedSymptoms, shown: Container[RuleAndDevice]
 ) -> dict[RuleAndDevice, TrackedSymptom]:
-    """Return active symptoms, not *shown*, of parts whose readings stopped in this boot or no
-    longer have the signal.
+    """Return active symptoms, not *shown*, of parts without current readings of the signal.
 
     The part was released for repair, its driver hangs, or its collector fails. A part that the host
     no longer has is excluded.
@@ -95,9 +92,7 @@ _DISPROVED_AT_ONCE = (HealthState.HEALTHY, HealthState.STALE, HealthState.UNKNOW
 
 
 class SettlingHost(NamedTuple):
-    """A host that has not reported for long enough since the restart: its last score before, and
-    its symptoms then.
-    """
+    """A host that has reported too briefly since the restart: its last score and symptoms."""
 
     score: HostScore
     symptoms: AbstractSet[RuleAndDevice] = frozenset()
@@ -118,9 +113,7 @@ def still_settling(before: SettlingHosts, fleet: Fleet, now_ns: int) -> Settling
 
 
 def awaited_hosts(settling: SettlingHosts, fleet: Fleet, now_ns: int) -> frozenset[int]:
-    """Return the hosts that have not reported again yet, until SETTLING_SECONDS after the
-    restart.
-    """
+    """Return hosts that have not reported again, until SETTLING_SECONDS after the restart."""
     if now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return frozenset()
     return frozenset(host for host in settling if not fleet.first_received_ns[host])
@@ -129,9 +122,7 @@ def awaited_hosts(settling: SettlingHosts, fleet: Fleet, now_ns: int) -> frozens
 def silent_while_up(
     settling: SettlingHosts, silent_seconds: Floats, fleet: Fleet, now_ns: int
 ) -> Floats:
-    """Return each host's silence. A host that was not STALE before counts at most as long as this
-    process runs.
-    """
+    """Return each host's silence, limited to our running time if it was not STALE before."""
     lost = [
         host
         for host, settling_host in settling.items()
@@ -145,9 +136,7 @@ def silent_while_up(
 def scores_as_before(
     settling: SettlingHosts, live: Hosts, awaited: Container[int]
 ) -> dict[int, HostScore]:
-    """Return the scores from before the restart that still apply: nothing newer is known, or the
-    new state is better.
-    """
+    """Return the scores from before the restart that are better or have no successor."""
     return {
         host: replace(score, last_received_ns=int(live.inputs.last_received_ns[host]))
         for host, (score, _) in settling.items()
@@ -160,9 +149,7 @@ def scores_as_before(
 def restart_message(
     settling: SettlingHosts, live: Hosts, awaited: frozenset[int], fleet: Fleet, now_ns: int
 ) -> str:
-    """Return the message about hosts shown as before; "" when none is, or SETTLING_SECONDS have
-    passed.
-    """
+    """Return the message about hosts shown as before; "" if none, or after SETTLING_SECONDS."""
     as_before = sum(
         host in awaited
         or settling_host.score.state not in _DISPROVED_AT_ONCE
@@ -193,8 +180,7 @@ SHARED_PLACES = {
 
 
 def silent_together(view: FleetView, silent: Floats) -> frozenset[int]:
-    """Return the hosts that fell silent together, in such numbers that the fault is more likely
-    ours.
+    """Return the hosts that fell silent together, so that the fault is more likely ours.
 
     *silent*: seconds, while we listened. Hosts in a declared maintenance window are excluded.
     """
@@ -227,9 +213,7 @@ def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
 
 
 def _shared_place(fleet: Fleet, hosts: Collection[int]) -> str:
-    """Return the declared place that all of *hosts* share, and not every other host; "" if there is
-    none.
-    """
+    """Return the declared place of all *hosts*, but not of every other host; "" for none."""
     places = [fleet.declared.place(fleet.names[host]) for host in hosts]
     for field, label in SHARED_PLACES.items():
         names = {getattr(place, field) for place in places}

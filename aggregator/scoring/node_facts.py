@@ -1,6 +1,4 @@
-"""Inputs of decisions for each node besides its score: location, number of GPUs, and the certainty
-of its numbers.
-"""
+"""Inputs of decisions for each node besides its score: location, GPUs, and certainty."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ VARIANCE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NodeDomains:
-    """Domains of all nodes, numbered from 0 in order of appearance; -1 if not declared. Rebuilt for
-    a new place or node.
+    """Domains of all nodes, numbered in order of appearance; -1 if not declared.
+
+    Rebuilt for a new place or node.
     """
 
     key: tuple[int, int, int] = (0, 0, 0)
@@ -62,18 +61,14 @@ def _no_speeds() -> Singles:
 
 @dataclass(frozen=True, slots=True)
 class SpeedVariation:
-    """Mean and variance over time of the relative speed of each node, and the seconds of computing
-    counted.
-    """
+    """Mean and variance over time of each node's relative speed, and the seconds counted."""
 
     mean: Singles = field(default_factory=_no_speeds)
     variance: Singles = field(default_factory=_no_speeds)
     seconds: Singles = field(default_factory=_no_speeds)
 
     def updated(self, now: Singles, seconds: float) -> SpeedVariation:
-        """Return the variation after the speeds *now* (NaN: not measured), *seconds* after the last
-        ones.
-        """
+        """Return the variation after the speeds *now* (NaN: not measured), *seconds* later."""
         mean, variance, total = (
             np.concatenate((known[: now.size], np.zeros(max(now.size - known.size, 0), np.float32)))
             for known in (self.mean, self.variance, self.seconds)
@@ -195,9 +190,7 @@ def node_facts(
 
 
 def _pace_before(hosts: Hosts, previous: NodeFacts | None, verdicts: GangVerdicts) -> Singles:
-    """Return the last gang verdict on each host; 1 for a host in maintenance, which may be
-    repaired.
-    """
+    """Return the last gang verdict on each host; 1 in maintenance, which may repair it."""
     pace = np.ones(len(hosts), dtype=np.float32)
     if previous is not None:
         known = previous.pace_before[: pace.size]

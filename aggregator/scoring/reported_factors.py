@@ -27,8 +27,9 @@ class ReportedFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedThroughputs:
-    """Throughput by size of each workload, in the unit of its reports; workload i has `starts[i]`
-    to `starts[i + 1]`.
+    """Throughput by size of each workload, in the unit of its reports.
+
+    Workload i has `starts[i]` to `starts[i + 1]`.
     """
 
     workloads: tuple[str, ...] = ()

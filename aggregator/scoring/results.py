@@ -1,6 +1,4 @@
-"""Results of a judgement, as a sequence of hosts and as columns: scores of healthy hosts are built
-on access.
-"""
+"""Results of a judgement, as a sequence of hosts (healthy ones built on access) and as columns."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ from .view import FleetView
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """The inputs of every host's score besides its symptoms, by node index. The arrays are copies
-    and never change.
-    """
+    """The inputs of scores besides symptoms, by node index. The arrays are copies and never change."""
 
     names: Sequence[str]
     simulated: Flags
@@ -123,9 +119,7 @@ class Hosts(Sequence[HostScore]):
         return self.computed_scores.get(host) or score_host(self.inputs[host], ())
 
     def calm_hazards_per_hour(self, hosts: Iterable[int]) -> Floats:
-        """Return each host's hazard before any symptom; for *hosts* with symptoms, with their
-        stored outcomes.
-        """
+        """Return each host's hazard before any symptom; *hosts* use their stored outcomes."""
         log_hazard = self.inputs.log_base + self.inputs.parts.sum(axis=1)
         log_factors = self.inputs.outcomes.log_factors(log_hazard)
         for host in hosts:
@@ -228,9 +222,7 @@ def score_gpus(
 
 
 def _spreads(hosts: Hosts, observed: Mapping[int, Sequence[ObservedSymptom]]) -> Singles:
-    """Return the factor of the 90 % interval of each host's hazard: its GPUs' hazards are no more
-    certain.
-    """
+    """Return the factor of the 90 % interval of each host's hazard, also for its GPUs."""
     spreads = np.where(hosts.inputs.is_reporting, hosts.inputs.spread, SPREAD_SILENT)
     for index in observed:
         if inputs := hosts.computed_scores[index].inputs:
@@ -273,9 +265,7 @@ def _apply_symptoms(
 
 
 def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
-    """Apply a symptom: the worst of a GPU sets its state, the slowest its speed. *error*: of that
-    speed.
-    """
+    """Set the GPU's state and speed by a symptom if it is worse. *error*: of the speed."""
     if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
         columns.relative_speed[row] = symptom.speed
         slow, fast = speed_interval(symptom.speed, error, is_reporting=True)
@@ -287,9 +277,7 @@ def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
 
 
 def gpu_row(view: FleetView, host: int, device: str) -> int:
-    """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for
-    none.
-    """
+    """Return the row of the GPU of *device* (`GPU-3f../link3`); -1 for none."""
     return view.fleet.devices["gpu"].find(host, device.partition("/")[0])
 
 
@@ -369,9 +357,7 @@ def bucket_of(host: HostScore) -> int:
 
 
 def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
-    """Return *hosts*, ordered by node index, as columns. *ended*: see `FleetView`; none by
-    default.
-    """
+    """Return *hosts*, by node index, as columns. *ended*: see `FleetView`; default: none."""
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
     return Columns(

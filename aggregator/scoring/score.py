@@ -1,5 +1,4 @@
-"""Computes the score of a host from its symptoms: hazard, relative speed, score with 90 % interval,
-and evidence.
+"""Computes the score of a host from its symptoms: hazard, speed, intervals, and evidence.
 
 Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical
 Analysis of Failure Time Data, chapter 8). The calm hazard is the hazard without a symptom: base x a
@@ -180,8 +179,7 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
 
 
 class Causes(NamedTuple):
-    """The hazards per hour that symptoms add, in their order, and the number of devices that show
-    the same fault.
+    """The hazards per hour that symptoms add, and the devices that show the same fault.
 
     `apart`: the further hazard if no devices shared a cause.
     """
@@ -192,8 +190,7 @@ class Causes(NamedTuple):
 
 
 def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
-    """Return the additions of *symptoms* to the *calm* hazard of a host: only the strongest symptom
-    of each fault adds.
+    """Return the symptoms' additions to the *calm* hazard: only each fault's strongest adds.
 
     Faults are assigned to devices or to causes that devices share, whichever adds least in total:
     eight hot GPUs have one cause, two hot GPUs that both wait for a remap have two faults. So one
@@ -220,8 +217,9 @@ def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
 def _explained(
     symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
 ) -> tuple[list[float], list[int]]:
-    """Return hazards and device counts of *symptoms* if *shared* causes explain all they may;
-    *each*: own hazards.
+    """Return hazards and device counts if *shared* causes explain all they may.
+
+    *each*: own hazard of each symptom.
     """
     faults = [symptom.fault_of(shared) for symptom in symptoms]
     strongest: dict[str, int] = {}
@@ -246,8 +244,7 @@ def _alone(symptom: Symptom, calm: float) -> float:
 def _select_shown(
     ordered: Sequence[ObservedSymptom], found: Causes
 ) -> tuple[Sequence[ObservedSymptom], Sequence[float], Sequence[int]]:
-    """Return the symptoms that are shown, with their hazards and device counts: the first, and
-    those that add most.
+    """Return the symptoms shown: the first, and those with the largest hazards.
 
     One more symptom never makes the sum less.
     """
@@ -351,9 +348,7 @@ def inputs_of(host: HostInput, outcomes: Outcomes, *, moved: bool) -> Inputs:
 
 
 def _spread(model_hazard: ModelHazard | None, *, moved: bool) -> float:
-    """Return the interval's factor. A model's spread does not cover a symptom's factor, which is
-    assumed.
-    """
+    """Return the interval's factor; a symptom's factor is assumed, beyond a model's spread."""
     spread = model_hazard.spread if model_hazard else SPREAD_ASSUMED
     return max(spread, SPREAD_ASSUMED) if moved else spread
 
@@ -431,9 +426,7 @@ def _reason_message(strongest: Symptom | None) -> str:
 
 
 def _clears(symptoms: Sequence[Symptom]) -> str:
-    """Return the clear conditions of the host's state: of each symptom that alone would cause
-    it.
-    """
+    """Return the clear conditions of all symptoms that cause the host's state."""
     worst = [symptom for symptom in symptoms if symptom.severity == symptoms[0].severity]
     conditions = [
         condition
@@ -519,8 +512,7 @@ def trained(model: HazardModel | None) -> HazardModel | None:
 
 
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
-    """Return (ln of each host's base hazard per hour, addition of each feature): hosts, and hosts x
-    `hazard.NAMES`.
+    """Return (ln of the base hazards per hour, additions: hosts x `hazard.features.FEATURE_NAMES`).
 
     *features*: hosts x `scoring.features.NAMES`, which begin with the same names.
 

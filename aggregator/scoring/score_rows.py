@@ -1,5 +1,4 @@
-"""Rows of scores to store: the hosts that changed, each with the GPU state that its evidence
-implies.
+"""Rows of scores to store: changed hosts, with the GPU state that each evidence implies.
 
 SQL shows the state of each GPU from these rows.
 """
@@ -18,8 +17,7 @@ from .results import Columns, Gpus, columns_of
 
 
 def with_gpu_states(snapshot: Snapshot, hosts: Iterable[HostScore]) -> list[HostScore]:
-    """Return *hosts* of *snapshot*, with evidence of a GPU or its parts annotated with the GPU's
-    state.
+    """Return *hosts* with the GPU's state in each evidence of a GPU or its part.
 
     Leave evidence of a GPU that was not read since the start: it has no score. Leave all that is
     carried over from before a restart, too: GPUs are judged by readings since.
@@ -46,9 +44,7 @@ def _is_carried_over(snapshot: Judgement, host: HostScore) -> bool:
 
 
 class _RowsOfHosts:
-    """The GPUs of each host. Sorted once: ten thousand hosts may change together, and the loop
-    waits for it.
-    """
+    """The GPUs of each host, sorted once, since ten thousand hosts may change together."""
 
     def __init__(self, gpus: Gpus, hosts: int) -> None:
         self._rows = np.argsort(gpus.host, kind="stable")
@@ -105,9 +101,7 @@ class ScoreLog:
         )
 
     def _due(self, now: Columns, now_ns: int) -> Flags:
-        """Return hosts that are new, changed, or were last written in an earlier period of
-        UNCHANGED_SCORE_SECONDS.
-        """
+        """Return hosts that are new, changed, or due after UNCHANGED_SCORE_SECONDS."""
         due, known = np.ones(now.score.size, dtype=bool), self._written_ns.size
         spread = np.arange(known) % UNCHANGED_SCORE_SECONDS
         before, after = (

@@ -1,6 +1,4 @@
-"""Symptoms with a cause outside the host: a dead leaf, a rack without power. They blame the cause,
-not each host.
-"""
+"""Symptoms with a cause outside the host, such as a dead leaf, which is blamed instead."""
 
 from __future__ import annotations
 

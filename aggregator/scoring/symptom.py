@@ -1,6 +1,4 @@
-"""A symptom (a rule's finding about one device at one moment, with evidence), and its course over
-time.
-"""
+"""A symptom: a rule's finding about one device, with evidence, and its course over time."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ from .view import FleetView
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """A finding of one rule about one device now. `value` is in `unit`; `speed` below 1 costs
-    relative speed.
+    """A finding of one rule about one device now.
+
+    `value` is in `unit`; `speed` below 1 costs relative speed.
     """
 
     rule: Rule
@@ -62,9 +61,7 @@ class Symptom:
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return the owner of the fault, if the *shared* causes explain all they may: symptoms with
-        one owner are one fault.
-        """
+        """Return the fault's owner if *shared* causes explain all they may; one owner, one fault."""
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device
@@ -113,9 +110,7 @@ class Symptom:
         )  # fmt: skip
 
     def evidence(self, log_hazard_delta: float, score_delta: float, observed_ns: int) -> Evidence:
-        """Return the symptom, last seen at *observed_ns*, as evidence with these changes of
-        ln(hazard) and score.
-        """
+        """Return the symptom as evidence with these changes of ln(hazard) and score."""
         known = BY_NAME.get(self.signal)
         return Evidence(
             signal=self.signal,
@@ -134,9 +129,7 @@ class Symptom:
 
 
 def short(device: str) -> str:
-    """Return a device name shortened for messages: `GPU-3f2a…` for a UUID, `GPU-3f2a…/link4` for a
-    part of it.
-    """
+    """Return a device name shortened for messages: `GPU-3f2a…`, or `GPU-3f2a…/link4` for a part."""
     parent, slash, part = device.partition("/")
     if parent.startswith(("GPU-", "MIG-")) and len(parent) > 12:
         parent = f"{parent[:8]}…"
@@ -184,9 +177,7 @@ def rate_symptoms(view: FleetView, entries: Iterable[RateRule]) -> Iterator[Symp
 
 
 def _above_minimum(view: FleetView, entry: RateRule) -> tuple[Indexes, Floats, tuple[float, float]]:
-    """Return (rows, values, limit of real and of simulated devices), of rows that reach the lower
-    limit.
-    """
+    """Return (rows, values, limits of real and simulated devices), of rows over the lower limit."""
     constant = FAST_SECONDS if entry.per_second else 1.0
     minimum = entry.minimum if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.minimum)
     slow = not entry.per_second
@@ -209,8 +200,7 @@ def recent_counts(
     least: float = ONE_EVENT,
     within_seconds: float = RECENT_SECONDS,
 ) -> tuple[Indexes, Floats]:
-    """Return (rows, events of about the last 600 s) with at least *least* events, the last of them
-    within *within_seconds*.
+    """Return (rows, events of about 600 s) with *least* events, the last within *within_seconds*.
 
     The sum of ten minutes alone would hold fifty events for most of an hour. The remainder of the
     ten-second sum shows the age of the last event; for n events at once it is too late by 10 s *
@@ -225,9 +215,7 @@ def recent_counts(
 
 
 def median_of_peers(view: FleetView, table: str, values: Floats) -> Floats:
-    """Return per device the median over the real, or the simulated, devices of *table*; 0 for fewer
-    than PEERS_MIN.
-    """
+    """Return per device the median of `medians` for its kind, real or simulated."""
     if not values.any():
         return np.zeros(values.shape)
     simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
@@ -236,9 +224,7 @@ def median_of_peers(view: FleetView, table: str, values: Floats) -> Floats:
 
 
 def medians(view: FleetView, table: str, values: Floats) -> tuple[float, float]:
-    """Return the median over the real devices of *table*, and over the simulated ones; 0 for fewer
-    than PEERS_MIN.
-    """
+    """Return the medians over real and simulated devices; 0 for fewer than PEERS_MIN."""
     simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
     fresh = view.fresh(table)
     groups = [values[fresh & (simulated == kind)] for kind in (False, True)]
@@ -264,10 +250,10 @@ def peer_outliers(
     ratio: float,
     median: Callable[[FleetView, str, Floats], Floats] = median_of_peers,
 ) -> Iterator[PeerOutlier]:
-    """Yield per device the fastest counter with at least *least* events a second and *ratio* times
-    its peers' median.
+    """Yield per device the fastest counter far above its peers.
 
-    *median*: returns the peers' median per device; NaN skips the device.
+    Far: at least *least* events a second, and *ratio* times the peers' median. *median*: returns
+    that per device; NaN skips the device.
     """
     names = list(columns)
     rates = np.array([view.rates(table, column) for column in names])
@@ -324,9 +310,7 @@ def event_symptom(
     reason: Reason | None = None,
     precedence: tuple[float, ...] = (inf,),
 ) -> Symptom:
-    """Return *record* as a symptom of *rule*; *message* follows the name of a device that is not
-    the host.
-    """
+    """Return *record* as a symptom of *rule*; *message* follows the name of the device."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
     process_text = (
         f" (met by {record.process_name}, which may not be its cause)"
@@ -410,9 +394,7 @@ RuleFunction = Callable[[FleetView], Iterator[Symptom]]
 
 
 class Detector:
-    """A function that finds the symptoms of *rules*, which it distinguishes by the same
-    readings.
-    """
+    """A function that finds symptoms of *rules*, distinguished by the same readings."""
 
     def __init__(self, name: str, rules: frozenset[str], find: RuleFunction) -> None:
         self.__name__, self.rules, self._find = name, rules, find
@@ -440,8 +422,7 @@ def row_detector(row: RuleRow) -> Detector:
 
 
 def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:
-    """Return the symptoms of *rule*; on hosts that a roll-out has not reached, by the previous
-    thresholds.
+    """Return the symptoms of *rule*, by the previous thresholds where a roll-out has not arrived.
 
     Evaluate the rule twice: `FleetView.threshold` notes the thresholds that it reads, and returns
     previous values on request.
@@ -461,9 +442,7 @@ def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:
 def _merge_rollout(
     view: FleetView, share: float, now: Sequence[Symptom], before: Sequence[Symptom]
 ) -> Iterator[Symptom]:
-    """Yield *now* of hosts that are reached and *before* of the others, with the differences shown
-    as evidence.
-    """
+    """Yield *now* of hosts that are reached, and *before* of others, with their differences."""
     stays = {(symptom.host, symptom.key) for symptom in now}
     was = {(symptom.host, symptom.key) for symptom in before}
     names = view.fleet.names
@@ -485,9 +464,7 @@ def _merge_rollout(
 
 
 def _without_effect(symptom: Symptom, share: float) -> Symptom:
-    """Return *symptom* as evidence without weight: it would count if the roll-out had reached its
-    host.
-    """
+    """Return *symptom* as evidence without weight, on a host beyond the roll-out."""
     rule = replace(symptom.rule, enter_seconds=0.0, leave_seconds=0.0)
     message = f"{symptom.message}, by a threshold {rollout_message(share)}"
     return replace(symptom, rule=rule).without_weight(
@@ -545,9 +522,7 @@ def step(
 
 
 def freeze(tracked: TrackedSymptoms, elapsed_ns: int) -> dict[RuleAndDevice, TrackedSymptom]:
-    """Return the tracked symptoms of a host that was silent for *elapsed_ns*, with their times
-    shifted.
-    """
+    """Return the tracked symptoms of a host silent for *elapsed_ns*, with shifted times."""
     return {
         key: replace(
             symptom,

@@ -28,9 +28,7 @@ GPU_FAST = ("gpu_1s", "gpu_10s")
 
 
 class FleetView:
-    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device
-    row.
-    """
+    """Views of *fleet* at *now_ns* of our clock. Arrays have a value per device row."""
 
     def __init__(self, fleet: Fleet, now_ns: int) -> None:
         self.fleet, self.now_ns = fleet, now_ns
@@ -58,9 +56,7 @@ class FleetView:
 
     @property
     def clock(self) -> Floats:
-        """Every GPU's SM clock while it computes (Hz); NaN if it does not, or its host is
-        silent.
-        """
+        """Every GPU's SM clock (Hz) while it computes and its host reports; else NaN."""
         if self._clock is None:
             clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
             awake = self.awake[self.fleet.devices["gpu"].host]
@@ -103,9 +99,7 @@ class FleetView:
 
     @property
     def gpu_is_read(self) -> Flags:
-        """GPUs with current readings of their fast tables; of any table if no fast table was read
-        in this boot.
-        """
+        """GPUs with current readings: of fast tables, or of any if these have none this boot."""
         if self._gpu_is_read is None:
             gpus = self.fleet.devices["gpu"]
             fast, slow = np.zeros(gpus.count, dtype=bool), np.zeros(gpus.count, dtype=bool)
@@ -186,9 +180,7 @@ class FleetView:
         return max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
 
     def fresh_at(self, table: str, at: Indexes) -> Flags:
-        """Return which of the rows *at* are current: for large tables rules check only suspicious
-        rows.
-        """
+        """Return which rows *at* are current: in large tables rules check suspicious rows only."""
         # Most calls have no rows, and numpy's work on empty arrays costs the same.
         if not at.size:
             return np.zeros(0, dtype=bool)
@@ -201,9 +193,7 @@ class FleetView:
         return np.asarray((age_seconds <= self._limit(table)) & awake, dtype=bool)
 
     def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose current reading fulfils *condition*; a missing reading never
-        does.
-        """
+        """Return the rows whose current reading fulfils *condition*, never missing ones."""
         rows = self.fleet.tables[table].cells_where(column, condition)
         return rows[self.fresh_at(table, rows)]
 
@@ -256,9 +246,7 @@ class FleetView:
         return int(devices.host[row]), devices.names[row]
 
     def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
-        """Return the query for the last *seconds* of a device's readings, newest first: the newest
-        is the one that counts.
-        """
+        """Return the query for a device's readings of the last *seconds*, newest first."""
         return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time DESC"
 
     def sql_counter(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
@@ -285,9 +273,7 @@ class FleetView:
         )
 
     def sql_devices(self, table: str, host: int, seconds: float) -> str:
-        """Return the query for the devices of *table* that a host reported in the last *seconds*,
-        and the excess over the limit.
-        """
+        """Return the query for a host's devices in *table*, and their excess over the limit."""
         return (
             f"SELECT count(DISTINCT device) AS devices, devices - {DEVICES_PER_HOST_MAX} AS without_room FROM readings.{table} "
             f"WHERE host = {quoted(self.fleet.names[host])} "

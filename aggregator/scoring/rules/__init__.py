@@ -1,6 +1,4 @@
-"""Detectors: functions that find symptoms, a module per kind of fault. Simple rules are only rows
-of `rule_catalogue/`.
-"""
+"""Detectors of symptoms, one module per kind of fault; simple rules are rows of `rule_catalogue/`."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gp
 
 @detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
-    """Name each device whose calls do not return; all devices of one driver are one finding of the
-    host.
-    """
+    """Name each device whose calls hang; all devices of one driver are one finding."""
     states, seconds = (
         view.state("probe_1s", "state"),
         view.gauge("probe_1s", "hung_seconds"),
@@ -68,9 +66,7 @@ def hung_devices(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_driver_row(view: FleetView, row: Row) -> bool:
-    """Return whether *row* is a driver's: NVIDIA's, or the one behind a collector that reads
-    files.
-    """
+    """Return whether *row* is a driver's: NVIDIA's, or that of a file collector."""
     host, name = row
     device = name.partition(" ")[2]
     return not device or device == view.fleet.hangs.of(host, name).collector
@@ -139,9 +135,7 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
 def _symptom(
     view: FleetView, row: int, rule: Rule, *, device: str, seconds: float, message: str, kind: str
 ) -> Symptom:
-    """Return the symptom of a row. *kind*: device kind whose hang is worse than *rule*; "" if it is
-    not.
-    """
+    """Return the symptom of a row. *kind*: device kind whose hang is worse, or ""."""
     return Symptom(
         rule=rule,
         host=view.name("probe_1s", row)[0],
@@ -158,9 +152,7 @@ def _symptom(
 
 
 def _duration_text(view: FleetView, hang: Hang, seconds: float) -> str:
-    """Return the duration and start of a hang. The reading stops when the call is abandoned, but
-    the hang continues.
-    """
+    """Return the duration and start of a hang, which outlasts the reading of its call."""
     if not hang.since_ns:
         return f"for {seconds:.1f} s"
     since = datetime.fromtimestamp(hang.since_ns // 1_000_000_000, UTC)
@@ -226,9 +218,7 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
 
 
 def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
-    """Name each host that fell silent. *frozen*: silent together, so the fault is likely the
-    aggregator's.
-    """
+    """Name each host that fell silent. *frozen*: probably by our own fault."""
     silent = view.silent_seconds
     for host in np.flatnonzero(np.isfinite(silent) & ~view.awake).tolist():
         is_frozen = host in frozen

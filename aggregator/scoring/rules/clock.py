@@ -128,17 +128,14 @@ def _stands_out(view: FleetView, throttled: Flags, some: Flags) -> Flags:
 
 
 def _has_lower_limit(view: FleetView) -> Flags:
-    """Return GPUs at a power limit below their peers'. If peers at the same limit are the
-    reference, none is below it.
-    """
+    """Return GPUs at a power limit below their peers', unless only equal limits were compared."""
     power = view.gauge("gpu_1s", "power_watts")
     limit = view.gauge("gpu_10s", "power_limit_watts")
     return np.asarray((power >= AT_LIMIT_SHARE * limit) & (view.speeds.basis == ALL), dtype=bool)
 
 
 def _is_capped_elsewhere(view: FleetView, flags: Uint64s) -> Flags:
-    """Return GPUs that the driver caps below their own limit: a module, a board or a rack has a
-    cap, too.
+    """Return GPUs that the driver caps below their own limit, by a module, board or rack.
 
     With bursts of work that reach the limit the flag comes and goes, and its counter counts part of
     the time. Dense work draws more power than the peers' work; only within a gang the work is known
@@ -301,9 +298,7 @@ def _sql(view: FleetView, row: int, measure: _Measure) -> str:
 
 
 def _gang(view: FleetView, row: int, host: int) -> list[str]:
-    """Return the hosts of a GPU's job, its own first (for shared hosts, the job's GPUs), up to
-    PEERS_SHOWN_MAX.
-    """
+    """Return the hosts of a GPU's job, its own first, or the job's GPUs on shared hosts."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return []

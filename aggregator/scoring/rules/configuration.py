@@ -157,9 +157,7 @@ def factor_after(days: float) -> float:
 def returned_hosts(
     view: FleetView, returned: Mapping[str, Return], *, is_trained: bool
 ) -> Iterator[Symptom]:
-    """Yield the hosts on probation. *is_trained*: a model of this fleet already weighs the
-    return.
-    """
+    """Yield the hosts on probation. *is_trained*: a trained model already weighs the return."""
     fleet = view.fleet
     for name, probation in returned.items():
         host = fleet.index.get(name)

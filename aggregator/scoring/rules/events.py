@@ -38,9 +38,7 @@ FOLDED_CODES = replace(rules.FOLDED.rule, state=HealthState.WATCH, hazard_factor
     *(kind.rule for kind in (*rules.EVENT_KINDS.values(), *rules.ANY_CODE.values(), rules.FOLDED))
 )
 def active_events(view: FleetView) -> Iterator[Symptom]:
-    """Yield a symptom of each kernel event that is not over, except unknown codes, which only the
-    store keeps.
-    """
+    """Yield a symptom of each kernel event that is not over. Unknown codes are only stored."""
     for record in view.fleet.active_events:
         kind = _kind_of(record)
         if kind is None or (record.name == LINK and not _was_in_use(view, record)):
@@ -148,9 +146,7 @@ def without_recovered_link(view: FleetView, record: EventRecord, policy: Xid) ->
 
 
 def _is_link_healthy(view: FleetView, record: EventRecord) -> bool:
-    """Return whether the link that *record* names, or else each link of its GPU, is up and counts
-    nothing.
-    """
+    """Return whether the link of *record*, or each link of its GPU, is up without errors."""
     rows = _links(view, record)
     received_seconds = (view.now_ns - int(view.fleet.first_received_ns[record.host])) / 1e9
     if not rows.size or not view.fresh_at(TABLE, rows).all():
@@ -206,9 +202,7 @@ def _active_codes(view: FleetView, rule: Rule, label: str) -> Iterator[Symptom]:
 
 
 def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
-    """Return the meaning of *record* given the other codes of its device and the current
-    readings.
-    """
+    """Return the meaning of *record* given its device's other codes and current readings."""
     if (
         record.name == rules.XID.name
         and policy.code == RECOVERY_XID
@@ -269,8 +263,7 @@ def _xid_symptom(
 
 
 def _precedence(record: EventRecord, policy: Xid, meaning: XidAssessment) -> tuple[float, ...]:
-    """Return the sort key of fatal codes: widest remedy first, then codes that no other explains,
-    then the latest.
+    """Return the sort key of fatal codes: widest remedy, then unexplained, then latest.
 
     By the first line of a code, since repetitions add no information.
     """

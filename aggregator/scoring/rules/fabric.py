@@ -1,6 +1,4 @@
-"""RDMA ports, network interfaces, PCIe links and NVLinks: retransmissions, link-downs, lost
-transactions.
-"""
+"""RDMA ports, network interfaces, PCIe links and NVLinks: retransmissions, downs, losses."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 @detects(rules.RETRANSMITS)
 def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
-    """Name each port that retransmits far more than its peers, by the largest of its retransmission
-    counters.
-    """
+    """Name each port that retransmits far more than its peers, by its largest counter."""
     minimum = view.threshold("rdma.retransmissions_per_second")
     for outlier in peer_outliers(
         view, CHANGES, rules.RETRANSMISSIONS, minimum, PEERS_RATIO, _median_at_same_traffic
@@ -134,8 +130,9 @@ def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symp
 
 @detects(rules.PORT_DOWN)
 def ports_down(view: FleetView) -> Iterator[Symptom]:
-    """Name each port that is down and was up. A port that never was up is not cabled; a disabled
-    port is so on purpose.
+    """Name each port that is down and was up.
+
+    A port that never was up is not cabled; a disabled port is so on purpose.
     """
     state = view.state("rdma_1s", "port_state")
     known = view.known("rdma_1s", "port_state")
@@ -165,9 +162,7 @@ def ports_down(view: FleetView) -> Iterator[Symptom]:
 
 
 def _up_elsewhere(view: FleetView, up: Flags, known: Flags) -> Flags:
-    """Return ports that, under the same name, are up on most of at least four hosts with GPUs of
-    one model.
-    """
+    """Return ports that are up, by name, on most of at least four hosts with one GPU model."""
     fleet, devices = view.fleet, view.fleet.devices["rdma"]
     expected = np.zeros(devices.count, dtype=bool)
     down = np.flatnonzero(known & ~up).tolist()
@@ -251,9 +246,7 @@ def pcie_errors(view: FleetView) -> Iterator[Symptom]:
 
 
 def _lost(view: FleetView) -> dict[int, tuple[float, str]]:
-    """Return row -> (events, counter) of the largest counter: a sum would not be the value of any
-    signal.
-    """
+    """Return row -> (events, counter) of the largest counter: no signal has the sum."""
     largest: dict[int, tuple[float, str]] = {}
     for column in rules.LOST:
         rows, events = recent_counts(view, TABLE_AER, column)
@@ -337,9 +330,7 @@ BRIDGED_BOARDS = ("PCI", "NVL", "RTX", "Quadro", "A40", "A30", "L40")
 
 @detects(nvlink.NEVER_UP)
 def links_never_up(view: FleetView) -> Iterator[Symptom]:
-    """Name each GPU with fewer NVLinks up since the boot than most GPUs of its host, which have all
-    of theirs.
-    """
+    """Name each GPU with fewer NVLinks up since the boot than most GPUs of its host."""
     once_up: Flags = view.fleet.ever_up.nvlinks
     down = view.where(nvlink.CHANGES, "link_state", equals(0))
     never_up: dict[int, list[int]] = {}

@@ -70,8 +70,7 @@ HOSTS_SHOWN_MAX = 32
 
 
 def _beyond_chance(windows: int, hosts: int) -> int:
-    """Return the minimum of *windows* in which the same host of *hosts* must be slow to be beyond
-    chance.
+    """Return how often of *windows* the same of *hosts* must be slow to be beyond chance.
 
     *windows* + 1 if no number suffices.
     """
@@ -129,9 +128,7 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
 
 
 def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
-    """Return the hosts that *change* names, in gangs that are large enough and with few other named
-    hosts.
-    """
+    """Return the hosts that *change* names, in large gangs with few other named hosts."""
     named = change.is_named & view.awake[: change.is_named.size]
     named &= sizes(comparison) >= HOSTS_MIN
     # Two hosts that changed together are not a pipeline stage if their work is known to be the same
@@ -143,9 +140,7 @@ def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Fla
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Return whether *host* has the GPU model of most hosts of its gang: another model is slower by
-    design.
-    """
+    """Return whether *host* has its gang's usual GPU model: others are slower by design."""
     gpus = view.fleet.devices["gpu"]
     in_gang = _rows(comparison.of_gpus(gpus.host) == comparison.gang[host])
     groups = view.fleet.peer_groups
@@ -211,9 +206,7 @@ def _change_limit(*, is_by_power: bool, is_from_birth: bool) -> float:
 
 
 def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Return whether the GPUs of *host* run at their baseline clock; otherwise power does not show
-    their compute time.
-    """
+    """Return whether GPUs of *host* run at their baseline clock, so power shows their work."""
     gpus = view.fleet.devices["gpu"]
     ratios = view.clock_over_baseline[(gpus.host == host) & (comparison.of_gpus(gpus.host) >= 0)]
     known = ratios[np.isfinite(ratios)]
@@ -228,9 +221,7 @@ def _named_gpus(view: FleetView, comparison: GangComparison) -> Flags:
 
 
 def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flags:
-    """Return hosts with slow GPUs on under half of their gang's GPUs: then the GPUs are slow, not
-    the host.
-    """
+    """Return hosts with slow GPUs on under half of their gang's GPUs: the host is not slow."""
     gpus, hosts = view.fleet.devices["gpu"], comparison.gang.size
     known = gpus.host < hosts
     gang, host = comparison.of_gpus(gpus.host), gpus.host
@@ -241,9 +232,7 @@ def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flag
 
 @detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
-    """Name each GPU that its whole job waits for, on a host whose other GPUs are as fast as
-    before.
-    """
+    """Name each GPU that its job waits for, on a host whose other GPUs are not slower."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -316,8 +305,7 @@ def _gpu_symptom(
 
 @detects(rules.CAPPED)
 def capped_members(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose power limit was lowered while its job ran, and whose clock is now below
-    the others'.
+    """Name each host whose power limit was lowered during its job, slowing its clock.
 
     Peers are GPUs with the same limit, so a rack that is capped on purpose has no straggler. But
     this job began before the limit was lowered, and now runs at the pace of this host.
@@ -386,9 +374,7 @@ def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
 
 @detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED)
 def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose GPUs have gaps while the others of its job wait; name its cores or disks
-    if they explain it.
-    """
+    """Name each host with gaps while its job waits, with its cores or disks as a possible cause."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -557,8 +543,7 @@ def _condition(hosts: list[str], gpus: list[str]) -> str:
 def members(
     view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
-    """Return host names of *gang*, *host* first; for hosts shared by jobs, the names of the gang's
-    GPUs instead.
+    """Return host names of *gang*, *host* first; on shared hosts the gang's GPUs instead.
 
     Stop adding hosts at *most* names.
     """

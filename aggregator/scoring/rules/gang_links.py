@@ -38,9 +38,7 @@ BEFORE_SECONDS, AFTER_SECONDS = 120.0, 60.0
 
 @detects(rules.SLOW_LINK)
 def slow_links(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose link began to have errors as the pace of its gang fell, if nothing else
-    explains the fall.
-    """
+    """Name each host whose link began to err as its gang's pace fell without another reason."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -175,9 +173,7 @@ def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
 
 
 def _gangs(comparison: GangComparison, shows: Flags) -> Iterator[Indexes]:
-    """Yield the hosts of each gang with a host in *shows*, in one pass, since this may be every
-    gang.
-    """
+    """Yield the hosts of each gang with a host in *shows*, in one pass for all gangs."""
     wanted = np.isin(comparison.gang, comparison.gang[shows])
     hosts = np.flatnonzero(wanted)
     hosts = hosts[np.argsort(comparison.gang[hosts], kind="stable")]
@@ -232,9 +228,7 @@ def _job_symptoms(
 
 
 def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
-    """Return the congested part that the hosts share: a rail, a leaf or spine, or the network
-    between them.
-    """
+    """Return the congested part that the hosts share: rail, leaf, spine, or network."""
     if members.size == 1:
         return "the network, or its way into it; a job on one host does not show which"
     rail = _rail(ports, members)

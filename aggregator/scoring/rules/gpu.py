@@ -79,9 +79,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.NO_ANSWER)
 def gpus_without_answer(view: FleetView) -> Iterator[Symptom]:
-    """Name each GPU that answers no NVML call, or must be reset by NVML's report: CUDA does not
-    work on it either.
-    """
+    """Name each GPU that answers no NVML call, or must be reset: CUDA fails there, too."""
     codes = view.state("gpu_1s_changes", "error_code_state")
     for row in np.flatnonzero(codes > 0).tolist():
         host, device = view.name("gpu_1s_changes", row)
@@ -183,16 +181,12 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
 
 
 def _is_gone(view: FleetView, host: int, device: str) -> bool:
-    """Return whether the host no longer lists a GPU: then `missing_gpus.py` reports it, as one
-    fault.
-    """
+    """Return whether the host no longer lists a GPU, which `missing_gpus.py` reports."""
     return device in view.fleet.known_gpus.of(view.fleet.names[host]).missing_gpus
 
 
 def _weightless(is_unread: bool) -> _Weight:
-    """Return the weight of one unread GPU: none if no GPU of the host is read, which
-    `gpu.none_read` reports.
-    """
+    """Return the weight of an unread GPU: none if `gpu.none_read` covers its host."""
     return {"state": HealthState.HEALTHY, "hazard_factor": 1.0} if is_unread else {}
 
 

@@ -1,5 +1,4 @@
-"""The host itself: contended cores, memory, file systems, bonds, ports, and ended processes on its
-GPUs.
+"""The host: contended cores, memory, file systems, bonds, ports, and ended processes on GPUs.
 
 Never worse than WATCH.
 """
@@ -22,9 +21,7 @@ SIZE_BYTES_MIN = 4e9
 
 @detects(rules.CPU, rules.CPU_STEAL, rules.MEMORY)
 def contention(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose tasks wait for cores or memory, or whose cores the hypervisor takes
-    away.
-    """
+    """Name each host whose tasks wait for cores or memory, or that loses cores to others."""
     for rule, column, message in (
         (rules.CPU, "pressure_cpu_some_ratio", "tasks waited for a core"),
         (rules.CPU_STEAL, "cpu_steal_ratio", "the hypervisor gave the cores to others"),

@@ -1,5 +1,4 @@
-"""GPUs that a host had, or was declared to have, and lacks now; and GPU hosts whose GPUs are all
-unread.
+"""GPUs that a host had, or was declared to have, and lacks; and hosts with no GPU read.
 
 A host that boots with seven of eight GPUs is no healthier than with eight, and a host that boots
 with none is still a GPU host.
@@ -36,9 +35,7 @@ UNREAD_KEY = rules.UNREAD.name, "host"
 
 
 class MissingGpus(NamedTuple):
-    """The number of GPUs that a host has and should have, and the known missing ones (GPU -> PCI
-    address).
-    """
+    """GPUs that a host has and should have, and known missing ones (GPU -> PCI address)."""
 
     has: int
     expected: int
@@ -67,9 +64,7 @@ def missing_gpus(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_trusted(view: FleetView, host: int) -> bool:
-    """Return whether the host's inventory could list its GPUs: a failed inventory does not show
-    which exist.
-    """
+    """Return whether the host's inventory could list its GPUs; a failed one cannot."""
     failed = (BLIND, ERROR, HUNG)
     return not any(
         status.name == "inventory" and status.outcome in failed and "GPUs:" in status.message
@@ -80,9 +75,7 @@ def _is_trusted(view: FleetView, host: int) -> bool:
 def _find_missing(
     view: FleetView, host: int, out_of_service: OutOfServiceGpus, wanted: int | None, where: str
 ) -> MissingGpus | None:
-    """Return the GPUs that *host* lacks, of *wanted* or (if None) of those it had before; None if
-    it lacks none.
-    """
+    """Return GPUs that *host* lacks of *wanted*, or of those before; None if it lacks none."""
     fleet, gpus = view.fleet, view.fleet.devices["gpu"]
     name = fleet.names[host]
     known = fleet.known_gpus.of(name)
@@ -136,9 +129,7 @@ def _missing_text(missing: dict[str, str]) -> str:
 
 
 def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
-    """Return the GPU count on the PCI bus, if reported: it distinguishes a driver that fails from a
-    GPU that vanished.
-    """
+    """Return the PCI bus's GPU count, if known: it separates failed drivers from lost GPUs."""
     if registered is None or not registered.on_bus:
         return ""
     if registered.on_bus >= missing.expected:

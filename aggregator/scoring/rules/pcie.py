@@ -96,18 +96,14 @@ def links_above(view: FleetView) -> Iterator[Symptom]:
 
 
 def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
-    """Return functions whose last reading is below their own maximum: only these can be too
-    slow.
-    """
+    """Return functions below their own maximum at the last reading; others are not slow."""
     table = view.fleet.tables["pcie_10s"]
     with np.errstate(invalid="ignore"):
         return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
 
 
 def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
-    """Return whether the link is the GPU's own, which `gpu_links` judges by the driver's
-    readings.
-    """
+    """Return whether the link is the GPU's own, which `gpu_links` judges by its driver."""
     if kind != "gpu" or not np.isfinite(view.gauge("gpu_10s", "pcie_width_lanes")[user]):
         return False
     host, name = view.name("gpu_10s", user)
@@ -157,9 +153,7 @@ def _gpus_loaded(view: FleetView) -> Flags:
 
 
 def _of_gpus(view: FleetView, table: str, column: str) -> Floats:
-    """Return a gauge of another table of GPUs, by the GPUs' rows in `gpu_1s`; NaN if the table
-    lacks a GPU.
-    """
+    """Return a gauge of another GPU table by the rows of `gpu_1s`; NaN if it lacks a GPU."""
     kind = view.fleet.tables[table].devices.kind
     rows = view.fleet.pcie_topology.rows(view.fleet, "gpu", kind)
     values = view.gauge(table, column)
