@@ -414,7 +414,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time without another event."""
+    """The passage of time."""
 
     now_ns: int
 
@@ -584,7 +584,7 @@ class AdvisoryLimits:
     gather_seconds: float = 3.0
     #: A host that is silent alone may be booting, as may its agent: INSPECT waits this long.
     silent_seconds: float = 1800.0
-    shared_seconds: float = 2.0  # maximum distance of starts
+    shared_seconds: float = 2.0  # starts of one cause lie within this
     shared_hosts_min: int = 3
     shared_unplaced_hosts_min: int = 8  # if their racks are not declared
     shared_join_seconds: float = 600.0  # later cases join a cause for this long

@@ -381,7 +381,7 @@ def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
 
 
 def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
-    """Mute *advisory*'s severity for its subject, or for the hosts of a shared cause."""
+    """Mute *advisory*'s severity for its subject; for a shared cause also for its hosts."""
     editor.mute(advisory.subject, advisory.action, seconds)
     if not advisory.host:
         mute_members(editor, advisory, seconds)

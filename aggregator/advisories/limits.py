@@ -108,7 +108,7 @@ def _price_changed(before: float, now: float) -> bool:
 
 
 def gravest_case(cases: Sequence[Case]) -> Case:
-    """Return the most severe case, the oldest of these."""
+    """Return the most severe case, the oldest if several."""
     return min(cases, key=lambda case: (-gravity(case.action), case.since_ns, case.key))
 
 

@@ -121,7 +121,7 @@ State = model.HealthState
 MAINTENANCE = "maintenance"
 #: States of hosts that are not judged; their cases stay.
 UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
-#: States without cases.
+#: States without new cases, except the silence of STALE hosts.
 NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
 #: Returns the workload of a host; None: not known now.
 WorkloadOf = Callable[[HostScore, Judgement], Workload | None]

@@ -1,4 +1,4 @@
-"""Proposes an advisory per host, and returns once verified. Shared causes: `shared_causes.py`."""
+"""Proposes advisories for hosts, and their return to service (causes: `shared_causes.py`)."""
 
 from __future__ import annotations
 

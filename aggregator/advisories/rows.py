@@ -401,8 +401,8 @@ class OutcomeHost(NamedTuple):
 SCORE_SECONDS_MAX = 600
 #: Hosts of outcomes with their time and the scores stored in it. Hazards exclude the addition by
 #: outcomes, which would otherwise feed back, and are limited like a single fault's. A host counts
-#: until it is UNHEALTHY or in maintenance, when its interruption is certain or intended; an
-#: interrupted job counts until a suspect is.
+#: until it is UNHEALTHY or in maintenance, when its interruption is certain or intended; the
+#: hosts of an interrupted job count only until a suspect host is.
 _EXPECTED = f"""
 WITH stood AS (
     SELECT

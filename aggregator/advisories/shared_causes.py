@@ -86,7 +86,7 @@ def cause_kind(reason: str) -> CauseKind:
 
 
 class Domain(NamedTuple):
-    """A domain that hosts may share. `subject`: its advisory's.
+    """A domain that hosts may share. `subject` is its advisory's subject.
 
     `width`: rank among the domains of its kind.
     """

@@ -55,7 +55,7 @@ def expire(editor: StateEditor) -> None:
 
 
 def resume(editor: StateEditor) -> None:
-    """Continue after a restart: extend leases, proposals and active holds by a lease's time.
+    """Continue after a restart: leases, proposals and active holds last at least a lease's time.
 
     A fault may have outlasted the outage. Until judging shows otherwise, its host stays out of
     service.
@@ -83,7 +83,7 @@ def resume(editor: StateEditor) -> None:
 
 
 def unfreeze(editor: StateEditor) -> None:
-    """Extend the time to answer by a lease's time, since nothing was accepted while frozen."""
+    """Extend the time to answer to at least a lease's time: nothing was accepted while frozen."""
     minimum_ns = editor.after(editor.limits.lease_seconds)
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < minimum_ns:

@@ -208,7 +208,7 @@ def crossing_costs(
         known = tuple(count > 0 for count in run.domains)
         key = (run.reporter, run.workload, run.nodes, known)
         groups.setdefault(key, []).append(run)
-    # in order of the first reports, independent of names
+    # In the order of the first reports, independent of names.
     compared = [those for those in groups.values() if len({run.domains for run in those}) > 1]
     if not compared:
         return {}

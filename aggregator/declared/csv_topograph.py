@@ -208,7 +208,7 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
 def _parse_instance(instance: Any) -> tuple[str, HostPlacement]:
     """Return a host and its location. Raises ValueError with a message."""
     if not isinstance(instance, dict):
-        raise ValueError(f"expected an object, as {_EXAMPLE}")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError(f"expected an object, as {_EXAMPLE}")  # noqa: TRY004 - content of a file
     host = _checked_text("id", instance.get("id"))
     if not parse_host_pattern(host).is_name:
         raise ValueError("id: expected one host's name")

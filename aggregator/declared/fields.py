@@ -297,7 +297,7 @@ def moment_ns(value: object, zone_name: str, *, is_end: bool) -> int:
     *zone_name*; a time that does not exist in this zone, or exists twice, is refused.
     """
     if isinstance(value, str):
-        raise ValueError(_QUOTED)  # noqa: TRY004 - what a file holds is a value
+        raise ValueError(_QUOTED)  # noqa: TRY004 - content of a file
     if not isinstance(value, date):  # a datetime is a date, too
         raise ValueError(_WHEN)  # noqa: TRY004
     if not YEARS[0] <= value.year < YEARS[1]:
@@ -467,7 +467,7 @@ def key_text(key: str) -> str:
 def one_line(value: object, characters_max: int = NAME_CHARACTERS_MAX) -> str:
     """Return a text. Raises ValueError with the expected form."""
     if not isinstance(value, str):
-        raise ValueError("expected a text in quotes")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError("expected a text in quotes")  # noqa: TRY004 - content of a file
     text = value.strip()
     if not text or len(text) > characters_max or not text.isprintable():
         raise ValueError(f"expected one line of 1 to {characters_max} characters")

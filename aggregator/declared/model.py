@@ -235,7 +235,7 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return the position of *host* in every roll-out, from 0 (first) to 1 (never).
+    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last).
 
     A host reached at 1 % is also reached at 10 %.
     """

@@ -360,7 +360,7 @@ class _TomlReader:
 
     def _thresholds(self, value: object) -> None:
         if not isinstance(value, dict):
-            raise ValueError(  # noqa: TRY004 - what a file holds is a value
+            raise ValueError(  # noqa: TRY004 - content of a file
                 'expected a table: [thresholds], and below it "host.cpu_steal_ratio" = 0.2'
             )
         for name, number in _flatten(value):
@@ -394,7 +394,7 @@ RATES = tuple(rate.name for rate in fields(ExchangeRates))
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("expected true or false, without quotes")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError("expected true or false, without quotes")  # noqa: TRY004 - content of a file
     return value
 
 

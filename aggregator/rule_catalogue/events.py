@@ -1,8 +1,8 @@
 """Rules of events: active XIDs and SXIDs, and reports of kernels, drivers and DCGM.
 
-Of these events only an XID or a lost GPU takes a host away by itself: corrected errors, killed
-programs and hung tasks are WATCH at most, lost data and failed hardware SUSPECT. Factors are
-assumed (no public rates exist) until outcomes calibrate them.
+Only an XID, an SXID, or a GPU that is lost or needs a reset takes a host away by itself: corrected
+errors, killed programs and hung tasks are WATCH at most, lost data and failed hardware SUSPECT.
+Factors are assumed (no public rates exist) until outcomes calibrate them.
 """
 
 from collections.abc import Mapping

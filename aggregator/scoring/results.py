@@ -43,7 +43,7 @@ from .view import FleetView
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """The inputs of scores besides symptoms, by node index. The arrays are copies and never change."""
+    """The inputs of scores besides symptoms, by node index. The arrays never change."""
 
     names: Sequence[str]
     simulated: Flags
@@ -298,9 +298,8 @@ BUCKETS = {
 #: consumer that ranks for such a job must see it behind every host with GPUs; for other work it is
 #: allowed like any host.
 BUCKET_WITHOUT_GPUS = 2
-#: Evidence (signal, reason) -> bucket of states that rank behind WATCH in state order but have a
-#: worse bucket: otherwise a host that just returned, or never reported, would rank better if its
-#: clock is off as well.
+#: Evidence (signal, reason) -> bucket of states that WATCH hides although their bucket is worse:
+#: otherwise a host that just returned, or never reported, would rank better if its clock is off too.
 HIDDEN_BUCKETS = {
     (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
     ("telemetry", NEW.reason): BUCKETS[NEW.state],

@@ -514,7 +514,7 @@ def trained(model: HazardModel | None) -> HazardModel | None:
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
     """Return (ln of the base hazards per hour, additions: hosts x `hazard.features.FEATURE_NAMES`).
 
-    *features*: hosts x `scoring.features.NAMES`, which begin with the same names.
+    *features*: hosts x SCORE_FEATURE_NAMES, which begin with the same names.
 
     Without a trained model the base is the public record's, by the number of *gpus*, and no feature
     adds anything: the published rates after a return describe another cluster's faults. Base plus

@@ -10,8 +10,7 @@ from .score import ObservedSymptom
 from .symptom import Symptom
 
 #: Only these faults lie outside a host when several hosts show them at once. A GPU that is lost on
-#: three hosts in the same
-#: second was killed by one cause, but each host has a dead GPU.
+#: three hosts in the same second was killed by one cause, but each host has a dead GPU.
 EXTERNAL_REASONS = frozenset(
     (Reason.RAIL_DOWN, Reason.FABRIC, Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STORAGE)
 )

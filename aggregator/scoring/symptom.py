@@ -103,7 +103,7 @@ class Symptom:
         return self.severity, costs, self.precedence
 
     def without_weight(self, message: str, clears: str) -> Symptom:
-        """Return the symptom as evidence without weight, as an operator's policy demands."""
+        """Return the symptom as evidence without weight, for Reason.POLICY."""
         return replace(
             self, state=HealthState.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
             capacity_ratio=1.0, message=message, clears=clears,
@@ -136,8 +136,8 @@ def short(device: str) -> str:
     return f"{parent}{slash}{part}"
 
 
-#: A sum over ten minutes holds one event (this much of it) for about five minutes; more events are
-#: held as long.
+#: RECENT_SECONDS after an event, ONE_EVENT of it remains in a sum over ten minutes. Many events count
+#: no longer than that.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 
@@ -293,7 +293,7 @@ def _rate_symptom(
     )
 
 
-#: Seconds of difference between our clock and the boot clock of a host.
+#: Tolerance, in seconds, between our clock and the boot clock of a host.
 SLACK_SECONDS = 2
 #: The two clocks drift apart by a second in this time (100 parts in a million).
 DRIFT_NS_PER_SECOND = 10**13

@@ -38,7 +38,7 @@ class FleetView:
         #: Seconds since each host's last live frame; infinite if it had none.
         self.silent_seconds: Floats = np.where(ever, silent, np.inf)
         self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
-        #: Simulated hosts that have ended (`Snapshot.lists`).
+        #: Simulated hosts that have ended (`Snapshot.is_listed`).
         has_reported = np.isfinite(self.silent_seconds) & fleet.simulated
         self.simulation_ended = not (
             self.silent_seconds[has_reported] <= SIMULATED_SILENT_SECONDS_MAX
@@ -90,7 +90,7 @@ class FleetView:
 
     @contextmanager
     def with_previous_thresholds(self) -> Iterator[None]:
-        """Use the thresholds of hosts that a roll-out has not reached within the context."""
+        """Within the context, use the thresholds of hosts that a roll-out has not reached."""
         self._uses_previous = True
         try:
             yield

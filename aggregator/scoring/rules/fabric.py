@@ -43,8 +43,8 @@ TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
-#: PORT_DOWN on a booting host: a port that was down before the boot stays down, and a port that
-#: trains is not yet a fault.
+#: PORT_DOWN on a booting host: a training port is not yet a fault. A port that was down before the
+#: boot remains so.
 PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 

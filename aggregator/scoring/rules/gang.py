@@ -1,4 +1,4 @@
-"""Hosts and GPUs that slow down their gang (`fleet/gangs.py`), and jobs slowed by their host.
+"""Hosts and GPUs that slow down their gang (`fleet/gangs.py`), and jobs that a host makes wait.
 
 A verdict on a host needs two minutes of windows. The host must be the slow one in seven of ten
 windows (a threshold) and more often than chance, and few other hosts of its gang may be equally

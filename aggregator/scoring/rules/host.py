@@ -1,6 +1,6 @@
 """The host: contended cores, memory, file systems, bonds, ports, and ended processes on GPUs.
 
-Never worse than WATCH.
+Contention and file systems are never worse than WATCH.
 """
 
 from __future__ import annotations
