@@ -199,7 +199,7 @@ class Case:
     devices: tuple[str, ...] = ()
     place: FailureDomains = NOWHERE
     job: str = ""
-    gang_gpus: int = 0  # of that job; 0: unknown
+    gang_gpus: int = 0  # size of the job; 0: unknown
     checkpoint_seconds: float = 0.0  # checkpoint period; 0: unknown
     confidence: float = 1.0
     count: int = 1

@@ -46,7 +46,7 @@ ACTOR_CHARACTERS_MAX = 128
 NOTE_CHARACTERS_MAX = 500
 #: Range of a lease that an acceptance names.
 LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 10.0, 7 * 86_400.0
-#: Tolerance for the clock of an actor that defers, ahead of ours.
+#: Tolerance for an actor's clock ahead of the aggregator's, in the end of a deferral.
 CLOCK_AHEAD_SECONDS_MAX = 600.0
 
 

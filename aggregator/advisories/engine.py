@@ -124,7 +124,7 @@ class WatchFeed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[AdvisoryChange]:
-        """Yield all changes after *number*; first all open advisories if it is None or forgotten."""
+        """Yield all changes after *number*; first open advisories if it is None or forgotten."""
         position = number
         while True:
             changed = self._changed
@@ -553,7 +553,7 @@ class AdvisoryEngine:
     def add_outcomes(self, outcomes: Iterable[rows.OutcomeRecord], now_ns: int) -> int:
         """Record outcomes, the first of each id, and return the number of new ones.
 
-        *now_ns*: of our clock; outcomes fade from then on. Raises ServiceUnavailable.
+        Outcomes fade from *now_ns* (our clock). Raises ServiceUnavailable.
         """
         self.check_room()
         new = 0
@@ -684,7 +684,7 @@ class Publisher:
         try:
             await self._engine.flush()
             self._last_error = ""
-        except Exception as error:  # noqa: BLE001 - of the disk or DuckDB: retried by the next flush
+        except Exception as error:  # noqa: BLE001 - disk or DuckDB: the next flush retries
             if str(error) != self._last_error:
                 log.warning("advice cannot be stored and is therefore not issued: %s", error)
             self._last_error = str(error)

@@ -38,7 +38,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CostAssumptions:
-    """Assumptions for values that nobody declared.
+    """Assumptions for undeclared values.
 
     Training teams report detect, restart and checkpoint times like these for hundreds of GPUs
     (assumed until outcomes show better values); the repair is the public record's median

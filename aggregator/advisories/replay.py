@@ -1,4 +1,4 @@
-"""Replays stored evidence through the current policy and state machine, to show a rule's effects."""
+"""Replays stored evidence through the current policy and state machine, to show rules' effects."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Hold:
     job: str = ""
     confirmed: bool = False
     unsure: bool = False  # its owner failed or fell silent: it is not renewed
-    missed_ns: int = 0  # since when the host has neither a case nor is well; 0: does not apply
+    missed_ns: int = 0  # start of a time without a case and without health; 0: no such time
     #: The effect of a less severe advisory before; it stays if this advisory fails.
     earlier: str = ""
     earlier_action: Action | None = None
@@ -205,7 +205,7 @@ class StateEditor:
         return f"a{self.state.number}"
 
     def put(self, advisory: Advisory, reason: str, /, **changes: Any) -> Advisory:
-        """Store and publish *advisory* with *changes*. Raises AssertionError for a bug of ours."""
+        """Store and publish *advisory* with *changes*. Raises AssertionError on a bug."""
         before = self.find(advisory.name)
         after = replace(advisory, changed_ns=self.now_ns, state_words=reason, **changes)
         if before is not None:

@@ -128,7 +128,7 @@ class ThroughputReport(NamedTuple):
     nodes: int
     throughput: float
     domains: tuple[int, ...]
-    communication_share: float  #: of a step; NaN: unknown
+    communication_share: float  #: share of a step; NaN: unknown
 
 
 def reported_factors(

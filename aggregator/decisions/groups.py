@@ -72,7 +72,7 @@ class GroupSpans:
     layout: GroupLayout
     kinds: tuple[GroupTraffic, ...]
     shares: tuple[tuple[float, float, float], ...]
-    stages_together: int = 1  #: of one pipeline, on adjacent nodes
+    stages_together: int = 1  #: stages of a pipeline on adjacent nodes
 
     @property
     def evidence(self) -> str:
@@ -92,7 +92,7 @@ def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupL
 
 
 def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
-    """Return by kind of several GPUs (groups, positions of members' nodes), groups per row."""
+    """Return kind -> (positions of groups' nodes, groups per row), for groups of several GPUs."""
     ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
     places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
     step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1

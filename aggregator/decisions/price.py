@@ -14,8 +14,8 @@ Spot preemption is another term: declared per hour and host, with its own compon
 GPU-hours at the exchange rate of the request or its tenant, at the declared price of a GPU-hour of
 each node.
 
-Crossing a tier makes communication slower, by an assumed amount until outcomes are reported: of
-uniform traffic among d domains 1 - 1/d crosses, and crossing traffic takes `CROSSING` longer.
+Crossing a tier makes communication slower, by an assumed amount until outcomes are reported. Among
+d domains the share 1 - 1/d of uniform traffic crosses, and takes `CROSSING` longer.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def lost_time(
 ) -> LostTime:
     """Return the terms that depend only on *needs*.
 
-    *gpus*: of the gang. *communication*: the workload's share of a step.
+    *gpus*: number in the gang. *communication*: the workload's share of a step.
     """
     reports = needs.reports
     detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)

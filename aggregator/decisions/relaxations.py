@@ -27,8 +27,8 @@ NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
 FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
 WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
 RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
-#: Most costly to change first: of two conflicting sets, the set of the earlier constraint is
-#: reported.
+#: The constraint whose change hurts most comes first. If two sets conflict, the set with the
+#: earlier constraint is reported.
 CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
 
 #: Maximum jobs tried for giving up nodes, and steps of the search for a survival.
@@ -229,7 +229,7 @@ def relaxations_of(
     rest = removed[1:]
     for first in _mildest(request, removed[0], request.without(rest), rest):
         changed = first
-        # Restore one after the other as far as possible; the ones after it stay removed meanwhile.
+        # Restore the constraints one by one as far as possible; later ones stay removed meanwhile.
         for position, other in enumerate(rest):
             base = _restored(request, changed, rest[position:], rest[position + 1 :])
             milder = _mildest(request, other, base, rest[position + 1 :])

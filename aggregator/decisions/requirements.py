@@ -62,7 +62,7 @@ class GangRequirements:
     """A gang, checked by `service/placement_messages.py`. Hours are NaN if unknown."""
 
     nodes: int
-    gpus_per_node: int = 0  #: 0: all that a node has
+    gpus_per_node: int = 0  #: 0: all GPUs of a node
     hours: float = 24.0
     #: Invariants. None, 1, False, 0: not requested.
     within: Tier | None = None
@@ -71,7 +71,7 @@ class GangRequirements:
     same_rails: bool = False
     spread_over: Tier | None = None
     spread_nodes_max: int = 0
-    #: Minimum health: of each node over 8 hours, and of the gang over its hours.
+    #: Minimum health: each node's over 8 hours, and the gang's over its hours.
     score_min: float = 0.0
     survival_min: float = 0.0
     #: Cost of an interruption, in hours.
@@ -81,7 +81,7 @@ class GangRequirements:
     checkpoint_interval_hours: float = nan
     checkpoint_write_hours: float = nan
     repair_hours: float = nan
-    #: Exposed share of a step; NaN: of the workload, or assumed.
+    #: Exposed share of a step; NaN: the workload's, or assumed.
     communication_share: float = nan
     #: GPU-hours for each domain of a tier after the first.
     preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])

@@ -82,8 +82,8 @@ class ScalingCurve:
     throughput: Floats
     source: QuantitySource
     fits: tuple[Floats, ...] = ()  #: (a, b, c) each
-    half_width: float = 0.0  #: of a 90 % interval between known sizes, in logarithms
-    line_weight: float = 0.5  #: of the straight line between two known sizes, against the fit
+    half_width: float = 0.0  #: half of a 90 % interval between known sizes, in logarithms
+    line_weight: float = 0.5  #: weight of the straight line between known sizes, against the fit
     irregularity: float = (
         0.0  #: root mean square distance of a known size from its two neighbors, in logarithms
     )

@@ -30,7 +30,7 @@ SHARE_EPSILON = 1e-6
 class RequestShape:
     """Resources of one member on a node.
 
-    `gpu_share`: of each of its GPUs. `weight`: frequency of such requests.
+    `gpu_share`: share of each of its GPUs. `weight`: frequency of such requests.
     """
 
     gpus: int

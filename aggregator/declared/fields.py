@@ -375,7 +375,7 @@ class TomlEntry:
         return key in self._values
 
     def take(self, key: str, parse: Callable[[Any], T], default: T, *, required: str = "") -> T:
-        """Return *key* by *parse* (may raise ValueError), else *default*. *required*: the reason."""
+        """Return *key* by *parse* (may raise ValueError), else *default*. *required*: a reason."""
         self._known_keys.append(key)
         if key not in self._values:
             if required:

@@ -68,7 +68,7 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
     files: list[DeclaredFile] = []
     left_bytes = TOTAL_BYTES_MAX
     for path in (file_path for folder in paths for file_path in files_in(folder)):
-        if not path.name.isprintable():  # it could be neither stored nor reported
+        if not path.name.isprintable():  # the name could not be stored or reported
             raise DeclaredError(
                 [f"{quote_value(path.name)}: expected a name of printable characters"]
             )

@@ -532,7 +532,7 @@ class NodeCost:
 
     selection: Selection
     price_per_gpu_hour: float
-    preemptions_per_hour: float  # of spot capacity, per host; 0 for `spot = false`
+    preemptions_per_hour: float  # per host of spot capacity; 0 for `spot = false`
     where: SourceLocation
 
 
@@ -721,7 +721,7 @@ class Declared:
         return self._expectation_index.find(named, model, self.expectations)
 
     def cost(self, host: str) -> tuple[float, float]:
-        """Return *host*'s price of a GPU-hour and preemptions per hour, by first entries, or NaN."""
+        """Return *host*'s price of a GPU-hour and preemptions per hour by first entries, or NaN."""
         matching = self._matching(host, self.node_costs)
         prices = (node_cost.price_per_gpu_hour for node_cost in matching)
         preemptions = (node_cost.preemptions_per_hour for node_cost in matching)

@@ -10,7 +10,7 @@ from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAIL
 from ...contract.wire.telemetry_pb2 import Device
 from .model import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
 
-#: Field of a location -> its labels by priority: ours, Topograph's, and Topograph's earlier ones.
+#: Field of a location -> its labels by priority: Gangline's, Topograph's, earlier Topograph's.
 LABELS: dict[str, tuple[str, ...]] = {
     name: (f"{LABEL_PREFIX}{name}", *others)
     for name, others in {

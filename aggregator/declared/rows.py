@@ -176,7 +176,7 @@ def expectations(declared: Declared) -> list[tuple[Any, ...]]:
 
 
 def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
-    """Return the rows of `declared_thresholds`, for all thresholds."""
+    """Return the rows of `declared_thresholds`, with all thresholds."""
     return [
         (
             row.name,

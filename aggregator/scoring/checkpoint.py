@@ -100,7 +100,7 @@ def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
         "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(), "read_parts": sorted(read.parts),
         "symptoms": [_plain(one) for one in stored[:SYMPTOMS_PER_HOST_MAX]],
     }  # fmt: skip
-    return json.dumps(content, separators=(",", ":"), default=float)  # float converts numpy's numbers
+    return json.dumps(content, separators=(",", ":"), default=float)  # for numpy
 
 
 def _plain(one: TrackedSymptom) -> dict[str, Any]:

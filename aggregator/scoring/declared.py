@@ -37,8 +37,8 @@ def without_noise(
 ) -> Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]:
     """Return *tracked* by host, with symptoms declared to be noise as evidence without weight.
 
-    Include symptoms that last only by hysteresis: otherwise nobody could silence a slow host for an
-    hour.
+    Include symptoms that last only by hysteresis: otherwise a slow host could not be silenced for
+    an hour.
     """
     if not fleet.declared.active_overrides(now_ns):
         return tracked

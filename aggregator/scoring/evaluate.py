@@ -77,7 +77,7 @@ def update_findings(
     settling: SettlingHosts,
     now_ns: int,
 ) -> None:
-    """Add findings on which operators must act; clear, on record, those whose condition is gone.
+    """Add findings on which operators must act; clear findings whose condition ended.
 
     A host that is silent or *settling* keeps its findings, since it was not judged again.
     """
@@ -142,7 +142,7 @@ class Judgement(Snapshot):
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
     failed: str = ""  # failed parts of judging, as text
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
-    model: str = PRIOR  # of the hazard
+    model: str = PRIOR  # version of the hazard model
     #: (hosts, components): remaining speed (`scoring/job_impact.py`).
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
@@ -364,7 +364,7 @@ def _facts(
     now_ns: int,
     verdicts: GangVerdicts,
 ) -> NodeFacts:
-    """Return each node's facts for decisions. *previous*: a judgement with the same node indexes."""
+    """Return each node's facts for decisions. *previous*: judgement with the same node indexes."""
     before = previous.facts if previous else None
     domains = node_domains(fleet.declared, names, fleet.epoch, before.domains if before else None)
     costs = node_costs(fleet.declared, names, fleet.epoch, before.costs if before else None)

@@ -121,7 +121,7 @@ def _arrays(
 def assemble(
     view: FleetView, faults: FaultHistory, names: tuple[str, ...], frozen: frozenset[int]
 ) -> Floats:
-    """Return hosts x SCORE_FEATURE_NAMES; NaN if unknown. *names*: of the hosts.
+    """Return hosts x SCORE_FEATURE_NAMES; NaN if unknown. *names*: host names.
 
     *frozen*: hosts whose silence is more likely our fault, and so is not a feature, now or for a
     model that trains on this day.

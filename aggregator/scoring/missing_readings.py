@@ -1,4 +1,4 @@
-"""Missing readings are neither zero nor healthy: unread parts, restarts, and our own outage."""
+"""Missing readings count neither as zero nor as healthy: unread parts, restarts, our outages."""
 
 from __future__ import annotations
 

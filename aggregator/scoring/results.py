@@ -50,7 +50,7 @@ class HostInputs:
     gpus: Codes
     last_received_ns: Times
     is_reporting: Flags
-    relative_speed: Floats  # of its slowest computing GPU, against a typical host's
+    relative_speed: Floats  # slowest computing GPU's, against a typical host's
     speed_error: Floats
     #: ln of each host's hazard before any evidence, addition of each feature, and the features.
     log_base: Floats
@@ -58,7 +58,7 @@ class HostInputs:
     features: Floats
     model: str = PRIOR
     at_ns: int = 0
-    spread: float = SPREAD_ASSUMED  # of the 90 % interval of a hazard, up and down
+    spread: float = SPREAD_ASSUMED  # factor of a hazard's 90 % interval, up and down
     outcomes: Calibration = NO_OUTCOMES
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class HostInputs:
 
 
 class Hosts(Sequence[HostScore]):
-    """A score per host, by node index. *computed_scores*: of hosts that are not simply healthy."""
+    """A score per host, by node index. *computed_scores*: the scores of unhealthy hosts."""
 
     def __init__(self, inputs: HostInputs, computed_scores: Mapping[int, HostScore]) -> None:
         self.inputs, self.computed_scores = inputs, computed_scores
@@ -265,7 +265,7 @@ def _apply_symptoms(
 
 
 def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
-    """Set the GPU's state and speed by a symptom if it is worse. *error*: of the speed."""
+    """Set the GPU's state and speed by a worse symptom. *error*: standard error of the speed."""
     if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
         columns.relative_speed[row] = symptom.speed
         slow, fast = speed_interval(symptom.speed, error, is_reporting=True)
@@ -299,7 +299,7 @@ BUCKETS = {
 #: allowed like any host.
 BUCKET_WITHOUT_GPUS = 2
 #: Evidence (signal, reason) -> bucket of states that WATCH hides although their bucket is worse:
-#: otherwise a host that just returned, or never reported, would rank better if its clock is off too.
+#: else a host that just returned, or never reported, would rank better if its clock is off too.
 HIDDEN_BUCKETS = {
     (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
     ("telemetry", NEW.reason): BUCKETS[NEW.state],

@@ -88,7 +88,7 @@ class HostInput(NamedTuple):
     gpus: int
     last_received_ns: int
     is_reporting: bool
-    relative_speed: float  # of its slowest computing GPU, against a typical host's; NaN: not known
+    relative_speed: float  # slowest computing GPU's, against a typical host's; NaN: unknown
     speed_error: float = nan  # standard error of `relative_speed`
     model_hazard: ModelHazard | None = None  # None: the prior
 
@@ -297,7 +297,7 @@ class Numbers(NamedTuple):
 def numbers(
     inputs: Inputs, deltas: Sequence[float], speeds: Sequence[float], horizon_hours: float
 ) -> Numbers:
-    """Return the numbers of a score. *deltas*, *speeds*: of all evidence, in its order.
+    """Return the numbers of a score. *deltas*, *speeds*: by piece of evidence.
 
     The same inputs give the same numbers, to the bit, so a stored score can be computed again from
     its row.

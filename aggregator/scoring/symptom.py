@@ -56,12 +56,12 @@ class Symptom:
     fault_source: str = ""
     #: The cause outside the host, if several hosts show this at once.
     shared_cause: SharedCause | None = None
-    #: Of two symptoms with equal weight the greater precedence is listed first; current readings
+    #: Among symptoms of equal weight the greater precedence is listed first; current readings
     #: precede reported events.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return the fault's owner if *shared* causes explain all they may; one owner, one fault."""
+        """Return the fault's owner if *shared* causes explain all they may: an owner, a fault."""
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device
@@ -136,8 +136,8 @@ def short(device: str) -> str:
     return f"{parent}{slash}{part}"
 
 
-#: RECENT_SECONDS after an event, ONE_EVENT of it remains in a sum over ten minutes. Many events count
-#: no longer than that.
+#: RECENT_SECONDS after an event, ONE_EVENT of it remains in a sum over ten minutes. Many events
+#: count no longer than that.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 

@@ -22,8 +22,7 @@ from .evidence_sql import KEYFRAME_SECONDS_MAX
 SILENT_SECONDS_MAX = 15.0
 #: A reading is current for this many periods of its table.
 PERIODS_MAX = 2.5
-#: Tables that show whether a GPU is read: they arrive even without changes, and so soon show a
-#: stop.
+#: Tables that show whether a GPU is read: they arrive even without changes, so a stop shows soon.
 GPU_FAST = ("gpu_1s", "gpu_10s")
 
 
@@ -99,7 +98,7 @@ class FleetView:
 
     @property
     def gpu_is_read(self) -> Flags:
-        """GPUs with current readings: of fast tables, or of any if these have none this boot."""
+        """GPUs with current readings in fast tables, or in any if these have none this boot."""
         if self._gpu_is_read is None:
             gpus = self.fleet.devices["gpu"]
             fast, slow = np.zeros(gpus.count, dtype=bool), np.zeros(gpus.count, dtype=bool)

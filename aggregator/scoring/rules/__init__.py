@@ -1,4 +1,4 @@
-"""Detectors of symptoms, one module per kind of fault; simple rules are rows of `rule_catalogue/`."""
+"""Detectors of symptoms, a module per kind of fault; simple rules are rows of `rule_catalogue/`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _about_system(kind: EventKind, record: EventRecord) -> EventKind:
 
 
 def _as_previous_boot(kind: EventKind) -> EventKind:
-    """Return *kind* as of an earlier boot: WATCH at most, and with a message that says so."""
+    """Return *kind* for an earlier boot: WATCH at most, with BEFORE_BOOT_PREFIX."""
     rule = replace(
         kind.rule,
         name=f"{kind.rule.name}.previous_boot",

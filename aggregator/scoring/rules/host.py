@@ -87,7 +87,7 @@ PEERS_RATIO = 10.0
 
 @detects(rules.BOND, rules.BOND_DOWN)
 def bonds(view: FleetView) -> Iterator[Symptom]:
-    """Name each bond with fewer links up than it had, or none."""
+    """Name each bond with fewer links up than before, or none."""
     up = view.gauge("bond_10s", "slaves_up_count")
     all_of_them = view.gauge("bond_10s", "slaves_count")
     for row in np.flatnonzero((up < all_of_them) & view.fleet.ever_up.whole_bonds).tolist():

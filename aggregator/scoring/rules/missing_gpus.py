@@ -75,7 +75,7 @@ def _is_trusted(view: FleetView, host: int) -> bool:
 def _find_missing(
     view: FleetView, host: int, out_of_service: OutOfServiceGpus, wanted: int | None, where: str
 ) -> MissingGpus | None:
-    """Return GPUs that *host* lacks of *wanted*, or of those before; None if it lacks none."""
+    """Return the GPUs that *host* lacks of *wanted* (None: of its earlier GPUs); None for none."""
     fleet, gpus = view.fleet, view.fleet.devices["gpu"]
     name = fleet.names[host]
     known = fleet.known_gpus.of(name)
