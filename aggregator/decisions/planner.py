@@ -554,7 +554,7 @@ def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[Pl
         )
         aspects = (float(table.hazard[choice.nodes].sum()), -choice.price.speed.value, *spans)
         if not any(
-            all(known <= missing for known, missing in zip(other, aspects, strict=True)) for other, _ in kept
+            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept
         ):  # fmt: skip
             kept.append((aspects, choice))
     return [choice for _, choice in kept]
